@@ -127,7 +127,7 @@ def status_rows(world: World, rounds: int) -> tuple[Row, Row]:
     stream = fill(world, "bench-k-status", 4)
     bed = world.fresh(stream)
     Planner(bed.ledger, world.kafka()).tick(stream, datetime.now(UTC))
-    last = bed.ledger.last(stream.name, stream.topic)
+    last = bed.ledger.read_last_slice(stream.name, stream.topic)
     if last is None:
         raise RuntimeError("the first tick planned nothing")
     empty = {p: OffsetRange(offsets.end, offsets.end) for p, offsets in last.ranges.items()}
@@ -135,7 +135,7 @@ def status_rows(world: World, rounds: int) -> tuple[Row, Row]:
     bed.ledger.add(more)
     planned = _status(world, bed, "planned", rounds)
     for table in ("events", "published"):
-        write_log(bed.lake.path(stream.name, table), [last, *more])
+        write_log(bed.lake.build_table_path(stream.name, table), [last, *more])
     return planned, _status(world, bed, "sent", rounds)
 
 
@@ -154,13 +154,13 @@ def _audit(world: World, records: int) -> tuple[Ended, Row]:
     bed = world.fresh(stream)
     maker = Maker(stream, bed.lake, bed.ledger, topic_id, records, WIDTH)
     maker.write()
-    _reach(world, stream.topic, bed.ledger.topics.planned_end(stream.name, stream.topic))
+    _reach(world, stream.topic, bed.ledger.topics.read_planned_ends(stream.name, stream.topic))
     ended = _run(world, bed, "audit", "--versions", "--keys")
     print(f"  audit: {ended.seconds:.1f} s, {ended.gigabytes:.2f} GB, errors {ended.page['errors']}", flush=True)
     if ended.page["ends"]["produced"] != maker.records:
         raise RuntimeError(f"of {maker.records} records the audit found {ended.page['ends']['produced']}")
     add_orders(world, stream.topic, (CHECKED + 1) * RECORDS_CHECKED, prefix="behind-")
-    last = bed.ledger.last(stream.name, stream.topic)
+    last = bed.ledger.read_last_slice(stream.name, stream.topic)
     behind = _checked(world, bed, f"behind {records:,} records", first=0 if last is None else last.ordinal + 1)
     bed.remove()
     return ended, behind
@@ -170,7 +170,7 @@ def _topic(world: World, name: str) -> tuple[Stream, str]:
     from tests.conftest import create_topic
 
     create_topic(world.bootstrap, name, PARTITIONS, {})
-    return replace(ORDERS, topic=name), world.kafka().topic_state(name).topic_id
+    return replace(ORDERS, topic=name), world.kafka().read_topic_state(name).topic_id
 
 
 def _reach(world: World, topic: str, ends: dict[int, int]) -> None:
@@ -217,5 +217,5 @@ def _materialise(world: World, bed: Bed, slice_: Slice) -> None:
 def _check(world: World, bed: Bed, keys: Sequence[str]) -> None:
     sources = Sources(bed.ledger, world.kafka(), bed.lake)
     for checks in CHECKS:
-        if checks.names(bed.stream):
+        if checks.select_names(bed.stream):
             checks.decide(sources, bed.stream, keys)

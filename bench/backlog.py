@@ -12,7 +12,7 @@ from bench.world import Bed, World, fill, last_slices, source, whole_topic
 from highwater.assets import current, events, parsing, raw, rejects, split_decision
 from highwater.assets.classified import Classified
 from highwater.assets.origins import with_origins
-from highwater.assets.work import nothing
+from highwater.assets.work import do_nothing
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _create_raw(world: World, bed: Bed, some_slices: list[Slice]) -> None:
     bed.ledger.add([first])
     raw.materialise(world.work(bed, [first]))
     empty = world.spark.read.format("kafka").options(**source(world, bed.stream.topic, some_slices)).load().limit(0)
-    empty.selectExpr(*KAFKA).write.format("delta").save(bed.lake.path("peer", "raw"))
+    empty.selectExpr(*KAFKA).write.format("delta").save(bed.lake.build_table_path("peer", "raw"))
 
 
 def _stream_raw(world: World, bed: Bed, some_slices: list[Slice], records: int) -> None:
@@ -109,7 +109,7 @@ def _stream_raw(world: World, bed: Bed, some_slices: list[Slice], records: int) 
         .writeStream.format("delta")
         .option("checkpointLocation", str(bed.home / "checkpoint"))
         .trigger(availableNow=True)
-        .start(bed.lake.path("peer", "raw"))
+        .start(bed.lake.build_table_path("peer", "raw"))
     )
     query.awaitTermination()
 
@@ -153,7 +153,9 @@ def _read_into_nothing(world: World, bed: Bed, some_slices: list[Slice], **optio
 
 
 def _read_into_delta(world: World, bed: Bed, some_slices: list[Slice]) -> None:
-    _bare_read(world, bed, some_slices).write.format("delta").mode("append").save(bed.lake.path("peer", "raw"))
+    _bare_read(world, bed, some_slices).write.format("delta").mode("append").save(
+        bed.lake.build_table_path("peer", "raw")
+    )
 
 
 def _bare_read(world: World, bed: Bed, some_slices: list[Slice], **others: str) -> DataFrame:
@@ -196,7 +198,7 @@ def whole_path(world: World, rounds: int, records: int) -> Result:
 
 
 def _stream_everything(
-    world: World, bed: Bed, some_slices: list[Slice], records: int, began: Callable[[], object] = nothing
+    world: World, bed: Bed, some_slices: list[Slice], records: int, began: Callable[[], object] = do_nothing
 ) -> None:
     def each(batch: DataFrame, number: int) -> None:
         began()
@@ -226,24 +228,24 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
     work = world.work(bed, [])
     parsed = parsing.parse_records(work, with_origins(work, named.where("value IS NOT NULL"), [], {}, ())).persist()
     accepted = parsed.where("reason IS NULL").select(
-        *split_decision.origin_columns({str(number): number}),
-        *split_decision.event_columns(bed.stream),
+        *split_decision.build_origin_columns({str(number): number}),
+        *split_decision.build_event_columns(bed.stream),
     )
     _append(bed, accepted, "events", number)
     rejected = parsed.where("reason IS NOT NULL")
     _append(bed, rejected.select("topic", "partition", "offset", "reason", "detail", "key", "value"), "rejects", number)
-    _merge(bed, current.winners(accepted, "key"), first=number == 0)
+    _merge(bed, current.select_winners(accepted, "key"), first=number == 0)
     parsed.unpersist()
     batch.unpersist()
 
 
 def _append(bed: Bed, rows: DataFrame, table: str, number: int) -> None:
     options = {"txnAppId": "peer", "txnVersion": str(number)}
-    rows.write.format("delta").mode("append").options(**options).save(bed.lake.path("peer", table))
+    rows.write.format("delta").mode("append").options(**options).save(bed.lake.build_table_path("peer", table))
 
 
 def _merge(bed: Bed, rows: DataFrame, *, first: bool) -> None:
-    path = bed.lake.path("peer", "current")
+    path = bed.lake.build_table_path("peer", "current")
     if first:
         rows.limit(0).write.format("delta").save(path)
     rows.createOrReplaceTempView("newer")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bench.harness import Result, Row, Target, alternate, timed
 from bench.world import World
 from highwater.assets.origins import PROBLEM
-from highwater.assets.parsing import event_time_of, field_columns, key_of, parse_records
+from highwater.assets.parsing import build_event_time, build_key, parse_records, select_column_fields
 from highwater.declaration import Answers, Field, Stream
 from highwater.formats import Avro, Json, Protobuf
 
@@ -141,9 +141,9 @@ def _stream(name: str, fields: tuple[Field, ...], **more: Any) -> Stream:
 def _columns(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    fields = [F.col(f"field_{f.name}").alias(f.name) for f in field_columns(stream)]
+    fields = [F.col(f"field_{f.name}").alias(f.name) for f in select_column_fields(stream)]
     return rows.select(
-        key_of(stream).alias("key"), event_time_of(stream).alias("event_time"), *fields, "reason", "detail"
+        build_key(stream).alias("key"), build_event_time(stream).alias("event_time"), *fields, "reason", "detail"
     )
 
 

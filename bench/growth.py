@@ -15,10 +15,10 @@ from bench.harness import Result, Row, Target, timed
 from bench.world import Bed, World, fill, last_slices
 from highwater.assets import current, events, raw
 from highwater.assets.commit import CommittedSlices
-from highwater.assets.split_decision import raw_rows
+from highwater.assets.split_decision import read_raw_rows
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
-from highwater.resources.commit_log import log_path
-from highwater.resources.commit_log_writer import complete, row_of, schema
+from highwater.resources.commit_log import build_log_path
+from highwater.resources.commit_log_writer import build_row, build_schema, complete
 from highwater.resources.spark_tables import create_table, write_slices
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
@@ -90,19 +90,19 @@ def _key_rows(world: World, keys: int) -> DataFrame:
 
 def _filled(world: World, bed: Bed, keys: int) -> None:
     """Make a `current` with a given number of keys, and a table with the same keys for the peer."""
-    path = bed.lake.path(bed.stream.name, current.TABLE)
-    create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED, nullcontext)
+    path = bed.lake.build_table_path(bed.stream.name, current.TABLE)
+    create_table(world.spark, path, current.build_sql_columns(bed.stream), current.SEARCHED, nullcontext)
     metadata = to_user_metadata([CommitRecord(f"{TOPIC}@0000000", 1, keys, "filled")], 0)
     _key_rows(world, keys).write.format("delta").mode("append").option("userMetadata", metadata).save(path)
-    _key_rows(world, keys).write.format("delta").save(bed.lake.path("peer", "current"))
+    _key_rows(world, keys).write.format("delta").save(bed.lake.build_table_path("peer", "current"))
 
 
 def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     """Slices whose events are committed: half of the keys uniform, half among the newest 1 %."""
     some_slices = [_slice(bed, n) for n in range(1, SLICES + 1)]
     bed.ledger.add(some_slices)
-    path = bed.lake.path(bed.stream.name, events.TABLE)
-    create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED, nullcontext)
+    path = bed.lake.build_table_path(bed.stream.name, events.TABLE)
+    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.SEARCHED, nullcontext)
     newest = max(1, keys // 100)
     # Two seeds: with one, the keys of both halves would be the same wherever `newest` divides `keys`.
     uniform, hot = f"pmod(xxhash64(id, 1), {keys})", f"{keys - newest} + pmod(xxhash64(id, 2), {newest})"
@@ -121,7 +121,7 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     options = {"userMetadata": to_user_metadata(records, 0)}
     named = [slice_.key for slice_ in some_slices]
     write_slices(path, rows, named, options, replace=False, files=1, spread="origin_offset")
-    complete(bed.lake.table_at(bed.stream.name, events.TABLE))
+    complete(bed.lake.open_existing_table(bed.stream.name, events.TABLE))
     return some_slices
 
 
@@ -131,12 +131,12 @@ def _slice(bed: Bed, ordinal: int) -> Slice:
 
 
 def _merges(world: World, bed: Bed, some_slices: list[Slice]) -> Iterator[float]:
-    table = world.spark.read.format("delta").load(bed.lake.path(bed.stream.name, events.TABLE))
-    peer = bed.lake.path("peer", "current")
+    table = world.spark.read.format("delta").load(bed.lake.build_table_path(bed.stream.name, events.TABLE))
+    peer = bed.lake.build_table_path("peer", "current")
     for slice_ in some_slices:
         rows = table.where(f"slice = '{slice_.key}'").selectExpr("*", "slice AS updated_by_slice")
         rows.drop("slice", "attempt").createOrReplaceTempView("newer")
-        current.winners(world.spark.table("newer"), "key").createOrReplaceTempView("newest")
+        current.select_winners(world.spark.table("newer"), "key").createOrReplaceTempView("newest")
         yield timed(
             lambda: world.spark.sql(
                 f"MERGE INTO delta.`{peer}` t USING newest s ON t.key = s.key "
@@ -173,7 +173,7 @@ def growth_of_raw(world: World, rounds: int, records: int) -> Result:
 def _raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
     bed = world.fresh(stream)
     some_slices = last_slices(world, bed, commits + 1, 1000)
-    path = Path(bed.lake.path(stream.name, raw.TABLE))
+    path = Path(bed.lake.build_table_path(stream.name, raw.TABLE))
     raw.materialise(world.work(bed, some_slices[:1]))
     _link_slices(path, slices)
     _record_slices(bed, slices)
@@ -184,7 +184,7 @@ def _raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
         work = world.work(bed, [slice_])
         seconds["commit"].append(timed(lambda work=work: raw.materialise(work)))  # type: ignore[misc]
         version = CommittedSlices.read(work, raw.TABLE).version
-        seconds["read of a slice"].append(timed(lambda w=work, v=version: raw_rows(w, w.slices, v).count()))  # type: ignore[misc]
+        seconds["read of a slice"].append(timed(lambda w=work, v=version: read_raw_rows(w, w.slices, v).count()))  # type: ignore[misc]
     print(f"  {slices:,} slices: {seconds}", flush=True)
     assert [*(path / "_delta_log").glob("*.checkpoint*.parquet")], "no checkpoint was among the commits"
     bed.remove()
@@ -214,10 +214,10 @@ def _record_slices(bed: Bed, slices: int) -> None:
     import pyarrow as pa
     from deltalake import write_deltalake
 
-    table = bed.lake.table_at(bed.stream.name, raw.TABLE)
+    table = bed.lake.open_existing_table(bed.stream.name, raw.TABLE)
     some_slices = [_slice(bed, n) for n in range(LINKED, LINKED + slices)]
     rows = [
-        row_of(
+        build_row(
             table,
             with_slice_commit(
                 CommitRecord("", 0, None, "linked", "", table.version(), one.planned_at), SliceCommit(one, 1, 1000)
@@ -225,7 +225,7 @@ def _record_slices(bed: Bed, slices: int) -> None:
         )
         for one in some_slices
     ]
-    write_deltalake(log_path(table), pa.Table.from_pylist(rows, schema()), mode="append")
+    write_deltalake(build_log_path(table), pa.Table.from_pylist(rows, build_schema()), mode="append")
 
 
 def _added(n: int, size: int) -> dict[str, object]:

@@ -150,7 +150,7 @@ def _ensure_planned(stack: Stack, streams: int) -> None:
     from highwater.settings import Settings
 
     ledger = Ledger(Settings.from_environment(stack.env).ledger_url)
-    wait_until(lambda: len(ledger.topics.all_planned()) == streams, 300, "the first plan of every stream")
+    wait_until(lambda: len(ledger.topics.read_all_planned()) == streams, 300, "the first plan of every stream")
 
 
 def _make_topics(bootstrap: str, streams: int, partitions: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bench.harness import Result, Row, Target, alternate
 from dev.processes import LOOPBACK, free_port
 from highwater.resources.producer import ReliableProducer
-from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import Record
 
 if TYPE_CHECKING:
@@ -256,8 +256,8 @@ def _send_one_by_one(
 
 def _opened(bootstrap: str, far: Settings | None) -> ReliableProducer:
     if far is None:
-        return ReliableProducer(producer_properties(bootstrap))
-    properties = producer_properties(bootstrap, {"linger.ms": f"{far.linger * 1000:.0f}"})
+        return ReliableProducer(build_producer_properties(bootstrap))
+    properties = build_producer_properties(bootstrap, {"linger.ms": f"{far.linger * 1000:.0f}"})
     return ReliableProducer(properties, clients=far.clients, most_with_client=far.most_with_client)
 
 

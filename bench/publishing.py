@@ -83,7 +83,7 @@ def _events(world: World, rounds: int, records: int, slices: int) -> Row:
     numbers = itertools.count()
 
     def ours(turn: int) -> float:
-        shutil.rmtree(Path(tables.lake.path("orders", published.TABLE)), ignore_errors=True)
+        shutil.rmtree(Path(tables.lake.build_table_path("orders", published.TABLE)), ignore_errors=True)
         tables.stream = replace(tables.stream, publishes=Accepted(f"{tables.stream.topic}.{next(numbers)}"))
         ensure_accepted(tables.kafka, tables.stream)
         with _collected(sent) if turn < 0 else nullcontext():
@@ -102,7 +102,7 @@ def _rejects(world: World, rounds: int, records: int) -> Row:
     def ours(turn: int) -> float:
         slice_ = tables.plan(next(numbers))
         tables.decide(slice_, [], rejected=_some(0, records), known=False)
-        decided, _ = tables.lake.committed_at("orders", "rejects", [slice_.key])
+        decided, _ = tables.lake.load_commits_and_version("orders", "rejects", [slice_.key])
         work = tables.work(slice_)
         with _collected(sent) if turn < 0 else nullcontext():
             return timed(lambda: dlq._publish(work, slice_, decided[slice_.key], topics))  # noqa: SLF001 - the commit of its table is Spark's

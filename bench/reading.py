@@ -102,8 +102,8 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
 
 def _row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int) -> Row:
     paths = {
-        "Highwater": bed.lake.path(bed.stream.name, table),
-        "plain table": bed.lake.path("peer", table),
+        "Highwater": bed.lake.build_table_path(bed.stream.name, table),
+        "plain table": bed.lake.build_table_path("peer", table),
     }
     form = "delta.`{}`" if reader == "Spark" else "delta_scan('{}')"
 
@@ -123,8 +123,8 @@ def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
         for n in range(slices)
     ]
     bed.ledger.add(some_slices)
-    path = bed.lake.path(bed.stream.name, events.TABLE)
-    create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED, nullcontext)
+    path = bed.lake.build_table_path(bed.stream.name, events.TABLE)
+    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.SEARCHED, nullcontext)
     rows = world.spark.range(share * slices).selectExpr(
         f"concat('{TOPIC}@', lpad(CAST(id DIV {share} AS STRING), 7, '0')) AS slice",
         f"'{TOPIC}' AS origin_topic", "0 AS origin_generation", "0 AS origin_partition", "id AS origin_offset",
@@ -139,8 +139,8 @@ def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
     options = {"userMetadata": to_user_metadata(records, 0)}
     # In ranges of offsets a slice is in one file, or in two where a range ends inside of it.
     rows.repartitionByRange(slices, "origin_offset").write.format("delta").mode("append").options(**options).save(path)
-    complete(bed.lake.table_at(bed.stream.name, events.TABLE))
+    complete(bed.lake.open_existing_table(bed.stream.name, events.TABLE))
     rebuild(world.work(bed, []))
     for table in (events.TABLE, current.TABLE):
-        there = world.spark.read.format("delta").load(bed.lake.path(bed.stream.name, table))
-        there.write.format("delta").save(bed.lake.path("peer", table))
+        there = world.spark.read.format("delta").load(bed.lake.build_table_path(bed.stream.name, table))
+        there.write.format("delta").save(bed.lake.build_table_path("peer", table))

@@ -19,8 +19,8 @@ from urllib.parse import quote
 from dev.planted import plant
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.plans import Generation
-from highwater.resources.commit_log import log_path
-from highwater.resources.commit_log_writer import complete, row_of, schema
+from highwater.resources.commit_log import build_log_path
+from highwater.resources.commit_log_writer import build_row, build_schema, complete
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
@@ -194,7 +194,7 @@ class Maker:
         if batch:
             self._commit(batch)
         for name in ("raw", "events", "rejects", "dlq", "metrics", "current"):
-            complete(self.lake.table_at(self.stream.name, name))
+            complete(self.lake.open_existing_table(self.stream.name, name))
 
     def _commit(self, batch: list[Chunk]) -> None:
         """The slices of some chunks, and one of the first tier with what of them was unresolved."""
@@ -208,7 +208,7 @@ class Maker:
         back.add(tables, slice_commits)
         self._current(batch, back.slice_.key)
         for name, parts in tables.items():
-            _append(self.lake.path(self.stream.name, name), parts, slice_commits[name])
+            _append(self.lake.build_table_path(self.stream.name, name), parts, slice_commits[name])
 
     def _add(
         self, tables: dict[str, list[pa.Table]], slice_commits: dict[str, list[SliceCommit]], chunk: Chunk
@@ -233,7 +233,7 @@ class Maker:
         import pyarrow as pa
         from deltalake import CommitProperties, write_deltalake
 
-        path = self.lake.path(self.stream.name, "current")
+        path = self.lake.build_table_path(self.stream.name, "current")
         parts = []
         for chunk in batch:
             # A key's last content is the third; of the keys that still live at the end, whatever came last.
@@ -431,9 +431,12 @@ def write_log(path: str, slices: Sequence[Slice]) -> None:
     records = [CommitRecord(slice_.key, 1, ROWS_A_FILE, "planted", "", 1, slice_.planned_at) for slice_ in slices]
     slice_commits = [SliceCommit(slice_, 1, ROWS_A_FILE).to_json() for slice_ in slices]
     rows = [
-        {**row_of(table, one), "record": slice_commit} for one, slice_commit in zip(records, slice_commits, strict=True)
+        {**build_row(table, one), "record": slice_commit}
+        for one, slice_commit in zip(records, slice_commits, strict=True)
     ]
-    write_deltalake(log_path(table), pa.Table.from_pylist(rows, schema()), mode="append", partition_by=["table"])
+    write_deltalake(
+        build_log_path(table), pa.Table.from_pylist(rows, build_schema()), mode="append", partition_by=["table"]
+    )
 
 
 def _added(slice_: Slice, *, partitioned: bool) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def _plan_all(world: World, ledger: Ledger, stream: Stream, topic: str) -> None:
 def _ledger(world: World, stream: Stream, plans: int) -> Ledger:
     bed = world.fresh(stream)
     Planner(bed.ledger, world.kafka()).tick(stream, datetime.now(UTC))
-    last = bed.ledger.last(stream.name, stream.topic)
+    last = bed.ledger.read_last_slice(stream.name, stream.topic)
     if last is None:
         raise RuntimeError("the first tick planned nothing")
     bed.ledger.add([_empty_behind(last, n) for n in range(1, plans)])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from assets.streams.orders import STREAM as ORDERS
 from highwater.assets.raw import LONGEST_FETCH_MS, RECORDS_A_POLL
 from highwater.assets.work import Work
-from highwater.resources.divergence import fingerprints
+from highwater.resources.divergence import read_fingerprints
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -111,7 +111,7 @@ def write_customers(lake: Lake) -> None:
     from deltalake import write_deltalake
 
     table = pa.table({"customer_id": [f"c{n}" for n in range(CUSTOMERS)], "region": ["north"] * CUSTOMERS})
-    write_deltalake(lake.reference("reference/customers"), table)
+    write_deltalake(lake.build_reference_path("reference/customers"), table)
 
 
 def order_value(number: int, orders: int, prefix: str = "o") -> tuple[str, str]:
@@ -162,7 +162,7 @@ def _partition(number: int, *, skewed: bool) -> int:
 
 def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int = 0) -> list[Slice]:
     """Planned slices of a fixed size from an ordinal on, the last one ending where the topic does."""
-    state = world.kafka().topic_state(bed.stream.topic)
+    state = world.kafka().read_topic_state(bed.stream.topic)
     ends = {p: int(s.last_stable or 0) for p, s in state.partitions.items()}
     share = records // PARTITIONS
     cut = [{p: _slice(end, slices, n, share) for p, end in ends.items()} for n in range(slices)]
@@ -175,7 +175,9 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
             ordinal=first + n,
             ranges=ranges,
             planned_at=datetime.now(UTC),
-            fingerprints=fingerprints(world.kafka(), bed.stream.topic, {p: r for p, r in ranges.items() if len(r)}),
+            fingerprints=read_fingerprints(
+                world.kafka(), bed.stream.topic, {p: r for p, r in ranges.items() if len(r)}
+            ),
         )
         for n, ranges in enumerate(cut)
     ]
@@ -187,7 +189,7 @@ def whole_topic(world: World, bed: Bed) -> Slice:
     """One planned slice of everything that the topic holds."""
     [slice_] = last_slices(world, bed, 1, 0)
     ranges = {p: OffsetRange(0, r.end) for p, r in slice_.ranges.items()}
-    return replace(slice_, ranges=ranges, fingerprints=fingerprints(world.kafka(), bed.stream.topic, ranges))
+    return replace(slice_, ranges=ranges, fingerprints=read_fingerprints(world.kafka(), bed.stream.topic, ranges))
 
 
 def _slice(end: int, slices: int, n: int, share: int) -> OffsetRange:
@@ -199,7 +201,7 @@ def source(world: World, topic: str, slices: list[Slice]) -> Any:
     """The options of Spark's Kafka source for what these slices hold."""
     first = {str(p): r.start for p, r in slices[0].ranges.items()}
     return {
-        **world.kafka().spark_options(),
+        **world.kafka().build_spark_options(),
         "subscribe": topic,
         "startingOffsets": json.dumps({topic: first}),
         "kafka.isolation.level": "read_committed",

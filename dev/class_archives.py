@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dev import paths
 from dev.java import find_java
-from highwater.resources.jars import LOCK, one_at_a_time, temporary_folder
+from highwater.resources.jars import LOCK, lock_setup, temporary_folder
 from highwater.resources.object_store import LOG_STORE_JAR
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def ensure(tools: Path = paths.TOOLS) -> None:
     """
     java = find_java(os.environ)
     folder = _folder(tools, java)
-    with one_at_a_time("classes", tools):
+    with lock_setup("classes", tools):
         if folder.is_dir():
             return
         folder.parent.mkdir(exist_ok=True)

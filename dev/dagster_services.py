@@ -13,7 +13,7 @@ from typing import Any
 
 from dev.paths import REPOSITORY
 from dev.processes import LOOPBACK, Child, ChildFailedError, accepts, free_port
-from highwater.settings import log_format
+from highwater.settings import read_log_format
 
 # Seen: 7 s on a quiet machine of 2 cores, 40 s on one that runs several JVMs.
 START_SECONDS = 180.0
@@ -91,7 +91,7 @@ class DagsterServices:
     @property
     def _log_options(self) -> list[str]:
         """For the lines of Dagster's own; those of runs and ticks follow the variable by themselves."""
-        return ["--log-format", "json"] if log_format(self._environment) == "json" else []
+        return ["--log-format", "json"] if read_log_format(self._environment) == "json" else []
 
     def _serving(self, module: str, dagster: Sequence[str | Path]) -> list[str | Path]:
         # Not `dagster code-server start`: it does not restart the process that it starts for the definitions.

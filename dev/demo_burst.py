@@ -107,8 +107,8 @@ class Burst:
         return run == self.figures.run
 
     def _ensure_refused(self) -> None:
-        refused = self._ledger.breakers.refused(STREAM)
-        circuit = self._ledger.breakers.circuit(STREAM)
+        refused = self._ledger.breakers.list_refused(STREAM)
+        circuit = self._ledger.breakers.read_circuit(STREAM)
         if circuit.closed or not refused:
             return
         [judgement] = refused
@@ -128,14 +128,14 @@ class Burst:
 
         Repair asks for it too, two minutes after it was planned: sooner on a quick machine than that one waits.
         """
-        if len(self._ledger.slices(STREAM, STREAM, newest=2)) < 2:
+        if len(self._ledger.list_slices(STREAM, STREAM, newest=2)) < 2:
             return
         key, self._launched = self.figures.slice_key, True
         if len(runs(self._ask, tags=[{"key": RANGE_START, "value": key}])) == 1:
             launch_run(self._ask, f"{STREAM}_slice", {RANGE_START: key, RANGE_END: key})
 
     def _ensure_closed(self) -> None:
-        circuit = self._ledger.breakers.circuit(STREAM)
+        circuit = self._ledger.breakers.read_circuit(STREAM)
         if not circuit.closed:
             return
         figures = self.figures

@@ -16,7 +16,7 @@ from dev.readings import Row, read_rows
 from dev.shipments import ADDED, FIRST_SCHEMA, PARTITIONS, SECOND_SCHEMA, STREAM, first_batch, second_batch
 from highwater.errors import ConfigurationError, HighwaterError
 from highwater.resources.producer import ReliableProducer
-from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import Record
 from highwater.resources.schema_registry import SchemaRegistry
 from highwater.settings import SCHEMA_REGISTRY_URL, Settings
@@ -65,7 +65,7 @@ class Shipments:
         began = time.monotonic()
         serialise = AvroSerializer(SchemaRegistryClient({"url": self._registry_url}), schema)
         context = SerializationContext(STREAM.topic, MessageField.VALUE)
-        producer = ReliableProducer(producer_properties(self._target.bootstrap, self._target.config))
+        producer = ReliableProducer(build_producer_properties(self._target.bootstrap, self._target.config))
         for values in batch:
             producer.send(Record(STREAM.topic, values["shipment_id"].encode(), serialise(values, context)))
         producer.close()
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 remedy=f"start `make up ARGS=--registry` and `source .highwater/env`, or set {SCHEMA_REGISTRY_URL}",
             )
         # Highwater's client has the words for a registry that is away; the serializer raises its HTTP client's errors.
-        SchemaRegistry(found.schema_registry_url, found.schema_registry_config).subjects()
+        SchemaRegistry(found.schema_registry_url, found.schema_registry_config).list_subjects()
         target = Target(found.kafka_bootstrap, found.home, found.lake, found.kafka_config)
         shipments = Shipments(target, found.schema_registry_url)
         for summary in (shipments.begin(), shipments.complete()):

@@ -29,11 +29,15 @@ def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
 
     What a check itself calls a warning is no failure: it is explained, and may fix itself.
     """
-    from highwater.orchestration.checking.checks import CHECKS, failures
-    from highwater.orchestration.checking.slice_status import attempts
+    from highwater.orchestration.checking.checks import CHECKS, select_failures
+    from highwater.orchestration.checking.slice_status import read_attempts
 
-    committed = attempts(sources.lake, stream)
-    keys = [slice_.key for slice_ in sources.ledger.slices(stream.name) if not committed.lacking(slice_.key)]
+    committed = read_attempts(sources.lake, stream)
+    keys = [
+        slice_.key
+        for slice_ in sources.ledger.list_slices(stream.name)
+        if not committed.select_missing_tables(slice_.key)
+    ]
     for checks in CHECKS if keys else ():
-        red = failures(stream, checks.results(sources, stream, keys), warned=True)
+        red = select_failures(stream, checks.check_slices(sources, stream, keys), warned=True)
         yield from (Failing(name, key, result.text) for name, key, result in red)

@@ -28,7 +28,7 @@ from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterE
 from highwater.resources.kafka import Kafka
 from highwater.resources.outbox import Outbox
 from highwater.resources.producer import ReliableProducer
-from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import Outcome, Record
 from highwater.settings import HOME, Settings
 
@@ -115,7 +115,7 @@ def generate(source: Source, target: Target, order: Order, stop: Event | None = 
         UndeliveredError: records were not delivered; the account names them.
     """
     topic = target.topic or source.name
-    producer_properties(target.bootstrap, target.config)  # refused before a client opens, and a topic is created
+    build_producer_properties(target.bootstrap, target.config)  # refused before a client opens, and a topic is created
     create_topic(target, topic, source.partitions)
     account = Account(account_file(target.home, source.name))
     with ExitStack() as closing:
@@ -176,7 +176,7 @@ class _Writer:
         self._account = account
         self._run = run
         self._target = target
-        self._plain = ReliableProducer(producer_properties(target.bootstrap, target.config))
+        self._plain = ReliableProducer(build_producer_properties(target.bootstrap, target.config))
         self._outbox = Outbox(outbox_file(target.home, topic), Kafka(target.bootstrap, target.config))
         self._transactional: ReliableProducer | None = None
         self._open: _Open | None = None
@@ -257,7 +257,7 @@ class _Writer:
 
     def _new_transactional(self) -> ReliableProducer:
         name = f"generator-{self._topic}"
-        found = producer_properties(self._target.bootstrap, self._target.config, transactional_id=name)
+        found = build_producer_properties(self._target.bootstrap, self._target.config, transactional_id=name)
         producer = ReliableProducer(found)
         producer.client.init_transactions(KAFKA_SECONDS)
         return producer
@@ -318,7 +318,7 @@ def create_topic(target: Target, topic: str, partitions: int) -> None:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
 
-    admin = Kafka(target.bootstrap, target.config).admin()
+    admin = Kafka(target.bootstrap, target.config).get_admin()
     try:
         admin.create_topics([NewTopic(topic, partitions)], operation_timeout=KAFKA_SECONDS)[topic].result(KAFKA_SECONDS)
     except KafkaException as error:

@@ -21,9 +21,9 @@ from highwater.resources.jars import (
     DownloadError,
     JarError,
     Module,
-    ivy_cache,
+    build_cache_path,
+    compute_sha256,
     resolve,
-    sha256,
     temporary_folder,
     write_lock,
 )
@@ -115,12 +115,12 @@ ON_DEMAND: frozenset[SetName] = frozenset({"registry"})
 
 def folder(name: SetName, tools: Path = paths.TOOLS) -> Path:
     """The folder of the jars of a set once they are fetched."""
-    return jars.folder(name, tools)
+    return jars.build_jars_path(name, tools)
 
 
 def class_path(name: SetName, tools: Path = paths.TOOLS) -> str:
     """The set as a class path for `java -cp`."""
-    return jars.class_path(name, tools)
+    return jars.build_class_path(name, tools)
 
 
 def ensure(name: SetName, tools: Path = paths.TOOLS, lock: Path = LOCK) -> Path:
@@ -136,8 +136,8 @@ def record(tools: Path = paths.TOOLS, lock: Path = LOCK) -> None:
 def _recorded(name: SetName, tools: Path) -> dict[Module, str]:
     modules = [Module.parse(text) for text in WANTED[name]]
     with temporary_folder(tools) as work:
-        fetched = resolve(modules, work, ivy_cache(name, tools), transitive=name in CLOSURES)
-        return {module: sha256(jar) for module, jar in fetched.items()}
+        fetched = resolve(modules, work, build_cache_path(name, tools), transitive=name in CLOSURES)
+        return {module: compute_sha256(jar) for module, jar in fetched.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from dev import paths
 from dev.processes import LOOPBACK, Child, accepts, free_port
 from highwater.errors import PermanentError
-from highwater.resources.jars import one_at_a_time, temporary_folder
+from highwater.resources.jars import lock_setup, temporary_folder
 
 OWNER = "high"
 START_SECONDS = 60.0
@@ -101,7 +101,7 @@ def pgbouncer_program(tools: Path = paths.TOOLS) -> Path:
         if found and Path(found).is_file():
             return Path(found)
     place = tools / "pgbouncer"
-    with one_at_a_time("pgbouncer", tools):
+    with lock_setup("pgbouncer", tools):
         if not place.is_dir():
             with temporary_folder(tools) as work:
                 _fetch(work)

@@ -40,8 +40,8 @@ from highwater import settings
 from highwater.errors import TemporaryError
 from highwater.orchestration.checking.checks import Sources
 from highwater.orchestration.checking.origin_counts import count_ends, count_parked
-from highwater.orchestration.checking.version_checks import over_the_stream
-from highwater.orchestration.reporting.publication_status import behind
+from highwater.orchestration.checking.version_checks import check_stream_versions
+from highwater.orchestration.reporting.publication_status import measure_publication_lag
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -263,14 +263,14 @@ class Soak:
     def _release(self) -> None:
         """Do what a person does who sees that slices were exhausted because their workers were killed that often."""
         exhausted = self._ledger.exhausted_slices
-        for one in [one for stream in STREAMS for one in exhausted.open(stream)]:
+        for one in [one for stream in STREAMS for one in exhausted.read_open(stream)]:
             exhausted.release(one.slice_key, by="soak", because="its workers were killed", now=datetime.now(UTC))
             self._report(f"{one.text}: let go on")
 
     def _unsent(self) -> list[str]:
         """The events that wait to be sent to the topics of accepted events."""
         lake = Lake(self.lake)
-        found = [behind(self._ledger, lake, load_streams()[stream]) for stream in STREAMS]
+        found = [measure_publication_lag(self._ledger, lake, load_streams()[stream]) for stream in STREAMS]
         return [one.line for one in found if one is not None and one.waits]
 
     def _alerts_due(self) -> str:
@@ -327,10 +327,10 @@ def _is_called(listener: socket.socket, seconds: float) -> bool:
 def _alarms(lake: Lake, stream: Stream, account: Sequence[Written], red: Sequence[Failing]) -> list[str]:
     """Checks of the producers' records that report too much or too little: the generator's faults are theirs."""
     written = {(one.entity, one.version) for one in account if one.visible is not False}
-    events = read_rows(lake.path(stream.name, "events"))
+    events = read_rows(lake.build_table_path(stream.name, "events"))
     fields = [*SHAPES[stream.name].types]
     expected = wrong_versions(events, fields, stream.transitions, stream.first_version, written)
-    over_all = over_the_stream(lake, stream)
+    over_all = check_stream_versions(lake, stream)
     counts = {check: over_all[check].numbers[name] for check, name in NUMBERS.items() if check in over_all}
     failed = {check: [one.slice_key for one in red if one.check == check] for check in OF_THE_DATA}
     return compare_versions(expected, counts, failed)

@@ -124,7 +124,7 @@ def environment(conf_dir: Path, base: Mapping[str, str] | None = None) -> dict[s
     inherited = {k: v for k, v in (os.environ if base is None else base).items() if k not in _STRANGE}
     return {
         **inherited,
-        **find_java(os.environ, paths.TOOLS).environment(),
+        **find_java(os.environ, paths.TOOLS).build_environment(),
         "SPARK_HOME": str(spark_home()),
         "SPARK_CONF_DIR": str(conf_dir),
         # Functions in Python run in the environment that has their packages.

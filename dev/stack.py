@@ -21,7 +21,7 @@ from dev.spark_local import SMALL_QUERIES, local_conf, write_conf_dir
 from dev.spark_local import environment as spark_environment
 from highwater import settings
 from highwater.errors import ConfigurationError
-from highwater.resources.object_store import is_s3, s3a_conf
+from highwater.resources.object_store import build_s3a_conf, is_s3
 
 DAGSTER_HOME = "DAGSTER_HOME"
 # Read by the definitions: sensors start by themselves under the stack only.
@@ -79,10 +79,10 @@ class Stack(Service):
         named = base.get(settings.SPARK_REMOTE) or base.get(settings.SPARK_MASTER)
         conf = {
             **(SMALL_QUERIES if short_lived else {}),
-            **(s3a_conf(base) if is_s3(base.get(settings.LAKE, "")) else {}),
+            **(build_s3a_conf(base) if is_s3(base.get(settings.LAKE, "")) else {}),
         }
         self.spark = None if named else SparkConnect(self.home, extra=conf)
-        embeds_registry = registry and not settings.secret(base, settings.SCHEMA_REGISTRY_URL)
+        embeds_registry = registry and not settings.read_secret(base, settings.SCHEMA_REGISTRY_URL)
         self.registry = EmbeddedRegistry(self.home) if embeds_registry else None
         self._own_dagster_home = not base.get(DAGSTER_HOME)
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}

@@ -32,7 +32,7 @@ class Condition:
     remedy: str
 
     @classmethod
-    def of_nothing(cls, stream: str, what: str, why: str) -> Condition:
+    def without_subject(cls, stream: str, what: str, why: str) -> Condition:
         """The condition that ends an alert whose subject was removed; nothing else would end it."""
         return cls(stream, what, why, "none", over=False, remedy="nothing is to be done")
 
@@ -97,7 +97,9 @@ class Watch:
     added: frozenset[str]
 
 
-def watch(watched: Collection[str], declared: Collection[str], seen: Mapping[str, datetime], now: datetime) -> Watch:
+def update_watch(
+    watched: Collection[str], declared: Collection[str], seen: Mapping[str, datetime], now: datetime
+) -> Watch:
     """The watched names that nothing declares any more, so that nothing evaluates them.
 
     Args:
@@ -115,7 +117,7 @@ def watch(watched: Collection[str], declared: Collection[str], seen: Mapping[str
     return Watch(gone, due | gone | (others - seen.keys()))
 
 
-def after(open_: Open, conditions: Iterable[Condition], now: datetime) -> dict[tuple[str, str], Alert]:
+def update_alerts(open_: Open, conditions: Iterable[Condition], now: datetime) -> dict[tuple[str, str], Alert]:
     """The alerts after some measurements.
 
     A condition that was not measured stays unchanged. A lasting alert takes the text of its last evaluation, since the

@@ -19,7 +19,7 @@ def decode_avro(text: str, payload: bytes, named: str, *, any_type: bool) -> Any
 
     stream = io.BytesIO(payload)
     try:
-        schema = _avro_schema(text, any_type=any_type)
+        schema = _parse_avro_schema(text, any_type=any_type)
     except Exception as error:
         raise MisfitError(f"{named} cannot be read: {error}") from error
     try:
@@ -36,7 +36,7 @@ _MEMBER = "key"
 
 
 @lru_cache(maxsize=256)
-def _avro_schema(text: str, *, any_type: bool) -> Any:
+def _parse_avro_schema(text: str, *, any_type: bool) -> Any:
     """A schema for fastavro, which has our logical types in the place of its own.
 
     Raises:
@@ -140,33 +140,33 @@ def _ensure_finite(schema: Any, around: tuple[str, ...]) -> None:
             _ensure_finite(one, around)
 
 
-def _avro_decimal(data: bytes, schema: Mapping[str, Any], _: object = None) -> Decimal:
+def _decode_decimal(data: bytes, schema: Mapping[str, Any], _: object = None) -> Decimal:
     unscaled = int.from_bytes(data, signed=True)
     if not data or abs(unscaled) >= 10 ** schema["precision"]:
         raise ValueError(f"a decimal with more digits than {schema['precision']}, or without bytes")
     return Decimal(unscaled).scaleb(-int(schema.get("scale", 0)), Context(prec=_MOST_DECIMAL_DIGITS))
 
 
-def moment_after(begin: datetime, micros: int) -> datetime | Beyond:
+def add_microseconds(begin: datetime, micros: int) -> datetime | Beyond:
     try:
         return begin + timedelta(microseconds=micros)
     except OverflowError:
         return Beyond(f"{micros} microseconds since 1970")
 
 
-def _avro_date(days: int, _: object = None, __: object = None) -> date | Beyond:
-    found = moment_after(LOCAL_BEGIN, days * 86_400_000_000)
+def _decode_date(days: int, _: object = None, __: object = None) -> date | Beyond:
+    found = add_microseconds(LOCAL_BEGIN, days * 86_400_000_000)
     return found.date() if isinstance(found, datetime) else found
 
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 LOCAL_BEGIN = _BEGIN.replace(tzinfo=None)
 _LOGICAL_TYPES: Mapping[tuple[str | None, str | None], Callable[..., Any]] = {
-    ("long", "timestamp-millis"): lambda number, *_: moment_after(_BEGIN, number * 1000),
-    ("long", "timestamp-micros"): lambda number, *_: moment_after(_BEGIN, number),
-    ("long", "local-timestamp-millis"): lambda number, *_: moment_after(LOCAL_BEGIN, number * 1000),
-    ("long", "local-timestamp-micros"): lambda number, *_: moment_after(LOCAL_BEGIN, number),
-    ("int", "date"): _avro_date,
-    ("bytes", "decimal"): _avro_decimal,
-    ("fixed", "decimal"): _avro_decimal,
+    ("long", "timestamp-millis"): lambda number, *_: add_microseconds(_BEGIN, number * 1000),
+    ("long", "timestamp-micros"): lambda number, *_: add_microseconds(_BEGIN, number),
+    ("long", "local-timestamp-millis"): lambda number, *_: add_microseconds(LOCAL_BEGIN, number * 1000),
+    ("long", "local-timestamp-micros"): lambda number, *_: add_microseconds(LOCAL_BEGIN, number),
+    ("int", "date"): _decode_date,
+    ("bytes", "decimal"): _decode_decimal,
+    ("fixed", "decimal"): _decode_decimal,
 }

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def balanced(combine: Callable[[T, T], T], parts: Sequence[T]) -> T:
+def combine_pairwise(combine: Callable[[T, T], T], parts: Sequence[T]) -> T:
     """All parts in their order, combined two by two: a thousand of them nest ten deep.
 
     For conditions and unions of Spark whose number grows with the data. A Spark Connect client sends them as nested

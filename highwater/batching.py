@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def batched(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+def split_by_count(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """The items in their order, in batches of a fixed size; nothing for an empty sequence.
 
     Args:
@@ -21,7 +21,7 @@ def batched(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
         yield items[at : at + most]
 
 
-def batched_by_size(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+def split_by_size(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
     """Batches that fit a transaction; an item that is too large by itself is a batch of its own.
 
     Args:
@@ -43,7 +43,7 @@ def batched_by_size(items: Iterable[T], size: Callable[[T], int], most: int, mos
         yield batch
 
 
-def batch_ranges(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+def compute_batch_ranges(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """The half-open ranges of the batches that `cut` makes, of items whose sizes are known before they are made.
 
     Args:

@@ -73,7 +73,7 @@ class Circuit:
         """Whether slices are decided as they come."""
         return self.until is None
 
-    def takes_probe(self, now: datetime) -> bool:
+    def can_admit_probe(self, now: datetime) -> bool:
         """Whether the next slice that comes alone is let through."""
         return self.until is not None and now >= self.until
 
@@ -109,15 +109,15 @@ class Circuit:
         """The reverse of `to_plain`."""
         return cls(
             tuple(AttemptResult(**one) for one in plain["window"]),
-            _moment(plain["since"]),
+            _parse_time(plain["since"]),
             plain["why"],
-            _moment(plain["until"]),
+            _parse_time(plain["until"]),
             plain["probe"],
             plain.get("lost", 0),
         )
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
@@ -131,7 +131,7 @@ def admit(circuit: Circuit, keys: Sequence[str], now: datetime) -> Circuit | Non
     """
     if circuit.closed or not keys or list(keys) == [circuit.probe]:
         return circuit
-    if len(keys) > 1 or not circuit.takes_probe(now):
+    if len(keys) > 1 or not circuit.can_admit_probe(now):
         return None
     return replace(circuit, probe=keys[0], until=now + LONGEST_PROBE)
 
@@ -158,19 +158,21 @@ def judge(
     for case in cases:
         counted = circuit.closed and case.key in first and why is None
         if counted:
-            window = (*window, case)[-_longest(rules) :]
-        over = beyond(window if counted else (case,), rules, 1 if case.key == circuit.probe else rules.min_records)
+            window = (*window, case)[-_compute_window_length(rules) :]
+        over = select_over_limit(
+            window if counted else (case,), rules, 1 if case.key == circuit.probe else rules.min_records
+        )
         if not over:
             continue
         refused.append(case.key)
         if counted or case.key == circuit.probe:
-            why = _shares_text(over)
+            why = _describe_shares(over)
     if why is not None:
-        return opened(circuit, rules, why, now), tuple(refused)
+        return open_circuit(circuit, rules, why, now), tuple(refused)
     return (circuit if refused else replace(circuit, window=window)), tuple(refused)
 
 
-def beyond(window: Sequence[AttemptResult], rules: Breaker, least: int) -> Sequence[AttemptResult]:
+def select_over_limit(window: Sequence[AttemptResult], rules: Breaker, least: int) -> Sequence[AttemptResult]:
     """The fewest of the newest slices that are over the limit together; none if they are not.
 
     The newest by itself, it and the one before, and so on: sound slices of before do not hide a burst, and few records
@@ -184,7 +186,7 @@ def beyond(window: Sequence[AttemptResult], rules: Breaker, least: int) -> Seque
     return ()
 
 
-def _shares_text(over: Sequence[AttemptResult]) -> str:
+def _describe_shares(over: Sequence[AttemptResult]) -> str:
     records, rejects = sum(one.records for one in over), sum(one.rejects for one in over)
     where = over[-1].key if len(over) == 1 else f"the {len(over)} slices up to {over[-1].key}"
     return f"{rejects:,} of {records:,} records of {where} were rejected"
@@ -206,19 +208,21 @@ def fail(
         now: the time, in UTC.
     """
     if circuit.probe in keys:
-        return opened(circuit, rules, f"the probe {circuit.probe} failed: {what}", now)
+        return open_circuit(circuit, rules, f"the probe {circuit.probe} failed: {what}", now)
     counted = [key for key in keys if key in first]
     if not circuit.closed or not counted:
         return circuit
     others = [one for one in circuit.window if one.key not in counted]
-    window = [*others, AttemptResult(counted[-1], failed=True)][-_longest(rules) :]
+    window = [*others, AttemptResult(counted[-1], failed=True)][-_compute_window_length(rules) :]
     last = window[-rules.failures :]
     if len(last) == rules.failures and all(one.failed for one in last):
-        return opened(circuit, rules, f"{len(last)} runs up to {last[-1].key} failed in a row, the last: {what}", now)
+        return open_circuit(
+            circuit, rules, f"{len(last)} runs up to {last[-1].key} failed in a row, the last: {what}", now
+        )
     return replace(circuit, window=tuple(window))
 
 
-def opened(circuit: Circuit, rules: Breaker, why: str, now: datetime) -> Circuit:
+def open_circuit(circuit: Circuit, rules: Breaker, why: str, now: datetime) -> Circuit:
     """The breaker after what it may not bear; one that was open goes on with its first moment, and waits longer."""
     lost = 0 if circuit.closed else circuit.lost + 1
     longest = max(rules.cool_down, LONGEST_COOL_DOWN)
@@ -226,19 +230,19 @@ def opened(circuit: Circuit, rules: Breaker, why: str, now: datetime) -> Circuit
     return Circuit(since=now if circuit.closed else circuit.since, why=why, until=now + wait, lost=lost)
 
 
-def done(circuit: Circuit, key: str, now: datetime) -> Circuit:
+def complete_probe(circuit: Circuit, key: str, now: datetime) -> Circuit:
     """The breaker after a slice is committed in all tables, or only its hold is in its way: the probe closes it."""
     return Circuit(since=now) if circuit.probe == key else circuit
 
 
-def rested(circuit: Circuit, now: datetime) -> Circuit:
+def end_cool_down(circuit: Circuit, now: datetime) -> Circuit:
     """The breaker when its cool-down is over and no slice waits that could be the probe: closed.
 
     What it kept back was let through by a person, or was decided before it opened. The next slice is judged as always,
     and retries, which never are the probe, wait no longer.
     """
-    return Circuit(since=now) if circuit.takes_probe(now) else circuit
+    return Circuit(since=now) if circuit.can_admit_probe(now) else circuit
 
 
-def _longest(rules: Breaker) -> int:
+def _compute_window_length(rules: Breaker) -> int:
     return max(rules.slices, rules.failures)

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
-from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, document_of_key, read_fields
+from highwater.decoding import Repeating, Schemas, UnknownSchemaError, decode_record_key, decode_value, read_fields
 from highwater.formats import Avro, Json, Protobuf
 from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
 from highwater.second_reader import (
@@ -17,9 +17,9 @@ from highwater.second_reader import (
     MisfitError,
     OtherTypeError,
     UnreadableError,
-    located,
-    unknown_members,
-    value_of,
+    convert_field,
+    format_located_problem,
+    select_unknown_members,
 )
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Cl
     if record.value is None and not stream.tombstones_delete:
         return Classification("tombstone")
     try:
-        own_key = _own_key(stream, record, schemas)
-        infinite = any(map(_takes_infinite, read_fields(stream)))
-        found = {} if record.value is None else document(stream.value, record, schemas, infinite=infinite)
+        own_key = _read_own_key(stream, record, schemas)
+        infinite = any(map(_allows_infinite, read_fields(stream)))
+        found = {} if record.value is None else decode_value(stream.value, record, schemas, infinite=infinite)
         _ensure_sound(stream, found)
     except UnknownSchemaError as error:
         return Classification("reject", UNRESOLVED, str(error))
@@ -75,27 +75,27 @@ def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Cl
         return Classification("reject", MALFORMED, "the value is nested deeper than Python reads")
     if isinstance(own_key, MisfitError):
         return Classification("reject", MALFORMED, str(own_key))
-    deletes = _deletes(stream, record, found, own_key)
-    values, errors = _values(stream, record, found, own_key, deletes=deletes)
+    deletes = _is_delete(stream, record, found, own_key)
+    values, errors = _read_values(stream, record, found, own_key, deletes=deletes)
     problem, reason = None, MALFORMED
     if errors:
         name, first = errors[0]
-        problem = located(f"field {name}", first)
+        problem = format_located_problem(f"field {name}", first)
         reason = SCHEMA if isinstance(first, OtherTypeError) and _has_schemas(stream) else reason
-    key = key_of(stream, values)
-    problem = problem or _key_problem(stream, record, key)
-    if problem is None and (problem := _unknown_problem(stream, found)):
+    key = build_key(stream, values)
+    problem = problem or _find_key_problem(stream, record, key)
+    if problem is None and (problem := _find_unknown_problem(stream, found)):
         reason = SCHEMA
     if problem is not None:
         return Classification("reject", reason, problem, values)
-    if invalid := _invalid(stream, values):
+    if invalid := _find_invalid_value(stream, values):
         return Classification("reject", INVALID, invalid, values, key)
-    version = version_of(stream, values)
+    version = build_version(stream, values)
     time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
     return Classification("delete" if deletes else "event", None, None, values, key, version, time)
 
 
-def _values(
+def _read_values(
     stream: Stream, record: KafkaRecord, found: Mapping[str, Any], own_key: Any, *, deletes: bool
 ) -> tuple[dict[str, Any], list[tuple[str, ValueError]]]:
     """The fields that can be read by name, and the faults of the others."""
@@ -104,7 +104,7 @@ def _values(
         needed = declared.name in stream.required_fields
         lenient = declared if needed or not deletes else replace(declared, optional=True, nullable=True, default=None)
         try:
-            values[declared.name] = _fitting(declared, value_of(lenient, record, found, own_key))
+            values[declared.name] = _validate_value(declared, convert_field(lenient, record, found, own_key))
         except (MisfitError, UnreadableError) as error:
             errors.append((declared.name, error))
     return values, errors
@@ -119,19 +119,19 @@ def _has_schemas(stream: Stream) -> bool:
 _MOST_NAMED = 5
 
 
-def _unknown_problem(stream: Stream, found: Mapping[str, Any]) -> str | None:
+def _find_unknown_problem(stream: Stream, found: Mapping[str, Any]) -> str | None:
     """The members without a field, where that makes a record a reject."""
     if stream.unknown_fields.policy != "reject":
         return None
     path = stream.unknown_fields.path
-    names = sorted(unknown_members(path, stream.members_taken(path), found))
+    names = sorted(select_unknown_members(path, stream.select_taken_members(path), found))
     listed = ", ".join(".".join((*path, name)) for name in names[:_MOST_NAMED])
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return f"no field is declared for {listed}{more}" if names else None
 
 
-def _takes_infinite(declared: Field) -> bool:
-    return declared.nan != "reject" or any(map(_takes_infinite, declared.members))
+def _allows_infinite(declared: Field) -> bool:
+    return declared.nan != "reject" or any(map(_allows_infinite, declared.members))
 
 
 def _ensure_sound(stream: Stream, found: Mapping[str, Any]) -> None:
@@ -167,38 +167,38 @@ def _ensure_part_is_sound(name: str, part: Any) -> None:
             raise MisfitError(f"field {name} has half of a surrogate pair")
 
 
-def _own_key(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Any:
+def _read_own_key(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Any:
     """The record's decoded key, or its fault: a value whose schema is not known yet comes first."""
     try:
-        return document_of_key(stream, record, schemas)
+        return decode_record_key(stream, record, schemas)
     except UnknownSchemaError:
         raise
     except MisfitError as error:
         return error
 
 
-def _deletes(stream: Stream, record: KafkaRecord, found: Any, own_key: Any) -> bool:
+def _is_delete(stream: Stream, record: KafkaRecord, found: Any, own_key: Any) -> bool:
     deletes = stream.deletes
     if deletes is None or record.value is None:
         return deletes is not None
     named = [one for one in read_fields(stream) if one.name == deletes.field]
     try:
-        return any(value_of(one, record, found, own_key) in deletes.values for one in named)
+        return any(convert_field(one, record, found, own_key) in deletes.values for one in named)
     except (MisfitError, UnreadableError):
         return False
 
 
-def _fitting(declared: Field, value: Any) -> Any:
+def _validate_value(declared: Field, value: Any) -> Any:
     """A value that fits its column: the reader itself knows no bounds of numbers."""
     if value is None:
         return None
     inner = declared.members[:1]
     if declared.type == "array":
-        return [_fitting_inside(inner[0], one, f"[{at}]") for at, one in enumerate(value)]
+        return [_validate_member(inner[0], one, f"[{at}]") for at, one in enumerate(value)]
     if declared.type == "map":
-        return {key: _fitting_inside(inner[0], one, f'["{key}"]') for key, one in value.items()}
+        return {key: _validate_member(inner[0], one, f'["{key}"]') for key, one in value.items()}
     if declared.type == "struct":
-        return {one.name: _fitting_inside(one, value[one.name], f".{one.name}") for one in declared.members}
+        return {one.name: _validate_member(one, value[one.name], f".{one.name}") for one in declared.members}
     bound = _RANGES.get(declared.type)
     if bound is not None and not -bound <= value < bound:
         raise MisfitError(f"it does not fit {declared.type}")
@@ -209,16 +209,16 @@ def _fitting(declared: Field, value: Any) -> Any:
     return value
 
 
-def _fitting_inside(declared: Field, value: Any, place: str) -> Any:
+def _validate_member(declared: Field, value: Any, place: str) -> Any:
     try:
-        return _fitting(declared, value)
+        return _validate_value(declared, value)
     except MisfitError as error:
-        raise MisfitError(located(place, error)) from error
+        raise MisfitError(format_located_problem(place, error)) from error
 
 
-def key_of(stream: Stream, values: Mapping[str, Any]) -> str | None:
+def build_key(stream: Stream, values: Mapping[str, Any]) -> str | None:
     """The key that the values of fields give, as text; None where one of them is null, or where none is declared."""
-    parts = [_key_text(stream.field_named(name), values.get(name)) for name in stream.key]
+    parts = [_format_key_part(stream.find_field(name), values.get(name)) for name in stream.key]
     if not parts or None in parts:
         return None
     if len(parts) == 1:
@@ -229,7 +229,7 @@ def key_of(stream: Stream, values: Mapping[str, Any]) -> str | None:
     return stream.key_separator.join(escaped)
 
 
-def version_of(stream: Stream, values: Mapping[str, Any]) -> Any:
+def build_version(stream: Stream, values: Mapping[str, Any]) -> Any:
     """The version that the values of fields give; of several fields the text that sorts as they do."""
     names = stream.version_fields
     if len(names) < 2:
@@ -239,17 +239,17 @@ def version_of(stream: Stream, values: Mapping[str, Any]) -> Any:
         value = values.get(name)
         if value is None:
             return None
-        is_time = stream.field_named(name).type == "timestamp"
-        texts.append(_sortable_time(value) if is_time else f"{value:0{VERSION_DIGITS}}")
+        is_time = stream.find_field(name).type == "timestamp"
+        texts.append(_format_sortable_time(value) if is_time else f"{value:0{VERSION_DIGITS}}")
     return VERSION_SEPARATOR.join(texts)
 
 
-def _sortable_time(micros: int) -> str:
+def _format_sortable_time(micros: int) -> str:
     """A time since 1970 as a text of fixed length."""
     return (_BEGIN + timedelta(microseconds=micros)).isoformat(" ", "microseconds")
 
 
-def _key_text(declared: Field, value: Any) -> str | None:
+def _format_key_part(declared: Field, value: Any) -> str | None:
     """A value as Spark casts it to a text."""
     if value is None:
         return None
@@ -261,14 +261,14 @@ def _key_text(declared: Field, value: Any) -> str | None:
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 
-def _key_problem(stream: Stream, record: KafkaRecord, key: str | None) -> str | None:
+def _find_key_problem(stream: Stream, record: KafkaRecord, key: str | None) -> str | None:
     if stream.record_key != "strict" or not stream.key or key is None:
         return None
     same = record.key == key.encode("utf-8", "surrogatepass")
     return None if same else f"the record's key is not {stream.key_separator.join(stream.key)}"
 
 
-def _invalid(stream: Stream, values: Mapping[str, Any]) -> str | None:
+def _find_invalid_value(stream: Stream, values: Mapping[str, Any]) -> str | None:
     negative = stream.never_negative
     for declared in stream.fields:
         value = values.get(declared.name)

@@ -9,13 +9,13 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from highwater.second_reader import EPOCH, Infinite, UnreadableError, document_of, nearest_single
+from highwater.second_reader import EPOCH, Infinite, UnreadableError, parse_document, round_to_single
 
 if TYPE_CHECKING:
     from highwater.declaration import Field
 
 
-def _says(document: Any, read: Any) -> bool:
+def _matches_document(document: Any, read: Any) -> bool:
     """Whether a JSON document says what was decoded; nothing here is nested too deep for Python."""
     pairs = [(document, read)]
     while pairs:
@@ -55,34 +55,36 @@ def _is_said(one: Any, other: Any) -> bool:
 def _is_single(written: Decimal, read: float) -> bool:
     """Whether a number in 32 bits is written with the few digits that it needs there."""
     try:
-        return nearest_single(written) == read
+        return round_to_single(written) == read
     except OverflowError:
         return False
 
 
-def same(field: Field, read: Any, stored: Any) -> bool:
+def matches_stored(field: Field, read: Any, stored: Any) -> bool:
     """Whether a column of an event holds what was read of its record.
 
     Args:
         field: its declaration.
-        read: as `value_of` returned it.
+        read: the value as the second reader returned it.
         stored: as the table has it; of a timestamp in microseconds since 1970.
     """
     if read is None or stored is None:
         return read is None and stored is None
     if field.type == "json":
         try:
-            return _says(document_of(stored.encode()), read)
+            return _matches_document(parse_document(stored.encode()), read)
         except RecursionError as error:
             raise UnreadableError("it is nested deeper than Python reads") from error
     if field.type == "array":
         [element] = field.members
-        return len(read) == len(stored) and all(same(element, *pair) for pair in zip(read, stored, strict=True))
+        return len(read) == len(stored) and all(
+            matches_stored(element, *pair) for pair in zip(read, stored, strict=True)
+        )
     if field.type == "map":
         [inner], there = field.members, dict(stored)
-        return read.keys() == there.keys() and all(same(inner, read[key], there[key]) for key in read)
+        return read.keys() == there.keys() and all(matches_stored(inner, read[key], there[key]) for key in read)
     if field.type == "struct":
-        return all(same(one, read[one.name], stored.get(one.name)) for one in field.members)
+        return all(matches_stored(one, read[one.name], stored.get(one.name)) for one in field.members)
     if field.type in {"timestamp", "timestamp_ntz"} and isinstance(stored, datetime):
         aware = stored if stored.tzinfo else stored.replace(tzinfo=UTC)
         stored = (aware - EPOCH) // timedelta(microseconds=1)

@@ -50,7 +50,7 @@ class OrdinalSpan:
     attempt: int
 
 
-def spans_of(attempts: Mapping[str, int]) -> dict[str, list[OrdinalSpan]]:
+def build_spans(attempts: Mapping[str, int]) -> dict[str, list[OrdinalSpan]]:
     """Slices and their attempts in a short form: neighbours with one attempt number become one span.
 
     Args:
@@ -66,8 +66,8 @@ def spans_of(attempts: Mapping[str, int]) -> dict[str, list[OrdinalSpan]]:
     return found
 
 
-def attempts_of(spans: Mapping[str, Iterable[OrdinalSpan]]) -> dict[str, int]:
-    """The inverse of `spans_of`."""
+def expand_spans(spans: Mapping[str, Iterable[OrdinalSpan]]) -> dict[str, int]:
+    """The inverse of `build_spans`."""
     return {
         str(SliceKey(topic, ordinal)): span.attempt
         for topic, of_topic in spans.items()
@@ -88,7 +88,7 @@ def to_user_metadata(
         run: the Dagster run, where there is no record.
         replaces: the commit replaces the whole table, so earlier records no longer count.
     """
-    short = spans_of({record.slice_key: record.attempt for record in records if record.slice_commit is None})
+    short = build_spans({record.slice_key: record.attempt for record in records if record.slice_commit is None})
     plain = {
         "format": FORMAT,
         "batch": records[0].batch if records else batch,
@@ -112,12 +112,12 @@ def from_user_metadata(text: str | None, version: int, committed_at: datetime | 
     Raises:
         ValueError: a newer version of Highwater wrote them.
     """
-    plain = _plain(text)
+    plain = _parse_user_metadata(text)
     if plain is None:
         return []
     spans = {topic: [OrdinalSpan(*span) for span in of_topic] for topic, of_topic in plain["slices"].items()}
     base = CommitRecord("", 0, None, plain["batch"], plain["run"], version, committed_at)
-    short = [replace(base, slice_key=key, attempt=attempt) for key, attempt in attempts_of(spans).items()]
+    short = [replace(base, slice_key=key, attempt=attempt) for key, attempt in expand_spans(spans).items()]
     return [*short, *(with_slice_commit(base, SliceCommit.from_plain(one)) for one in plain["records"])]
 
 
@@ -132,25 +132,25 @@ def with_slice_commit(record: CommitRecord, slice_commit: SliceCommit) -> Commit
     )
 
 
-def number_of(text: str) -> int:
+def parse_number(text: str) -> int:
     """The number of the commit that carries this `userMetadata`."""
-    plain = _plain(text)
+    plain = _parse_user_metadata(text)
     return 0 if plain is None else int(plain["number"])
 
 
-def batch_of(text: str | None) -> str:
+def parse_batch_id(text: str | None) -> str:
     """The batch ID of the commit that carries this `userMetadata`; empty where the text is not ours."""
-    plain = _plain(text)
+    plain = _parse_user_metadata(text)
     return "" if plain is None else str(plain["batch"])
 
 
 def replaces_table(text: str | None) -> bool:
     """Whether the commit that carries this `userMetadata` replaced the whole table."""
-    plain = _plain(text)
+    plain = _parse_user_metadata(text)
     return plain is not None and bool(plain["replaces"])
 
 
-def _plain(text: str | None) -> dict[str, Any] | None:
+def _parse_user_metadata(text: str | None) -> dict[str, Any] | None:
     """Our JSON in `userMetadata`; None where the text is not ours."""
     try:
         plain: dict[str, Any] = json.loads(text or "")["highwater"]
@@ -162,7 +162,9 @@ def _plain(text: str | None) -> dict[str, Any] | None:
     return plain
 
 
-def held_at(version: int, records: Iterable[CommitRecord], restores: Mapping[int, int]) -> dict[str, CommitRecord]:
+def select_newest_records(
+    version: int, records: Iterable[CommitRecord], restores: Mapping[int, int]
+) -> dict[str, CommitRecord]:
     """The newest record of each slice that one version of a table holds.
 
     Args:

@@ -31,7 +31,7 @@ from highwater.declaration_parts import (
     Transitions,
     UnknownFields,
 )
-from highwater.declaration_rules import problems
+from highwater.declaration_rules import find_problems
 from highwater.errors import DeclarationError
 from highwater.formats import Format, Json, KeyFormat, Text
 from highwater.sources import Key, Rest
@@ -135,17 +135,17 @@ class Stream:
     retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
-        for problem in problems(self):
+        for problem in find_problems(self):
             raise DeclarationError(
                 f"stream {self.name!r}: {problem}",
                 remedy="fix the declaration in its file; docs/streams.md lists what it may say",
             )
 
-    def field_named(self, name: str) -> Field:
+    def find_field(self, name: str) -> Field:
         """The declared field of that name."""
         return next(f for f in self.fields if f.name == name)
 
-    def members_taken(self, path: tuple[str, ...]) -> frozenset[str]:
+    def select_taken_members(self, path: tuple[str, ...]) -> frozenset[str]:
         """The names of the members that fields are taken from, of the object at a path into the value."""
         paths = [one for f in self.fields if f.expression is None for one in f.sources if isinstance(one, tuple)]
         return frozenset(one[len(path)] for one in paths if len(one) > len(path) and one[: len(path)] == path)
@@ -156,7 +156,7 @@ class Stream:
         sources = [one for f in self.fields if f.expression is None for one in f.sources]
         return self.unknown_fields.policy == "reject" or any(isinstance(one, Rest) for one in sources)
 
-    def severity(self, check: str) -> Severity:
+    def find_severity(self, check: str) -> Severity:
         """The effect of a failure of the check."""
         return self.checks.get(check, CHECK_SEVERITIES.get(check, Severity.ERROR))
 
@@ -194,7 +194,7 @@ class Stream:
     @property
     def versions_count(self) -> bool:
         """Whether versions are whole numbers: neither times nor several fields."""
-        return len(self.version_fields) == 1 and self.field_named(self.version_fields[0]).type in {"integer", "long"}
+        return len(self.version_fields) == 1 and self.find_field(self.version_fields[0]).type in {"integer", "long"}
 
     @property
     def version_fields(self) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ class Stream:
         """The names of whole numbers that are one of several parts of the version: as texts only these are in order."""
         if len(self.version_fields) < 2:
             return frozenset()
-        return frozenset(name for name in self.version_fields if self.field_named(name).type != "timestamp")
+        return frozenset(name for name in self.version_fields if self.find_field(name).type != "timestamp")
 
     @cached_property
     def required_fields(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
-from highwater.sources import Header, Key, Meta, Reference, Rest, Source, steps
+from highwater.sources import Header, Key, Meta, Reference, Rest, Source, split_path
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
 
@@ -119,7 +119,7 @@ class Field:
         if self.source is None:
             return ((self.name,),)
         given = self.source if isinstance(self.source, tuple) else (self.source,)
-        return tuple(steps(one) if isinstance(one, str) else one for one in given)
+        return tuple(split_path(one) if isinstance(one, str) else one for one in given)
 
     @property
     def reference(self) -> str | None:
@@ -177,7 +177,7 @@ class UnknownFields:
     @property
     def path(self) -> tuple[str, ...]:
         """The names on the way to the object, outermost first."""
-        return steps(self.within) if self.within else ()
+        return split_path(self.within) if self.within else ()
 
 
 @dataclass(frozen=True)

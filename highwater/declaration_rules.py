@@ -31,8 +31,8 @@ from highwater.declaration_parts import (
     Severity,
     Start,
 )
-from highwater.field_rules import CONTAINERS, NAME, TYPE, field_problems
-from highwater.format_rules import format_problems, key_format_problems
+from highwater.field_rules import CONTAINERS, NAME, TYPE, find_field_problems
+from highwater.format_rules import find_format_problems, find_key_format_problems
 from highwater.formats import Raw
 from highwater.sources import Rest
 
@@ -47,52 +47,52 @@ _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}")
 _COLUMN = re.compile(r"[A-Za-z0-9_]+")
 
 
-def problems(stream: Stream) -> list[str]:
+def find_problems(stream: Stream) -> list[str]:
     """The faults of a declaration, in sentences; empty if it may be used."""
     names = [f.name for f in stream.fields]
     found = []
     if not _NAME.fullmatch(stream.name):
         found.append("the name must be lower case letters, digits and _")
-    found += [_no_topic(topic) for topic in (stream.topic, *stream.dlq_topics) if not _is_topic(topic)]
+    found += [_describe_topic_problem(topic) for topic in (stream.topic, *stream.dlq_topics) if not _is_topic(topic)]
     if not _OWNER.fullmatch(stream.owner):
         found.append(f"the owner {stream.owner!r} is neither a mail address nor team: and a name")
-    found += _name_problems(names)
-    found += [problem for declared in stream.fields for problem in field_problems(declared)]
+    found += _find_name_problems(names)
+    found += [problem for declared in stream.fields for problem in find_field_problems(declared)]
     used = [name for name in (*stream.key, *stream.version_fields, stream.event_time) if name is not None]
     used += [stream.deletes.field] if stream.deletes and stream.deletes.field else []
     used += [stream.lookup.field] if stream.lookup else []
     used += [stream.transitions.field] if stream.transitions else []
     used += [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
     found += [f"field {name!r} is used and not declared" for name in used if name not in names]
-    found += _key_problems(stream)
-    found += _limit_problems(stream.limits)
-    found += _start_problems(stream.start)
-    found += _reject_problems(stream) + _within_problems(stream)
+    found += _find_key_problems(stream)
+    found += _find_limit_problems(stream.limits)
+    found += _find_start_problems(stream.start)
+    found += _find_reject_problems(stream) + _find_policy_problems(stream)
     found += _check_problems(stream)
-    found += _alert_problems(stream.alerts)
-    found += _breaker_problems(stream.breaker)
-    found += _accepted_problems(stream)
-    found += _maintenance_problems(stream.maintenance)
+    found += _find_alert_problems(stream.alerts)
+    found += _find_breaker_problems(stream.breaker)
+    found += _find_publication_problems(stream)
+    found += _find_maintenance_problems(stream.maintenance)
     found += _cluster_problems(stream)
-    found += _retention_problems(stream.retention)
+    found += _find_retention_problems(stream.retention)
     if not found:
-        found += _typed_problems(stream) + _delete_problems(stream) + _expression_problems(stream)
-        found += _reference_problems(stream) + _unknown_field_problems(stream)
-        found += format_problems(stream) + key_format_problems(stream)
+        found += _find_type_problems(stream) + _delete_problems(stream) + _find_expression_problems(stream)
+        found += _find_reference_problems(stream) + _find_unknown_field_problems(stream)
+        found += find_format_problems(stream) + find_key_format_problems(stream)
     return found
 
 
-def _unknown_field_problems(stream: Stream) -> list[str]:
+def _find_unknown_field_problems(stream: Stream) -> list[str]:
     """Contradictions in the declared rule for unknown members."""
     found = []
-    policy, rests = stream.unknown_fields.policy, _rests(stream)
+    policy, rests = stream.unknown_fields.policy, _select_rest_fields(stream)
     for name, within in rests:
-        declared = stream.field_named(name)
+        declared = stream.find_field(name)
         if declared.type != "json" or not declared.optional or declared.default is not None:
             found.append(f"field {name!r}: the rest of an object is a field of type json, optional, without a default")
         if len(declared.sources) > 1:
             found.append(f"field {name!r}: the rest of an object is its only source")
-        found += _taken_whole(stream, within, f"field {name!r}")
+        found += _find_overlap_problems(stream, within, f"field {name!r}")
     if len({within for _, within in rests}) < len(rests):
         found.append("two fields collect the rest of one object: leave out one of them")
     if isinstance(stream.value, Raw) and (rests or policy != "ignore"):
@@ -101,7 +101,7 @@ def _unknown_field_problems(stream: Stream) -> list[str]:
         return found
     if rests:
         found.append(f"unknown_fields: members are collected by field {rests[0][0]!r}, so {policy!r} meets none")
-    found += _taken_whole(stream, stream.unknown_fields.path, "unknown_fields")
+    found += _find_overlap_problems(stream, stream.unknown_fields.path, "unknown_fields")
     if policy == "add" and not getattr(stream.value, "registry", False):
         found.append(
             "unknown_fields: 'add' takes types from a registry: declare value=Avro(), Protobuf() or "
@@ -115,7 +115,7 @@ def _unknown_field_problems(stream: Stream) -> list[str]:
     return found
 
 
-def _within_problems(stream: Stream) -> list[str]:
+def _find_policy_problems(stream: Stream) -> list[str]:
     try:
         _ = stream.unknown_fields.path
     except ValueError as error:
@@ -127,13 +127,13 @@ def _within_problems(stream: Stream) -> list[str]:
     return [f"unknown_fields: the policy is {policy!r}; there are {', '.join(known)}, and the source Rest() of a field"]
 
 
-def _rests(stream: Stream) -> list[tuple[str, tuple[str, ...]]]:
+def _select_rest_fields(stream: Stream) -> list[tuple[str, tuple[str, ...]]]:
     """The fields that collect members, each with the path of its object."""
     read = [f for f in stream.fields if f.expression is None]
     return [(f.name, one.path) for f in read for one in f.sources if isinstance(one, Rest)]
 
 
-def _taken_whole(stream: Stream, path: tuple[str, ...], what: str) -> list[str]:
+def _find_overlap_problems(stream: Stream, path: tuple[str, ...], what: str) -> list[str]:
     read = [f for f in stream.fields if f.expression is None]
     whole = [f.name for f in read for one in f.sources if isinstance(one, tuple) and one == path[: len(one)]]
     return [f"{what}: field {name!r} already takes the whole object" for name in whole]
@@ -143,14 +143,14 @@ def _is_topic(name: str) -> bool:
     return bool(_TOPIC.fullmatch(name)) and name not in {".", ".."}
 
 
-def _no_topic(name: str) -> str:
+def _describe_topic_problem(name: str) -> str:
     return (
         f"{name!r} is no topic name: that is letters, digits, '.', '_' and '-', 249 at the most (found {len(name)}), "
         "and neither '.' nor '..'"
     )
 
 
-def _name_problems(names: Sequence[str]) -> list[str]:
+def _find_name_problems(names: Sequence[str]) -> list[str]:
     found = [
         f"field {name!r}: a name is letters, digits, '_', '-' and '@', one at least"
         for name in names
@@ -166,7 +166,7 @@ def _name_problems(names: Sequence[str]) -> list[str]:
     return found + [f"field {name!r}: the name is taken by the column {name.lower()!r} of Highwater" for name in taken]
 
 
-def _key_problems(stream: Stream) -> list[str]:
+def _find_key_problems(stream: Stream) -> list[str]:
     found = _append_only_problems(stream) if stream.version is None else []
     if stream.version == ():
         found.append("version names no field; leave it out where the stream is append-only")
@@ -204,12 +204,12 @@ _UNFIT = re.compile(
 )
 
 
-def _expression_problems(stream: Stream) -> list[str]:
+def _find_expression_problems(stream: Stream) -> list[str]:
     texts = {f"field {f.name!r}": f.expression for f in stream.fields if f.expression is not None}
     texts |= {f"rule {name!r}": text for name, text in stream.rules.items()}
     found = [f"{name}: the expression is empty" for name, text in texts.items() if not text.strip()]
     for name, text in texts.items():
-        if unfit := _UNFIT.search(_without_texts(text)):
+        if unfit := _UNFIT.search(_remove_literals(text)):
             found.append(
                 f"{name}: {unfit[0]!r} cannot be used: an expression is computed more than once, of one record alone"
             )
@@ -232,7 +232,7 @@ def _expression_problems(stream: Stream) -> list[str]:
     ]
 
 
-def _reference_problems(stream: Stream) -> list[str]:
+def _find_reference_problems(stream: Stream) -> list[str]:
     """The faults of fields that are taken from the lookup's table, in sentences."""
     names = [f.name for f in stream.fields if f.reference is not None]
     if names and stream.lookup is None:
@@ -257,17 +257,17 @@ def _reference_problems(stream: Stream) -> list[str]:
         f"{what}: it names {name!r}, a column of the lookup's table, which is looked up after expressions and rules"
         for what, text in texts.items()
         for name in names
-        if re.search(rf"(?<![\w@-]){re.escape(name)}(?![\w@-])", _without_texts(text), re.IGNORECASE)
+        if re.search(rf"(?<![\w@-]){re.escape(name)}(?![\w@-])", _remove_literals(text), re.IGNORECASE)
     ]
-    if stream.lookup is not None and stream.field_named(stream.lookup.field).may_be_null:
+    if stream.lookup is not None and stream.find_field(stream.lookup.field).may_be_null:
         by = f"field {stream.lookup.field!r}, by which it is looked up, may be null"
         found += [
-            f"field {name!r}: {by}: declare optional=True" for name in names if not stream.field_named(name).optional
+            f"field {name!r}: {by}: declare optional=True" for name in names if not stream.find_field(name).optional
         ]
     return found
 
 
-def _without_texts(expression: str) -> str:
+def _remove_literals(expression: str) -> str:
     return re.sub(r"'(?:[^'\\]|\\.)*'", "''", expression)
 
 
@@ -278,29 +278,33 @@ def _delete_problems(stream: Stream) -> list[str]:
     if deletes.field is None:
         if deletes.values:
             return ["deletes: values are of a field, and none is named"]
-        return _tombstone_problems(stream) if deletes.tombstones else ["deletes: neither a field nor tombstones delete"]
-    declared = stream.field_named(deletes.field)
+        return (
+            _find_tombstone_problems(stream)
+            if deletes.tombstones
+            else ["deletes: neither a field nor tombstones delete"]
+        )
+    declared = stream.find_field(deletes.field)
     wanted = {"string": str, "boolean": bool, "integer": int, "long": int}.get(declared.type)
     if wanted is None:
         return [f"deletes: field {declared.name!r} is a {declared.type}; it may be a string, boolean, integer or long"]
     if not deletes.values:
         return [f"deletes: no value of {declared.name!r} is given that deletes"]
     found = [f"deletes: {one!r} is no {declared.type}" for one in deletes.values if type(one) is not wanted]
-    return found + (_tombstone_problems(stream) if deletes.tombstones else [])
+    return found + (_find_tombstone_problems(stream) if deletes.tombstones else [])
 
 
-def _tombstone_problems(stream: Stream) -> list[str]:
+def _find_tombstone_problems(stream: Stream) -> list[str]:
     """A tombstone has a key, headers, and what Kafka says of it; no value."""
     names = [name for name in (*stream.key, *stream.version_fields, stream.event_time) if name is not None]
     return [
         f"deletes: a tombstone has no field {name!r}, which is the key, the version or the event time: give it a "
         "source in the record's key, a header, or what Kafka says of it"
         for name in dict.fromkeys(names)
-        if all(isinstance(one, tuple) for one in stream.field_named(name).sources)
+        if all(isinstance(one, tuple) for one in stream.find_field(name).sources)
     ]
 
 
-def _limit_problems(limits: Limits) -> list[str]:
+def _find_limit_problems(limits: Limits) -> list[str]:
     times = {"max_wait": limits.max_wait, "retention_margin": limits.retention_margin}
     counts = {name: value for name, value in vars(limits).items() if name not in times}
     found = [f"limits: {name} is {value}, and must be 1 or more" for name, value in counts.items() if value < 1]
@@ -312,7 +316,7 @@ def _limit_problems(limits: Limits) -> list[str]:
     return found
 
 
-def _alert_problems(alerts: Alerts) -> list[str]:
+def _find_alert_problems(alerts: Alerts) -> list[str]:
     found = []
     if not 0 <= alerts.reject_ratio <= 1 or alerts.parked < 0:
         found.append("alerts: the reject ratio must be between 0 and 1, the number of parked records 0 or more")
@@ -321,7 +325,7 @@ def _alert_problems(alerts: Alerts) -> list[str]:
     return found + [f"alerts: {name} is {value}, and cannot be negative" for name, value in negative.items()]
 
 
-def _breaker_problems(breaker: Breaker) -> list[str]:
+def _find_breaker_problems(breaker: Breaker) -> list[str]:
     found = []
     if not 0 < breaker.reject_ratio <= 1:
         found.append("breaker: the reject ratio must be above 0 and at most 1")
@@ -332,13 +336,13 @@ def _breaker_problems(breaker: Breaker) -> list[str]:
     return found
 
 
-def _accepted_problems(stream: Stream) -> list[str]:
+def _find_publication_problems(stream: Stream) -> list[str]:
     accepted = stream.publishes
     if accepted is None:
         return []
     found = []
     if not _is_topic(accepted.topic):
-        found.append(f"publishes: {_no_topic(accepted.topic)}")
+        found.append(f"publishes: {_describe_topic_problem(accepted.topic)}")
     if stream.deletes is not None:
         found.append("publishes: a delete has no form on the topic of accepted events; leave out publishes or deletes")
     found += [
@@ -365,7 +369,7 @@ def _cluster_problems(stream: Stream) -> list[str]:
     return found if stream.maintenance.cluster_by else ["maintenance: cluster_by must name a column or more"]
 
 
-def _maintenance_problems(maintenance: Maintenance) -> list[str]:
+def _find_maintenance_problems(maintenance: Maintenance) -> list[str]:
     found = ["maintenance: live_slices must be 1 or more"] if maintenance.live_slices < 1 else []
     if maintenance.live_for is not None and maintenance.live_for <= timedelta(0):
         found.append("maintenance: live_for must be longer than nothing")
@@ -376,7 +380,7 @@ def _maintenance_problems(maintenance: Maintenance) -> list[str]:
     return found
 
 
-def _retention_problems(retention: Retention) -> list[str]:
+def _find_retention_problems(retention: Retention) -> list[str]:
     found = []
     if retention.raw is not None and retention.raw < SHORTEST_RETENTION:
         found.append("retention: raw must be retained for a day at least")
@@ -393,7 +397,7 @@ def _retention_problems(retention: Retention) -> list[str]:
     return found
 
 
-def _reject_problems(stream: Stream) -> list[str]:
+def _find_reject_problems(stream: Stream) -> list[str]:
     found = []
     if any(not SHORTEST_DELAY <= delay <= LONGEST_DELAY for delay in stream.tiers):
         found.append("a tier's delay must be between a second and seven days")
@@ -403,7 +407,7 @@ def _reject_problems(stream: Stream) -> list[str]:
         if not SHORTEST_DELAY <= one.delay <= LONGEST_DELAY
     ]
     named = stream.foreign_topics
-    found += [f"the foreign topic {_no_topic(name)}" for name in named if not _is_topic(name)]
+    found += [f"the foreign topic {_describe_topic_problem(name)}" for name in named if not _is_topic(name)]
     if list(stream.tiers) != sorted(set(stream.tiers)):
         found.append("each tier must wait longer than the one before it")
     found += [f"on_reject says nothing of {reason!r}" for reason in ON_REJECT if reason not in stream.on_reject]
@@ -431,7 +435,7 @@ def _check_problems(stream: Stream) -> list[str]:
     return unknown + late
 
 
-def _start_problems(start: Start | str) -> list[str]:
+def _find_start_problems(start: Start | str) -> list[str]:
     if start in {*Start}:
         return []
     wanted = "earliest, latest or a time in ISO 8601 with its zone, such as 2026-03-01T00:00:00Z"
@@ -442,22 +446,22 @@ def _start_problems(start: Start | str) -> list[str]:
     return [] if zone else [f"the start {start!r} names no zone; give {wanted}"]
 
 
-def _typed_problems(stream: Stream) -> list[str]:
+def _find_type_problems(stream: Stream) -> list[str]:
     found = []
-    if any(stream.field_named(name).type not in {"integer", "long", "timestamp"} for name in stream.version_fields):
+    if any(stream.find_field(name).type not in {"integer", "long", "timestamp"} for name in stream.version_fields):
         found.append("the version must be an integer, a long or a timestamp, or a tuple of such fields")
-    if stream.event_time and stream.field_named(stream.event_time).type != "timestamp":
+    if stream.event_time and stream.find_field(stream.event_time).type != "timestamp":
         found.append("the event time must be a timestamp")
     for name in dict.fromkeys((*stream.key, *stream.version_fields, stream.event_time)):
         if name is None:
             continue
-        declared = stream.field_named(name)
+        declared = stream.find_field(name)
         if declared.may_be_null:
             found.append(f"field {name!r} is the key, the version or the event time, so it cannot be null")
     found += [
-        f"field {name!r}: a {stream.field_named(name).type} cannot be a part of the key"
+        f"field {name!r}: a {stream.find_field(name).type} cannot be a part of the key"
         for name in stream.key
-        if stream.field_named(name).type in {"float", "double", "binary", "json", "array", "map", "struct"}
+        if stream.find_field(name).type in {"float", "double", "binary", "json", "array", "map", "struct"}
     ]
     found += [
         f"a field named {name!r} must be the stream's {name}; give it another name and a source"
@@ -470,13 +474,13 @@ def _typed_problems(stream: Stream) -> list[str]:
         found.append(
             "first_version needs record_key='strict': missing versions are looked for among rejects by record key"
         )
-    return [*found, *_metrics_problems(stream)]
+    return [*found, *_find_metrics_problems(stream)]
 
 
-def _metrics_problems(stream: Stream) -> list[str]:
+def _find_metrics_problems(stream: Stream) -> list[str]:
     if stream.metrics is None:
         return []
-    found, status = [], stream.field_named(stream.metrics.status)
+    found, status = [], stream.find_field(stream.metrics.status)
     if status.type != "string" or not status.one_of:
         found.append(f"metrics: field {status.name!r} must be a string with one_of: its values become columns")
     unfit = [value for value in status.one_of if not _COLUMN.fullmatch(str(value))]
@@ -488,7 +492,7 @@ def _metrics_problems(stream: Stream) -> list[str]:
         for v in stream.metrics.mean_of
         if v not in status.one_of
     ]
-    digits = TYPE.fullmatch(stream.field_named(stream.metrics.amount).type)
+    digits = TYPE.fullmatch(stream.find_field(stream.metrics.amount).type)
     summed = digits and (digits[0] in {"integer", "long"} or (digits[1] and int(digits[1]) <= MOST_DIGITS))
     if not summed:
         found.append(

@@ -14,12 +14,19 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from highwater.avro_decoding import LOCAL_BEGIN, decode_avro, moment_after
-from highwater.format_rules import python_pattern
+from highwater.avro_decoding import LOCAL_BEGIN, add_microseconds, decode_avro
+from highwater.format_rules import to_python_pattern
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
-from highwater.protobuf import compiled, declared_files
-from highwater.schemas import KEY_HEADER, VALUE_HEADER, FramingError, framing_of, protobuf_message, self_contained_avro
-from highwater.second_reader import HALF_OF_A_PAIR, MISSING, Infinite, KafkaRecord, MisfitError, Whole, number_of
+from highwater.protobuf import compile_schema, decode_declared_files
+from highwater.schemas import (
+    KEY_HEADER,
+    VALUE_HEADER,
+    FramingError,
+    build_self_contained_avro,
+    parse_framing,
+    parse_protobuf_message,
+)
+from highwater.second_reader import HALF_OF_A_PAIR, MISSING, Infinite, KafkaRecord, MisfitError, Whole, parse_number
 from highwater.sources import Rest
 
 if TYPE_CHECKING:
@@ -45,10 +52,10 @@ def _with_taken(stream: Stream, field: Field) -> Field:
     """A field whose source is the rest of an object, with the names of the members that are no part of it."""
     if not isinstance(field.source, Rest):
         return field
-    return replace(field, source=replace(field.source, taken=stream.members_taken(field.source.path)))
+    return replace(field, source=replace(field.source, taken=stream.select_taken_members(field.source.path)))
 
 
-def document(
+def decode_value(
     declared: Format, record: KafkaRecord, schemas: Schemas | None, *, infinite: bool = True
 ) -> dict[str, Any]:
     """The document of a record's value.
@@ -70,18 +77,22 @@ def document(
     """
     assert record.value is not None
     if isinstance(declared, Json):
-        framed = _framed(record, schemas, by_guid=False)[0] if declared.registry else None
-        return _json(record.value if framed is None else framed.payload, infinite=infinite)
+        framed = _resolve_framing(record, schemas, by_guid=False)[0] if declared.registry else None
+        return _parse_json(record.value if framed is None else framed.payload, infinite=infinite)
     if isinstance(declared, Avro):
-        return dict(_avro_record(declared, record, schemas, any_type=False))
+        return dict(_decode_avro_record(declared, record, schemas, any_type=False))
     if isinstance(declared, Protobuf):
-        found: dict[str, Any] = _protobuf(declared, record, schemas)
+        found: dict[str, Any] = _decode_protobuf(declared, record, schemas)
         return found
-    readers: Mapping[type[Any], Callable[[Any, bytes], Any]] = {Csv: _csv, Lines: _line, Raw: _raw}
+    readers: Mapping[type[Any], Callable[[Any, bytes], Any]] = {
+        Csv: _parse_csv,
+        Lines: _parse_line,
+        Raw: _wrap_raw_value,
+    }
     return dict(readers[type(declared)](declared, record.value))
 
 
-def document_of_key(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Any:
+def decode_record_key(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Any:
     """A record's key, decoded; `MISSING` without one, or where no field is taken from it.
 
     Args:
@@ -98,10 +109,10 @@ def document_of_key(stream: Stream, record: KafkaRecord, schemas: Schemas | None
     """
     if record.key is None or not stream.reads_key:
         return MISSING
-    return decoded_key(stream.key_format, record.key, record, schemas)
+    return decode_key(stream.key_format, record.key, record, schemas)
 
 
-def decoded_key(declared: KeyFormat, key: bytes, record: KafkaRecord, schemas: Schemas | None) -> Any:
+def decode_key(declared: KeyFormat, key: bytes, record: KafkaRecord, schemas: Schemas | None) -> Any:
     """A record's key in a format.
 
     Raises:
@@ -112,7 +123,7 @@ def decoded_key(declared: KeyFormat, key: bytes, record: KafkaRecord, schemas: S
     headers = [(VALUE_HEADER, content) for name, content in record.headers if name == KEY_HEADER]
     moved = replace(record, value=key, headers=headers)
     try:
-        return _key(declared, key, moved, schemas)
+        return _decode_by_format(declared, key, moved, schemas)
     except UnknownSchemaError as error:
         raise UnknownSchemaError(f"{error} of the key") from error
     except MisfitError as error:
@@ -123,7 +134,7 @@ def decoded_key(declared: KeyFormat, key: bytes, record: KafkaRecord, schemas: S
         raise MisfitError("the key is nested deeper than Python reads") from error
 
 
-def _key(declared: KeyFormat, key: bytes, moved: KafkaRecord, schemas: Schemas | None) -> Any:
+def _decode_by_format(declared: KeyFormat, key: bytes, moved: KafkaRecord, schemas: Schemas | None) -> Any:
     if isinstance(declared, Raw):
         return key
     if isinstance(declared, Text):
@@ -136,11 +147,11 @@ def _key(declared: KeyFormat, key: bytes, moved: KafkaRecord, schemas: Schemas |
             raise MisfitError(f"the value has {len(key)} bytes, and an integer {declared.size}")
         return int.from_bytes(key, signed=True)
     if isinstance(declared, Avro):
-        return _avro_record(declared, moved, schemas, any_type=True)
+        return _decode_avro_record(declared, moved, schemas, any_type=True)
     if isinstance(declared, Protobuf):
-        return _with_doubles(_protobuf(declared, moved, schemas, any_type=True))
-    framed = _framed(moved, schemas, by_guid=False)[0] if declared.registry else None
-    return _json_key(key if framed is None else framed.payload)
+        return _with_doubles(_decode_protobuf(declared, moved, schemas, any_type=True))
+    framed = _resolve_framing(moved, schemas, by_guid=False)[0] if declared.registry else None
+    return _parse_json_key(key if framed is None else framed.payload)
 
 
 # Beyond these the pipeline reads a number of a key as a double.
@@ -148,21 +159,25 @@ _MOST_DIGITS = 38
 _LONGEST_NUMBER = 1000  # of Jackson
 
 
-def _json_key(key: bytes) -> Any:
+def _parse_json_key(key: bytes) -> Any:
     """A document of any type, which is sound as a whole."""
 
-    def pairs(given: list[tuple[str, Any]]) -> dict[str, Any]:
+    def build_strict_object(given: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(given)) < len(given):
             raise MisfitError("the value has a name twice")
         return dict(given)
 
-    def constant(name: str) -> Any:
+    def reject_constant(name: str) -> Any:
         raise MisfitError(f"not JSON: {name}")
 
     try:
         text = key.decode()
         found = json.loads(
-            text, parse_int=_key_number, parse_float=_key_number, parse_constant=constant, object_pairs_hook=pairs
+            text,
+            parse_int=_parse_key_number,
+            parse_float=_parse_key_number,
+            parse_constant=reject_constant,
+            object_pairs_hook=build_strict_object,
         )
     except MisfitError:
         raise
@@ -175,7 +190,7 @@ def _json_key(key: bytes) -> Any:
     return found
 
 
-def _key_number(text: str) -> Decimal | float:
+def _parse_key_number(text: str) -> Decimal | float:
     if len(text) > _LONGEST_NUMBER:
         raise MisfitError(f"not JSON: a number of {len(text)} digits")
     number = None if "e" in text.lower() else Decimal(text)
@@ -207,13 +222,13 @@ class Repeating(dict[str, Any]):
         self.repeated = frozenset(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     return found if len(found) == len(pairs) else Repeating(pairs)
 
 
-def _json(value: bytes, *, infinite: bool) -> dict[str, Any]:
-    def constant(name: str) -> Infinite:
+def _parse_json(value: bytes, *, infinite: bool) -> dict[str, Any]:
+    def convert_constant(name: str) -> Infinite:
         if not infinite:
             raise MisfitError(f"the value is no JSON: {name}, which no field takes")
         return Infinite(name)
@@ -221,10 +236,10 @@ def _json(value: bytes, *, infinite: bool) -> dict[str, Any]:
     try:
         found = json.loads(
             value.decode(),
-            parse_int=number_of,
-            parse_float=number_of,
-            parse_constant=constant,
-            object_pairs_hook=_object,
+            parse_int=parse_number,
+            parse_float=parse_number,
+            parse_constant=convert_constant,
+            object_pairs_hook=_build_object,
         )
     except MisfitError:
         raise
@@ -237,10 +252,12 @@ def _json(value: bytes, *, infinite: bool) -> dict[str, Any]:
     return found
 
 
-def _framed(record: KafkaRecord, schemas: Schemas | None, *, by_guid: bool = True) -> tuple[Framed, Schema | None]:
+def _resolve_framing(
+    record: KafkaRecord, schemas: Schemas | None, *, by_guid: bool = True
+) -> tuple[Framed, Schema | None]:
     """The payload and its schema; a document in JSON is read without one where that is known by a GUID alone."""
     try:
-        framed = framing_of(record.value, record.headers)
+        framed = parse_framing(record.value, record.headers)
     except FramingError as error:
         raise MisfitError(f"the value has no schema ID: {error}") from error
     assert framed is not None
@@ -253,38 +270,45 @@ def _framed(record: KafkaRecord, schemas: Schemas | None, *, by_guid: bool = Tru
     return framed, found
 
 
-def _self_contained(schema: Schema) -> str:
+def _inline_references(schema: Schema) -> str:
     try:
-        return self_contained_avro(schema)
+        return build_self_contained_avro(schema)
     except Exception as error:  # whatever the registry gives for a schema
         raise MisfitError(f"schema {schema.id} cannot be read: {error}") from error
 
 
-def _avro_record(declared: Avro, record: KafkaRecord, schemas: Schemas | None, *, any_type: bool) -> Any:
+def _decode_avro_record(declared: Avro, record: KafkaRecord, schemas: Schemas | None, *, any_type: bool) -> Any:
     """The decoded value, by the declared schema or by the one that the framing names."""
     if declared.schema is not None:
         return decode_avro(declared.schema, record.value or b"", "the declared schema", any_type=any_type)
-    framed, schema = _framed(record, schemas)
+    framed, schema = _resolve_framing(record, schemas)
     assert schema is not None
     if schema.kind != "AVRO":
         raise MisfitError(f"schema {schema.id} is no Avro")
-    return decode_avro(_self_contained(schema), framed.payload, f"schema {schema.id or framed.guid}", any_type=any_type)
+    return decode_avro(
+        _inline_references(schema), framed.payload, f"schema {schema.id or framed.guid}", any_type=any_type
+    )
 
 
-def _protobuf(declared: Protobuf, record: KafkaRecord, schemas: Schemas | None, *, any_type: bool = False) -> Any:
+def _decode_protobuf(
+    declared: Protobuf, record: KafkaRecord, schemas: Schemas | None, *, any_type: bool = False
+) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
         if declared.descriptors is not None:
-            kind, payload = _message(*_declared(declared), declared.message, ()), record.value or b""
+            kind, payload = (
+                _build_message_class(*_parse_declared_files(declared), declared.message, ()),
+                record.value or b"",
+            )
         else:
-            framed, schema = _framed(record, schemas)
+            framed, schema = _resolve_framing(record, schemas)
             assert schema is not None
-            places, payload = protobuf_message(framed)
-            kind = _message(*compiled(schema), declared.message, places)
+            places, payload = parse_protobuf_message(framed)
+            kind = _build_message_class(*compile_schema(schema), declared.message, places)
         read = kind()
         read.ParseFromString(payload)
-        found = _said(read)
+        found = _convert_message(read)
     except MisfitError:
         raise
     except (DecodeError, FramingError, ValueError, KeyError, TypeError) as error:
@@ -295,12 +319,12 @@ def _protobuf(declared: Protobuf, record: KafkaRecord, schemas: Schemas | None, 
 
 
 @lru_cache(maxsize=256)
-def _declared(declared: Protobuf) -> tuple[bytes, str]:
-    return declared_files(declared)
+def _parse_declared_files(declared: Protobuf) -> tuple[bytes, str]:
+    return decode_declared_files(declared)
 
 
 @lru_cache(maxsize=256)
-def _message(files: bytes, main: str, name: str, places: tuple[int, ...]) -> Any:
+def _build_message_class(files: bytes, main: str, name: str, places: tuple[int, ...]) -> Any:
     """The class of a message, by its name or by its place in the main file and in the messages around it."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
@@ -326,38 +350,38 @@ _WRAPPERS = frozenset(
 )
 
 
-def _said(message: Any) -> Any:
+def _convert_message(message: Any) -> Any:
     """The contents of a message, in the types that JSON has: bytes are base64, and times are ISO 8601."""
     package, _, name = message.DESCRIPTOR.full_name.rpartition(".")
     known = name if package == "google.protobuf" else ""
     if known == "Timestamp":
-        return _timestamp(message.seconds, message.nanos)
+        return _format_timestamp(message.seconds, message.nanos)
     if known == "Duration":
         return message.ToJsonString()
     if known == "Value":
         kind = message.WhichOneof("kind") or "null_value"
-        return None if kind == "null_value" else _said_of(message, kind)
+        return None if kind == "null_value" else _convert_field(message, kind)
     if known in _WRAPPERS | {"Struct", "ListValue"}:
-        return _said_of(message, message.DESCRIPTOR.fields[0].name)
+        return _convert_field(message, message.DESCRIPTOR.fields[0].name)
     there = [f for f in message.DESCRIPTOR.fields if not f.has_presence or f.is_repeated or message.HasField(f.name)]
-    return {field.name: _said_of(message, field.name) for field in there}
+    return {field.name: _convert_field(message, field.name) for field in there}
 
 
-def _said_of(message: Any, name: str) -> Any:
+def _convert_field(message: Any, name: str) -> Any:
     """The contents of one field of a message."""
     field, value = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         inner = field.message_type.fields_by_name["value"]
-        return {_key_text(key): _plain(inner, value[key]) for key in value}
+        return {_format_key(key): _convert_value(inner, value[key]) for key in value}
     if field.is_repeated:
-        return [_plain(field, one) for one in value]
-    return _plain(field, value)
+        return [_convert_value(field, one) for one in value]
+    return _convert_value(field, value)
 
 
-def _plain(field: Any, value: Any) -> Any:
+def _convert_value(field: Any, value: Any) -> Any:
     """A value that is no list and no map."""
     if field.message_type is not None:
-        return _said(value)
+        return _convert_message(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if field.enum_type is not None:
@@ -366,24 +390,24 @@ def _plain(field: Any, value: Any) -> Any:
     if not isinstance(value, float):
         return value
     if math.isfinite(value):
-        return number_of(repr(value))
+        return parse_number(repr(value))
     return Infinite(_NAMES[str(value)])
 
 
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-def _key_text(key: object) -> str:
+def _format_key(key: object) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-def _timestamp(seconds: int, nanos: int) -> str:
+def _format_timestamp(seconds: int, nanos: int) -> str:
     """ISO 8601 to the microsecond, or a text that is no time."""
-    found = moment_after(LOCAL_BEGIN, seconds * 1_000_000 + nanos // 1000)
+    found = add_microseconds(LOCAL_BEGIN, seconds * 1_000_000 + nanos // 1000)
     return f"{found.isoformat()}Z" if isinstance(found, datetime) else f"{seconds} s and {nanos} ns since 1970"
 
 
-def _text(value: bytes) -> str:
+def _decode_line(value: bytes) -> str:
     try:
         text = value.decode()
     except UnicodeDecodeError as error:
@@ -394,14 +418,14 @@ def _text(value: bytes) -> str:
     return line
 
 
-def _csv(declared: Csv, value: bytes) -> dict[str, str | None]:
-    values = _separated(_text(value), declared)
+def _parse_csv(declared: Csv, value: bytes) -> dict[str, str | None]:
+    values = _split_values(_decode_line(value), declared)
     if len(values) != len(declared.columns):
         raise MisfitError(f"{len(values)} values in place of {len(declared.columns)}")
     return {name: None if one == declared.null else one for name, one in zip(declared.columns, values, strict=True)}
 
 
-def _separated(line: str, declared: Csv) -> list[str]:
+def _split_values(line: str, declared: Csv) -> list[str]:
     """The values of a line, of any length: the module csv has a limit, which is one for the whole process."""
     quote, end = re.escape(declared.quote), re.escape(declared.delimiter)
     quoted = re.compile(rf"{quote}((?:[^{quote}]|{quote}{quote})*+){quote}(?={end}|\Z)")
@@ -423,13 +447,13 @@ def _separated(line: str, declared: Csv) -> list[str]:
         at += 1
 
 
-def _line(declared: Lines, value: bytes) -> dict[str, str]:
-    found = re.fullmatch(python_pattern(declared.pattern), _text(value), re.ASCII)
+def _parse_line(declared: Lines, value: bytes) -> dict[str, str]:
+    found = re.fullmatch(to_python_pattern(declared.pattern), _decode_line(value), re.ASCII)
     if found is None:
         raise MisfitError("the line does not match the declared pattern")
     return {name: one for name, one in found.groupdict().items() if one}
 
 
-def _raw(declared: Raw, value: bytes) -> dict[str, bytes]:
+def _wrap_raw_value(declared: Raw, value: bytes) -> dict[str, bytes]:
     del declared
     return {"value": Whole(value)}

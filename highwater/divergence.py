@@ -25,27 +25,27 @@ class Fingerprint:
     digest: str
 
 
-def epochs_to_plain(epochs: Mapping[int, int]) -> dict[str, int]:
+def encode_epochs(epochs: Mapping[int, int]) -> dict[str, int]:
     """Leader epochs as plain values for JSON, ordered by partition."""
     return {str(p): epochs[p] for p in sorted(epochs)}
 
 
-def epochs_from_plain(plain: Mapping[str, int]) -> dict[int, int]:
-    """The inverse of `epochs_to_plain`."""
+def decode_epochs(plain: Mapping[str, int]) -> dict[int, int]:
+    """The inverse of `encode_epochs`."""
     return {int(p): epoch for p, epoch in plain.items()}
 
 
-def fingerprints_to_plain(prints: Mapping[int, Fingerprint]) -> dict[str, list[int | str]]:
+def encode_fingerprints(prints: Mapping[int, Fingerprint]) -> dict[str, list[int | str]]:
     """Fingerprints as plain values for JSON, `{"partition": [offset, digest]}`, ordered by partition."""
     return {str(p): [prints[p].offset, prints[p].digest] for p in sorted(prints)}
 
 
-def fingerprints_from_plain(plain: Mapping[str, Sequence[Any]]) -> dict[int, Fingerprint]:
-    """The inverse of `fingerprints_to_plain`."""
+def decode_fingerprints(plain: Mapping[str, Sequence[Any]]) -> dict[int, Fingerprint]:
+    """The inverse of `encode_fingerprints`."""
     return {int(p): Fingerprint(*mark) for p, mark in plain.items()}
 
 
-def digest(timestamp_ms: int, key: bytes | None, value: bytes | None) -> str:
+def compute_digest(timestamp_ms: int, key: bytes | None, value: bytes | None) -> str:
     """The digest of a record; `highwater.assets.raw` computes the same in Spark.
 
     Args:
@@ -53,10 +53,10 @@ def digest(timestamp_ms: int, key: bytes | None, value: bytes | None) -> str:
         key: null and empty differ.
         value: likewise.
     """
-    return hashlib.sha256(str(timestamp_ms).encode() + _part(key) + _part(value)).hexdigest()
+    return hashlib.sha256(str(timestamp_ms).encode() + _encode_content(key) + _encode_content(value)).hexdigest()
 
 
-def _part(content: bytes | None) -> bytes:
+def _encode_content(content: bytes | None) -> bytes:
     return b"\x00" if content is None else b"\x01" + content
 
 
@@ -100,7 +100,7 @@ class Divergence:
 SOUND = Divergence()
 
 
-def replaced(was: PlannedFacts, now: Sequence[SeenRecord]) -> bool:
+def has_diverged(was: PlannedFacts, now: Sequence[SeenRecord]) -> bool:
     """Whether other records are before the planned end than at planning time.
 
     A record that retention or compaction removed is no divergence: then only a later epoch shows one.

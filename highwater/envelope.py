@@ -56,7 +56,7 @@ class Origin(NamedTuple):
     offset: int
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Self:
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
         """The origin that a row of a table names."""
         return cls(*[row[name] for name in ORIGIN])
 
@@ -90,7 +90,7 @@ class ValueReference:
     place: Place
     size: int
 
-    def headers(self) -> list[Header]:
+    def to_headers(self) -> list[Header]:
         """The headers, all as text in UTF-8."""
         plain: dict[str, object] = {
             LEFT_OUT: ",".join(self.left_out),
@@ -103,7 +103,7 @@ class ValueReference:
         return [(name, str(value).encode()) for name, value in plain.items()]
 
     @classmethod
-    def of(cls, text: Mapping[str, str]) -> Self | None:
+    def from_headers(cls, text: Mapping[str, str]) -> Self | None:
         """The headers as text by name; None unless they are whole."""
         parts = tuple(text.get(LEFT_OUT, "").split(","))
         try:
@@ -153,7 +153,7 @@ class Envelope:
         """The record's identity."""
         return Origin(self.topic, self.generation, self.partition, self.offset)
 
-    def headers(self) -> list[Header]:
+    def to_headers(self) -> list[Header]:
         """The headers, all as text in UTF-8."""
         plain: dict[str, object] = {
             ORIGIN_TOPIC: self.topic,
@@ -169,28 +169,28 @@ class Envelope:
             RECLAIMS: self.reclaims,
         }
         headers: list[Header] = [(name, str(value).encode()) for name, value in plain.items()]
-        return headers if self.reference is None else [*headers, *self.reference.headers()]
+        return headers if self.reference is None else [*headers, *self.reference.to_headers()]
 
 
-def wrapped(envelope: Envelope, headers: Iterable[Header]) -> list[Header]:
+def add_envelope(envelope: Envelope, headers: Iterable[Header]) -> list[Header]:
     """The record's own headers untouched and in their order, then the envelope in place of any earlier one.
 
     So headers never grow with the attempts.
     """
-    return [*unwrapped(headers), *envelope.headers()]
+    return [*remove_envelope(headers), *envelope.to_headers()]
 
 
-def unwrapped(headers: Iterable[Header]) -> Sequence[Header]:
+def remove_envelope(headers: Iterable[Header]) -> Sequence[Header]:
     """The record's own headers."""
     return [header for header in headers if not header[0].startswith(PREFIX)]
 
 
-def headers_of(row: Mapping[str, Any]) -> list[Header]:
+def build_headers(row: Mapping[str, Any]) -> list[Header]:
     """The headers of a row of raw or of rejects, in their order."""
     return [(header["key"], header["value"]) for header in row["headers"] or ()]
 
 
-def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = None) -> Envelope | None:
+def open_envelope(headers: Iterable[Header], believed: Callable[[str], bool] | None = None) -> Envelope | None:
     """The envelope of a record on a DLQ topic; None where one is missing or cannot be believed.
 
     Of several headers of one name the last counts. `highwater.assets.origins` reads the same in Spark.
@@ -203,10 +203,10 @@ def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = N
         text = {name: (value or b"").decode() for name, value in headers if name.startswith(PREFIX)}
     except UnicodeDecodeError:
         return None
-    topic, numbers = text.get(ORIGIN_TOPIC), _numbers(text)
+    topic, numbers = text.get(ORIGIN_TOPIC), _parse_numbers(text)
     if not topic or numbers is None or (believed is not None and not believed(topic)):
         return None
-    reference = ValueReference.of(text)
+    reference = ValueReference.from_headers(text)
     if reference is None and LEFT_OUT in text:
         return None
     generation, partition, offset, timestamp, attempt, reclaims = numbers
@@ -220,7 +220,7 @@ def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = N
         reason=text.get(REASON, ""),
         detail=text.get(DETAIL, ""),
         slice_key=text.get(SLICE, ""),
-        first_failed_at=_moment(text.get(FIRST_FAILED_AT, "")),
+        first_failed_at=_parse_moment(text.get(FIRST_FAILED_AT, "")),
         reclaims=reclaims,
         reference=reference,
     )
@@ -239,7 +239,7 @@ _RANGES = {
 _WITHOUT = {RECLAIMS: "0"}
 
 
-def _numbers(text: Mapping[str, str]) -> tuple[int, int, int, int, int, int] | None:
+def _parse_numbers(text: Mapping[str, str]) -> tuple[int, int, int, int, int, int] | None:
     """Generation, partition, offset, timestamp, attempt and reclaims; None unless all are in their ranges."""
     found = []
     for name, (least, most) in _RANGES.items():
@@ -254,7 +254,7 @@ def _numbers(text: Mapping[str, str]) -> tuple[int, int, int, int, int, int] | N
     return generation, partition, offset, timestamp, attempt, reclaims
 
 
-def _moment(text: str) -> datetime:
+def _parse_moment(text: str) -> datetime:
     """The moment; the beginning of 1970 where it cannot be read: nothing is decided by it."""
     try:
         found = datetime.fromisoformat(text)

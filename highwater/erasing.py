@@ -83,7 +83,7 @@ class RecordedErasure:
     slices: Mapping[str, Erased] = field(default_factory=dict)
 
 
-def digest_of(key: bytes) -> str:
+def compute_digest(key: bytes) -> str:
     """By what an erased key is known."""
     return sha256(key).hexdigest()
 
@@ -111,22 +111,22 @@ def until(erasures: Sequence[Erasure]) -> dict[str, datetime]:
     return found
 
 
-def microseconds(moment: datetime) -> int:
+def to_microseconds(moment: datetime) -> int:
     """A moment in microseconds since 1970, exactly."""
     return (moment - _BEGIN) // timedelta(microseconds=1)
 
 
-def milliseconds(moment: datetime) -> int:
+def to_milliseconds(moment: datetime) -> int:
     """The greatest timestamp of a record that is not younger than a moment; of the last moment that there is, any."""
-    return LATEST if moment == _END else microseconds(moment) // 1000
+    return LATEST if moment == _END else to_microseconds(moment) // 1000
 
 
-def moment_of(ms: int) -> datetime:
+def to_moment(ms: int) -> datetime:
     """The moment of a timestamp in milliseconds since 1970; the last one that there is for all beyond it."""
-    return _END if ms > microseconds(_END) // 1000 else _BEGIN + timedelta(milliseconds=max(ms, 0))
+    return _END if ms > to_microseconds(_END) // 1000 else _BEGIN + timedelta(milliseconds=max(ms, 0))
 
 
-def remaining(
+def subtract_counts(
     key: str, counts: Mapping[str, int], raw: int, tombstones: int, events: int, rejects: Mapping[str, int]
 ) -> dict[str, int]:
     """The counts of a decision without some of its records; remaining ones count as superseded.

@@ -26,7 +26,7 @@ _UNITS_OF = {
 _MOST_DECIMAL_DIGITS = 38
 
 
-def field_problems(declared: Field, depth: int = 0) -> list[str]:
+def find_field_problems(declared: Field, depth: int = 0) -> list[str]:
     """The faults of a declared field, in sentences; empty if it may be used."""
     kind = TYPE.fullmatch(declared.type)
     if kind is None:
@@ -34,16 +34,18 @@ def field_problems(declared: Field, depth: int = 0) -> list[str]:
     if kind[1] and not (1 <= int(kind[1]) <= _MOST_DECIMAL_DIGITS and int(kind[2]) <= int(kind[1])):
         rule = f"a decimal has 1 to {_MOST_DECIMAL_DIGITS} digits, and no more behind the point than in all"
         return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
-    found = _source_problems(declared) + _form_problems(declared) + _default_problems(declared, kind)
-    found += _bound_problems(declared, _greatest(declared, kind)) + _choice_problems(declared)
-    return found + (_inside_problems(declared, depth) if depth < _MOST_DEEP else [_too_deep(declared)])
+    found = _find_source_problems(declared) + _find_notation_problems(declared) + _find_default_problems(declared, kind)
+    found += _find_bound_problems(declared, _compute_maximum(declared, kind)) + _find_choice_problems(declared)
+    return found + (
+        _find_member_problems(declared, depth) if depth < _MOST_DEEP else [_describe_depth_problem(declared)]
+    )
 
 
-def _too_deep(declared: Field) -> str:
+def _describe_depth_problem(declared: Field) -> str:
     return f"field {declared.name!r}: fields are nested in each other {_MOST_DEEP} times at the most"
 
 
-def _inside_problems(declared: Field, depth: int) -> list[str]:
+def _find_member_problems(declared: Field, depth: int) -> list[str]:
     """The faults inside an array, a map or a struct."""
     name, kind, members = declared.name, declared.type, declared.members
     if kind not in CONTAINERS:
@@ -69,7 +71,7 @@ def _inside_problems(declared: Field, depth: int) -> list[str]:
             found.append(f"field {name!r}: one_of and at_least are for fields of the record; use a rule of the stream")
         if one.expression is not None or not _is_from_paths(one):
             found.append(f"field {name!r}: {one.name!r} inside of it can only come from a path")
-        found += [f"field {name!r}: {problem}" for problem in field_problems(one, depth + 1)]
+        found += [f"field {name!r}: {problem}" for problem in find_field_problems(one, depth + 1)]
     return found
 
 
@@ -78,7 +80,7 @@ def _is_from_paths(declared: Field) -> bool:
     return all(one is None or isinstance(one, str) for one in given)
 
 
-def _source_problems(declared: Field) -> list[str]:
+def _find_source_problems(declared: Field) -> list[str]:
     if declared.source == ():
         return [f"field {declared.name!r}: source names nothing"]
     try:
@@ -87,14 +89,14 @@ def _source_problems(declared: Field) -> list[str]:
     except ValueError as error:
         return [f"field {declared.name!r}: source: {error}"]
     if any(isinstance(one, Reference) for one in found):
-        return _reference_problems(declared)
+        return _find_reference_problems(declared)
     timestamps = [one for one in found if one == Meta("timestamp")]
     if timestamps and declared.type in {"timestamp", "timestamp_ntz"} and declared.unit != "ms":
         return [f"field {declared.name!r}: the timestamp of a record is a number in ms: declare unit='ms'"]
     return []
 
 
-def _reference_problems(declared: Field) -> list[str]:
+def _find_reference_problems(declared: Field) -> list[str]:
     """The faults of a field that is taken from the lookup's table, in sentences."""
     named = f"field {declared.name!r}"
     if declared.reference is None or declared.expression is not None:
@@ -107,7 +109,7 @@ def _reference_problems(declared: Field) -> list[str]:
     return [f"{named}: it is a column of the lookup's table as it is: leave out {', '.join(said)}"] if said else []
 
 
-def _form_problems(declared: Field) -> list[str]:
+def _find_notation_problems(declared: Field) -> list[str]:
     """The declared settings of a value's notation that do not fit the type."""
     name, kind, found = declared.name, declared.type, []
     units = _UNITS_OF.get(kind, frozenset())
@@ -150,7 +152,7 @@ DEFAULT_TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def _default_problems(declared: Field, kind: re.Match[str]) -> list[str]:
+def _find_default_problems(declared: Field, kind: re.Match[str]) -> list[str]:
     default = declared.default
     if default is None:
         return []
@@ -162,13 +164,13 @@ def _default_problems(declared: Field, kind: re.Match[str]) -> list[str]:
     # To Python a bool is an int.
     if type(default) not in allowed:
         return [f"field {declared.name!r}: the default {default!r} is no {declared.type}"]
-    greatest = _greatest(declared, kind)
+    greatest = _compute_maximum(declared, kind)
     if greatest is not None and isinstance(default, int) and not -greatest - 1 <= default <= greatest:
         return [f"field {declared.name!r}: the default {default!r} does not fit {declared.type}"]
     return []
 
 
-def _greatest(declared: Field, kind: re.Match[str]) -> int | None:
+def _compute_maximum(declared: Field, kind: re.Match[str]) -> int | None:
     """The greatest whole number that fits the type and 64 bits; None where it is no number."""
     if kind[1]:
         whole_digits = int(kind[1]) - int(kind[2])
@@ -177,7 +179,7 @@ def _greatest(declared: Field, kind: re.Match[str]) -> int | None:
     return greatest.get(declared.type)
 
 
-def _bound_problems(declared: Field, greatest: int | None) -> list[str]:
+def _find_bound_problems(declared: Field, greatest: int | None) -> list[str]:
     least = declared.at_least
     if least is None:
         return []
@@ -188,7 +190,7 @@ def _bound_problems(declared: Field, greatest: int | None) -> list[str]:
     return []
 
 
-def _choice_problems(declared: Field) -> list[str]:
+def _find_choice_problems(declared: Field) -> list[str]:
     wanted = {"string": str, "integer": int, "long": int}.get(declared.type)
     if declared.one_of and wanted is None:
         return [f"field {declared.name!r}: one_of is for strings and whole numbers, and a {declared.type} is neither"]

@@ -44,7 +44,7 @@ class Named(NamedTuple):
     timestamp: int | None
 
 
-def named(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> Named | None:
+def parse_foreign_origin(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> Named | None:
     """The origin that the headers of a record on a foreign topic name; None where they name none.
 
     Where several systems wrote headers, those of the first one count. `highwater.assets.foreign` is its Spark form.
@@ -66,13 +66,13 @@ def named(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> Nam
         partition = _from_bytes(first.get(prefix + PARTITION), 4)
         offset = _from_bytes(first.get(prefix + OFFSET), 8)
         time = _from_bytes(first.get(prefix + TIMESTAMP), 8)
-    topic = _topic(first[prefix + TOPIC]) if prefix else None
+    topic = _parse_topic(first[prefix + TOPIC]) if prefix else None
     if topic is None or partition is None or offset is None:
         return None
     return Named(topic, partition, offset, time if time is not None and 0 <= time <= MOST_MILLISECONDS else None)
 
 
-def _topic(value: bytes) -> str | None:
+def _parse_topic(value: bytes) -> str | None:
     text = value.decode(errors="replace")
     return text if re.fullmatch(TOPIC_NAME, text) else None
 
@@ -118,7 +118,7 @@ class MainLog:
     losses: Sequence[Loss] = ()
     ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
-    def open_at(self, timestamp: int | None, appended: int) -> int | None:
+    def find_open_offset(self, timestamp: int | None, appended: int) -> int | None:
         """The generation that was open at a time; None where that cannot be known.
 
         What lay in the topic when it was first planned is of the first generation, however old it is.
@@ -129,16 +129,16 @@ class MainLog:
         """
         moment = appended if timestamp is None else timestamp
         open_ = [one.number for one in self.generations[:1]]
-        open_ += [one.number for one in self.generations[1:] if milliseconds(one.opened_at) <= moment]
+        open_ += [one.number for one in self.generations[1:] if to_milliseconds(one.opened_at) <= moment]
         return open_[-1] if open_ and (timestamp is not None or len(open_) == 1) else None
 
-    def reader(self, generation: int, partition: int, offset: int) -> int | None:
+    def find_reader(self, generation: int, partition: int, offset: int) -> int | None:
         """The generation whose slices read an offset that was published in a generation; None if none ever does."""
-        if partition not in self._named():
+        if partition not in self._collect_partitions():
             return generation
         later = [one for one in self.generations if one.number >= generation]
         for this, following in zip_longest(later, later[1:]):
-            if offset < (this.starts.get(partition) or 0) or self._lost(this.number, partition, offset):
+            if offset < (this.starts.get(partition) or 0) or self._is_lost(this.number, partition, offset):
                 return None
             if following is None or offset < self.ends.get(this.number, {}).get(partition, 0):
                 return this.number
@@ -146,40 +146,43 @@ class MainLog:
                 return None  # the tail of a log that is gone, or the new one before that was accepted
         return None
 
-    def _lost(self, generation: int, partition: int, offset: int) -> bool:
+    def _is_lost(self, generation: int, partition: int, offset: int) -> bool:
         return any(
             (loss.generation, loss.partition) == (generation, partition) and offset in loss.offsets
             for loss in self.losses
         )
 
-    def spans(self) -> list[UnreadSpan]:
+    def compute_unread_spans(self) -> list[UnreadSpan]:
         """All offsets that their own generation did not read: what `reader` says, as ranges that do not overlap."""
         return [
-            span for one in self.generations for p in sorted(self._named()) for span in self._spans_of(one.number, p)
+            span
+            for one in self.generations
+            for p in sorted(self._collect_partitions())
+            for span in self._compute_partition_spans(one.number, p)
         ]
 
-    def _named(self) -> set[int]:
+    def _collect_partitions(self) -> set[int]:
         """The partitions with a record in the ledger: others joined later, at 0."""
         named = {p for one in self.generations for p in one.starts}
         return named | {p for ends in self.ends.values() for p in ends} | {loss.partition for loss in self.losses}
 
-    def _spans_of(self, generation: int, partition: int) -> Iterator[UnreadSpan]:
+    def _compute_partition_spans(self, generation: int, partition: int) -> Iterator[UnreadSpan]:
         lost = [loss.offsets for loss in self.losses if loss.partition == partition]
         bounds = {0, *(one.starts.get(partition) or 0 for one in self.generations)}
         bounds |= {ends.get(partition, 0) for ends in self.ends.values()}
         bounds |= {bound for offsets in lost for bound in (offsets.start, offsets.end)}
         for start, end in zip_longest(ordered := sorted(bounds), ordered[1:]):
-            reader = self.reader(generation, partition, start)
+            reader = self.find_reader(generation, partition, start)
             if reader != generation:
                 yield UnreadSpan(generation, partition, start, end, reader)
 
 
-def milliseconds(moment: datetime) -> int:
+def to_milliseconds(moment: datetime) -> int:
     """A moment in milliseconds since 1970."""
     return int(moment.timestamp() * 1000)
 
 
-def identity(stream: Stream, log: MainLog, found: Named, appended: int) -> Origin:
+def resolve_origin(stream: Stream, log: MainLog, found: Named, appended: int) -> Origin:
     """The identity of a record that other systems sent: an origin of the main topic, or one in the namespace.
 
     Args:
@@ -188,8 +191,8 @@ def identity(stream: Stream, log: MainLog, found: Named, appended: int) -> Origi
         found: what the headers name.
         appended: the record's own timestamp on the foreign topic, in milliseconds since 1970.
     """
-    generation = log.open_at(found.timestamp, appended) if found.topic == stream.topic else None
-    reader = None if generation is None else log.reader(generation, found.partition, found.offset)
+    generation = log.find_open_offset(found.timestamp, appended) if found.topic == stream.topic else None
+    reader = None if generation is None else log.find_reader(generation, found.partition, found.offset)
     if reader is None:
         return Origin(stream.namespace + found.topic, 0, found.partition, found.offset)
     return Origin(found.topic, reader, found.partition, found.offset)

@@ -36,12 +36,12 @@ _SHARED_IN_SETS = _SHARED_ESCAPES - frozenset("bBA123456789")
 _IN_SETS_ALONE = re.compile(r"\[|&&")
 
 
-def java_pattern(pattern: str) -> str:
+def to_java_pattern(pattern: str) -> str:
     """A declared pattern in Java's syntax."""
     return _with_names(pattern, "(?<")
 
 
-def python_pattern(pattern: str) -> str:
+def to_python_pattern(pattern: str) -> str:
     """A declared pattern in Python's syntax, for the flag `re.ASCII`: Java's classes have ASCII alone."""
     return _with_names(pattern, "(?P<")
 
@@ -50,7 +50,7 @@ def _with_names(pattern: str, begin: str) -> str:
     return "".join(begin if one.lastgroup == "named" else one[0] for one in _PARTS.finditer(pattern))
 
 
-def _unshared(pattern: str) -> str | None:
+def _find_unshared_part(pattern: str) -> str | None:
     """The first part of a pattern that Python and Java do not both read, or not as the same."""
     for one in _PARTS.finditer(pattern):
         text = one[0]
@@ -73,50 +73,52 @@ def _set_fault(text: str) -> bool:
     return bool(odd) or bool(_IN_SETS_ALONE.search(re.sub(r"\\.", "", inside, flags=re.DOTALL)))
 
 
-def _recursive(pattern: str) -> str | None:
+def _find_recursive_quantifier(pattern: str) -> str | None:
     """The first quantifier of a group that Java follows by recursion, which a long line overflows."""
     pairs = pairwise(one[0] for one in _PARTS.finditer(pattern))
     return next((after for one, after in pairs if one == ")" and _REPEATED.fullmatch(after)), None)
 
 
-def format_problems(stream: Stream) -> list[str]:
+def find_format_problems(stream: Stream) -> list[str]:
     """The faults of a stream's format, and of fields that the format cannot have, in sentences."""
     value = stream.value
     if isinstance(value, Csv):
-        return _csv_problems(value) + _named_problems(stream, set(value.columns), "column")
+        return _find_csv_problems(value) + _find_path_problems(stream, set(value.columns), "column")
     if isinstance(value, Lines):
-        found = _pattern_problems(value)
-        return found or _named_problems(stream, set(re.compile(python_pattern(value.pattern)).groupindex), "group")
+        found = _find_pattern_problems(value)
+        return found or _find_path_problems(
+            stream, set(re.compile(to_python_pattern(value.pattern)).groupindex), "group"
+        )
     if isinstance(value, Raw):
-        return _raw_problems(stream)
+        return _find_raw_problems(stream)
     if isinstance(value, Avro):
-        return _avro_problems(value.schema, "value", records_alone=True)
-    return _protobuf_problems(value, "value") if isinstance(value, Protobuf) else []
+        return _find_avro_problems(value.schema, "value", records_alone=True)
+    return _find_protobuf_problems(value, "value") if isinstance(value, Protobuf) else []
 
 
 _KEY_SIZES = (4, 8)
 
 
-def key_format_problems(stream: Stream) -> list[str]:
+def find_key_format_problems(stream: Stream) -> list[str]:
     """The faults of a stream's key format, and of fields that it cannot have, in sentences."""
     declared, found = stream.key_format, list[str]()
     if isinstance(declared, BigEndian) and declared.size not in _KEY_SIZES:
         sizes = " or ".join(map(str, _KEY_SIZES))
         found.append(f"key_format: an integer has {sizes} bytes, and size is {declared.size!r}")
     if isinstance(declared, Avro):
-        found += _avro_problems(declared.schema, "key_format", records_alone=False)
+        found += _find_avro_problems(declared.schema, "key_format", records_alone=False)
     if isinstance(declared, Protobuf):
-        found += _protobuf_problems(declared, "key_format")
+        found += _find_protobuf_problems(declared, "key_format")
     if stream.key and stream.record_key != "ignore" and not isinstance(declared, Text):
         found.append(
             f"record_key={stream.record_key!r} compares the bytes of the record's key with the text of the stream's "
             f"key, and a key of the format {type(declared).__name__} is no text: declare record_key='ignore'; to "
             "reject records whose keys differ, add a field with source=Key() and a rule that compares the two"
         )
-    return found + _key_source_problems(stream)
+    return found + _find_key_source_problems(stream)
 
 
-def _key_source_problems(stream: Stream) -> list[str]:
+def _find_key_source_problems(stream: Stream) -> list[str]:
     """The faults of fields that are taken from the record's key, in sentences."""
     found, declared = [], stream.key_format
     for field in stream.fields:
@@ -133,7 +135,7 @@ def _key_source_problems(stream: Stream) -> list[str]:
     return found
 
 
-def _csv_problems(value: Csv) -> list[str]:
+def _find_csv_problems(value: Csv) -> list[str]:
     found = [] if value.columns else ["value: a line of separated values has one column at least"]
     if len({*value.columns}) < len(value.columns):
         found.append("value: a column is named twice")
@@ -144,14 +146,14 @@ def _csv_problems(value: Csv) -> list[str]:
     return found
 
 
-def _pattern_problems(value: Lines) -> list[str]:
-    if (unshared := _unshared(value.pattern)) is not None:
+def _find_pattern_problems(value: Lines) -> list[str]:
+    if (unshared := _find_unshared_part(value.pattern)) is not None:
         return [f"value: the pattern has {unshared!r}, which Python and Java do not both read"]
-    if (repeated := _recursive(value.pattern)) is not None:
+    if (repeated := _find_recursive_quantifier(value.pattern)) is not None:
         possessive = repeated.rstrip("?") + "+"
         return [f"value: the pattern repeats a group by {repeated!r}: write {possessive!r}, which takes all it can"]
     try:
-        compiled = re.compile(python_pattern(value.pattern), re.ASCII)
+        compiled = re.compile(to_python_pattern(value.pattern), re.ASCII)
     except re.error as error:
         return [f"value: the pattern cannot be read: {error}"]
     if not compiled.groupindex:
@@ -162,7 +164,7 @@ def _pattern_problems(value: Lines) -> list[str]:
     ]
 
 
-def _named_problems(stream: Stream, names: set[str], what: str) -> list[str]:
+def _find_path_problems(stream: Stream, names: set[str], what: str) -> list[str]:
     found = []
     for declared in stream.fields:
         for source in declared.sources if declared.expression is None else ():
@@ -176,7 +178,7 @@ def _named_problems(stream: Stream, names: set[str], what: str) -> list[str]:
     return found
 
 
-def _raw_problems(stream: Stream) -> list[str]:
+def _find_raw_problems(stream: Stream) -> list[str]:
     paths = [(one, source) for one in stream.fields if one.expression is None for source in one.sources]
     return [
         f"field {one.name!r}: of a value that is not parsed there is only 'value', as string or binary"
@@ -185,7 +187,7 @@ def _raw_problems(stream: Stream) -> list[str]:
     ]
 
 
-def _avro_problems(schema: str | None, name: str, *, records_alone: bool) -> list[str]:
+def _find_avro_problems(schema: str | None, name: str, *, records_alone: bool) -> list[str]:
     if schema is None:
         return []
     from fastavro import parse_schema
@@ -199,7 +201,7 @@ def _avro_problems(schema: str | None, name: str, *, records_alone: bool) -> lis
     return [] if is_record or not records_alone else [f"{name}: the Avro schema is no record"]
 
 
-def _protobuf_problems(value: Protobuf, name: str) -> list[str]:
+def _find_protobuf_problems(value: Protobuf, name: str) -> list[str]:
     if value.descriptors is None:
         return []
     if not value.message:

@@ -54,28 +54,28 @@ class Gaps:
         }
 
 
-def plain_of(ranges: Ranges) -> dict[str, list[list[int]]]:
+def encode_range_lists(ranges: Ranges) -> dict[str, list[list[int]]]:
     """Ranges as plain values for JSON: by partition, each its start and its end."""
     return {str(p): [[one.start, one.end] for one in found] for p, found in sorted(ranges.items())}
 
 
-def ranges_of_plain(plain: Mapping[str, Sequence[Sequence[int]]]) -> dict[int, list[OffsetRange]]:
-    """The inverse of `plain_of`."""
+def decode_range_lists(plain: Mapping[str, Sequence[Sequence[int]]]) -> dict[int, list[OffsetRange]]:
+    """The inverse of `encode_range_lists`."""
     return {int(p): [OffsetRange(start, end) for start, end in found] for p, found in plain.items()}
 
 
-def compacts(cleanup_policy: str | None) -> bool:
+def can_compact(cleanup_policy: str | None) -> bool:
     """Whether compaction may take records; where nobody may read the policy, it may."""
     return cleanup_policy is not None and (cleanup_policy == FORBIDDEN or "compact" in cleanup_policy)
 
 
-def missing(planned: Mapping[int, OffsetRange], held: Ranges) -> dict[int, list[OffsetRange]]:
+def compute_gaps(planned: Mapping[int, OffsetRange], held: Ranges) -> dict[int, list[OffsetRange]]:
     """The offsets of the planned ranges that no held range covers, in ascending order."""
-    found = {p: list(_between(offsets, sorted(held.get(p, ())))) for p, offsets in sorted(planned.items())}
+    found = {p: list(_subtract_ranges(offsets, sorted(held.get(p, ())))) for p, offsets in sorted(planned.items())}
     return {p: gaps for p, gaps in found.items() if gaps}
 
 
-def _between(planned: OffsetRange, held: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+def _subtract_ranges(planned: OffsetRange, held: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
     at = planned.start
     for offsets in held:
         if at < min(offsets.start, planned.end):
@@ -85,7 +85,7 @@ def _between(planned: OffsetRange, held: Iterable[OffsetRange]) -> Iterator[Offs
         yield OffsetRange(at, planned.end)
 
 
-def within(gaps: Ranges, bounds: Mapping[int, OffsetRange]) -> dict[int, list[OffsetRange]]:
+def clip_gaps(gaps: Ranges, bounds: Mapping[int, OffsetRange]) -> dict[int, list[OffsetRange]]:
     """The gaps within the bounds; a partition that has none has no gaps within them."""
     found = {
         p: [
@@ -99,12 +99,12 @@ def within(gaps: Ranges, bounds: Mapping[int, OffsetRange]) -> dict[int, list[Of
     return {p: ranges for p, ranges in found.items() if ranges}
 
 
-def offsets_in(gaps: Ranges) -> int:
+def count_offsets(gaps: Ranges) -> int:
     """The number of offsets in the gaps."""
     return sum(len(gap) for ranges in gaps.values() for gap in ranges)
 
 
-def digest_of(gaps: Ranges) -> str:
+def compute_digest(gaps: Ranges) -> str:
     """A digest of the places: as many bytes for one gap as for a million."""
     digest = sha256()
     for partition in sorted(gaps):
@@ -113,18 +113,18 @@ def digest_of(gaps: Ranges) -> str:
     return digest.hexdigest()
 
 
-def rounds(gaps: Ranges, apart: int) -> list[dict[int, OffsetRange]]:
+def build_reads(gaps: Ranges, apart: int) -> list[dict[int, OffsetRange]]:
     """Reads that cover the gaps, each of one range a partition.
 
     Gaps less than `apart` offsets from each other are read as one: reading the records between them costs less than
     another consumer.
     """
-    joined = {p: _joined(ranges, apart) for p, ranges in gaps.items()}
+    joined = {p: _merge_near_ranges(ranges, apart) for p, ranges in gaps.items()}
     most = max(map(len, joined.values()), default=0)
     return [{p: ranges[n] for p, ranges in joined.items() if n < len(ranges)} for n in range(most)]
 
 
-def _joined(ascending: Sequence[OffsetRange], apart: int) -> list[OffsetRange]:
+def _merge_near_ranges(ascending: Sequence[OffsetRange], apart: int) -> list[OffsetRange]:
     found: list[OffsetRange] = []
     for gap in ascending:
         if found and gap.start - found[-1].end < apart:
@@ -134,13 +134,13 @@ def _joined(ascending: Sequence[OffsetRange], apart: int) -> list[OffsetRange]:
     return found
 
 
-def places_in(gaps: Ranges) -> set[Place]:
+def expand_ranges(gaps: Ranges) -> set[Place]:
     """The single offsets of the gaps."""
     return {(p, offset) for p, ranges in gaps.items() for gap in ranges for offset in range(gap.start, gap.end)}
 
 
-def ranges_of(places: Collection[Place]) -> dict[int, list[OffsetRange]]:
-    """The inverse of `places_in`."""
+def merge_places(places: Collection[Place]) -> dict[int, list[OffsetRange]]:
+    """The inverse of `expand_ranges`."""
     found: dict[int, list[OffsetRange]] = {}
     for partition, offset in sorted(places):
         ranges = found.setdefault(partition, [])

@@ -35,7 +35,7 @@ class HoldingRecords:
     detail: str
 
     @classmethod
-    def of(cls, records: int, origin: Origin, reason: str, detail: str | None) -> HoldingRecords:
+    def with_trimmed_detail(cls, records: int, origin: Origin, reason: str, detail: str | None) -> HoldingRecords:
         """With the detail cut where it would repeat what the record holds."""
         return cls(records, origin, reason, (detail or "").split(_TYPE_PARAMETERS)[0][:LONGEST_DETAIL])
 
@@ -90,7 +90,7 @@ class Hold:
         found = self.found
         what = (
             f"{self.slice_key} is held since {self.since:%Y-%m-%d %H:%M:%S} UTC by {found.many}, the first is "
-            f"{place(found.origin)}, {found.reason}: {found.detail}; "
+            f"{format_place(found.origin)}, {found.reason}: {found.detail}; "
             f"attempt {self.attempts} at {self.tried_at:%H:%M:%S}"
         )
         if self.release is None:
@@ -114,7 +114,7 @@ class Hold:
         }
 
 
-def place(origin: Origin) -> str:
+def format_place(origin: Origin) -> str:
     """An origin in words."""
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}"
 
@@ -126,7 +126,7 @@ def found_again(known: Hold | None, slice_key: str, stream: str, found: HoldingR
     return replace(known, found=found, attempts=known.attempts + 1, tried_at=now)
 
 
-def in_the_way(order: Sequence[str], committed: Collection[str], run: Collection[str]) -> tuple[str, str] | None:
+def find_obstacle(order: Sequence[str], committed: Collection[str], run: Collection[str]) -> tuple[str, str] | None:
     """The slice of a run that is not to go into a table yet, and the earlier one that goes first; None if all may.
 
     Args:

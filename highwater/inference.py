@@ -16,8 +16,8 @@ from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Format, Json, Protobuf, Text
 from highwater.inference_formats import Recognised, ValueEnvelope, recognise
 from highwater.inference_keys import Evidence, KeyChoice, RecordKeys, choose_key, recognise_keys
-from highwater.inference_layout import Layout, layout_of
-from highwater.inference_names import Draft, named
+from highwater.inference_layout import Layout, infer_layout
+from highwater.inference_names import Draft, build_fields
 from highwater.inference_roles import ChosenColumn, choose_event_time, choose_version
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
@@ -111,11 +111,11 @@ def infer(
         )
     recognised = recognise(filled, schemas)
     keys = recognise_keys(records, schemas)
-    layout, envelope = layout_of(recognised, filled, [keys.read(record, schemas) for record in filled])
+    layout, envelope = infer_layout(recognised, filled, [keys.read(record, schemas) for record in filled])
     compacted = compacted or len(filled) < len(records)
-    evidence = _evidence(topic, recognised, keys, layout, filled, schemas)
-    name = name or stream_name(topic)
-    return _concluded(topic, name, recognised, keys, envelope, layout, evidence, compacted=compacted)
+    evidence = _collect_evidence(topic, recognised, keys, layout, filled, schemas)
+    name = name or build_stream_name(topic)
+    return _build_inferred(topic, name, recognised, keys, envelope, layout, evidence, compacted=compacted)
 
 
 def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) -> Inferred:
@@ -127,18 +127,20 @@ def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) ->
     formats: dict[str, Format] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
     reason = f"the {schema.kind} schema {schema.id} of the registry; no record was sampled"
     recognised = Recognised(formats[schema.kind], reason, (), (schema,))
-    layout, envelope = layout_of(recognised, ())
+    layout, envelope = infer_layout(recognised, ())
     keys = recognise_keys((), None)
-    return _concluded(topic, name or stream_name(topic), recognised, keys, envelope, layout, (), compacted=False)
+    return _build_inferred(
+        topic, name or build_stream_name(topic), recognised, keys, envelope, layout, (), compacted=False
+    )
 
 
-def stream_name(topic: str) -> str:
+def build_stream_name(topic: str) -> str:
     """A stream's name made from a topic's."""
     name = re.sub(r"[^a-z0-9]+", "_", topic.lower()).strip("_")
     return name if name[:1].isalpha() else f"topic_{name}".rstrip("_")
 
 
-def _evidence(
+def _collect_evidence(
     topic: str,
     recognised: Recognised,
     keys: RecordKeys,
@@ -147,8 +149,8 @@ def _evidence(
     schemas: Schemas | None,
 ) -> list[Evidence]:
     """The values of the columns in each record that can be read, by the rules that the pipeline has too."""
-    loose = [replace(one, optional=True, nullable=True, default=None) for one in named(layout.drafts)]
-    stream = _stream(topic, "sample", recognised, keys, loose)
+    loose = [replace(one, optional=True, nullable=True, default=None) for one in build_fields(layout.drafts)]
+    stream = _build_stream(topic, "sample", recognised, keys, loose)
     found = []
     for record in records:
         outcome = classify(stream, record, schemas)
@@ -158,7 +160,7 @@ def _evidence(
     return found
 
 
-def _stream(
+def _build_stream(
     topic: str, name: str, recognised: Recognised, keys: RecordKeys, fields: Sequence[Field], **more: Any
 ) -> Stream:
     """A declaration, with the format of keys where a field is taken from them."""
@@ -170,7 +172,7 @@ def _stream(
     return Stream(name=name, topic=topic, fields=tuple(fields), value=recognised.format, **options)
 
 
-def _concluded(
+def _build_inferred(
     topic: str,
     name: str,
     recognised: Recognised,
@@ -189,11 +191,11 @@ def _concluded(
         event_time = ChosenColumn(None, "the record's timestamp: a tombstone, which deletes its key, has no other")
     else:
         event_time = choose_event_time(layout.drafts, evidence, preferred=layout.times)
-    roles = _Roles.of(layout, key, version, event_time, tombstones=tombstones)
-    fields = named(roles.drafts, version=roles.version, event_time=roles.event_time)
+    roles = _Roles.from_layout(layout, key, version, event_time, tombstones=tombstones)
+    fields = build_fields(roles.drafts, version=roles.version, event_time=roles.event_time)
     by_draft = dict(zip(roles.drafts, fields, strict=True))
-    deletes, deletes_reason = _deletes(envelope, layout, roles, by_draft, compacted=compacted)
-    stream = _stream(
+    deletes, deletes_reason = _infer_deletes(envelope, layout, roles, by_draft, compacted=compacted)
+    stream = _build_stream(
         topic,
         name,
         recognised,
@@ -205,7 +207,7 @@ def _concluded(
         deletes=deletes,
         record_key=key.record_key if roles.key else "ignore",
     )
-    stream = replace(stream, answers=_answers(roles, by_draft, retries=bool(stream.tiers)))
+    stream = replace(stream, answers=_build_answers(roles, by_draft, retries=bool(stream.tiers)))
     reasons = {
         "format": recognised.reason,
         "envelope": envelope.reason,
@@ -213,12 +215,12 @@ def _concluded(
         "version": version.reason,
         "event_time": event_time.reason,
         "deletes": deletes_reason,
-        "record_key": _record_key_reason(key),
+        "record_key": _explain_record_key(key),
     }
     if stream.key_format != Text():
         reasons["key_format"] = keys.reason
     columns = tuple(
-        _column(final, by_draft[final], _values(layout, draft, evidence), len(evidence))
+        _build_column(final, by_draft[final], _select_values(layout, draft, evidence), len(evidence))
         for draft, final in roles.final.items()
     )
     return Inferred(stream, reasons, columns, tuple(layout.left_out))
@@ -239,7 +241,7 @@ class _Roles:
     event_time: Draft | None
 
     @classmethod
-    def of(
+    def from_layout(
         cls, layout: Layout, key: KeyChoice, version: ChosenColumn, event_time: ChosenColumn, *, tombstones: bool
     ) -> _Roles:
         """The drafts when those with a role cannot be null, and a tombstone's key comes from the record's key."""
@@ -255,10 +257,12 @@ class _Roles:
                 one = replace(one, sources=one.sources[:1])
             final[draft] = one
 
-        def role(draft: Draft | None) -> Draft | None:
+        def find_final(draft: Draft | None) -> Draft | None:
             return None if draft is None else final[draft]
 
-        return cls(final, tuple(final[one] for one in key.drafts), role(version.draft), role(event_time.draft))
+        return cls(
+            final, tuple(final[one] for one in key.drafts), find_final(version.draft), find_final(event_time.draft)
+        )
 
     @property
     def drafts(self) -> list[Draft]:
@@ -266,7 +270,7 @@ class _Roles:
         return [*self.final.values()]
 
 
-def _deletes(
+def _infer_deletes(
     envelope: ValueEnvelope, layout: Layout, roles: _Roles, by_draft: Mapping[Draft, Field], *, compacted: bool
 ) -> tuple[Deletes | None, str]:
     if roles.version is None:
@@ -285,7 +289,7 @@ def _deletes(
     return None, "none: no field says so, and the sample has no tombstones"
 
 
-def _answers(roles: _Roles, by_draft: Mapping[Draft, Field], *, retries: bool) -> Answers:
+def _build_answers(roles: _Roles, by_draft: Mapping[Draft, Field], *, retries: bool) -> Answers:
     key = ", ".join(by_draft[one].name for one in roles.key)
     if roles.version is None:
         order = "No: events are appended, and none replaces another."
@@ -302,13 +306,13 @@ def _answers(roles: _Roles, by_draft: Mapping[Draft, Field], *, retries: bool) -
     )
 
 
-def _record_key_reason(key: KeyChoice) -> str:
+def _explain_record_key(key: KeyChoice) -> str:
     if key.record_key == "warn":
         return "checked: it equals the key in all sampled records"
     return "not checked: it is written in another way than the key, or there is none"
 
 
-def _values(layout: Layout, draft: Draft, evidence: Sequence[Evidence]) -> list[Any]:
+def _select_values(layout: Layout, draft: Draft, evidence: Sequence[Evidence]) -> list[Any]:
     """The values of a column in the sample."""
     if draft not in layout.drafts:
         return []
@@ -316,13 +320,13 @@ def _values(layout: Layout, draft: Draft, evidence: Sequence[Evidence]) -> list[
     return [one.values[at] for one in evidence if one.values[at] is not None]
 
 
-def _column(draft: Draft, declared: Field, values: Sequence[Any], records: int) -> Column:
-    example = shortened(shown(declared, values[0])) if values else ""
+def _build_column(draft: Draft, declared: Field, values: Sequence[Any], records: int) -> Column:
+    example = shorten_text(format_value(declared, values[0])) if values else ""
     share = len(values) / records if records else 0.0
     return Column(declared, draft.shown_source, len(values), share, example, draft.reason)
 
 
-def shown(declared: Field, value: Any) -> str:
+def format_value(declared: Field, value: Any) -> str:
     """A value of a column as a person reads it."""
     if isinstance(value, int) and declared.type.startswith("timestamp"):
         moment = _EPOCH + timedelta(microseconds=value)
@@ -332,7 +336,7 @@ def shown(declared: Field, value: Any) -> str:
     return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
-def shortened(text: str) -> str:
+def shorten_text(text: str) -> str:
     """A text of at most 40 characters, on one line."""
     text = " ".join(text.split())
     return text if len(text) <= EXAMPLE_LENGTH else f"{text[: EXAMPLE_LENGTH - 1]}…"

@@ -137,7 +137,7 @@ class Seen:
         return rare > MOST_RARE_NAMES or rare > max(2 * common, 0)
 
 
-def seen_in(documents: Iterable[Any]) -> Seen:
+def collect_statistics(documents: Iterable[Any]) -> Seen:
     """The statistics of some documents."""
     found = Seen()
     for one in documents:
@@ -157,7 +157,7 @@ class Guesses:
     hints: Hints = Hints()
     reasons: dict[Path, str] = field(default_factory=dict)
 
-    def tree(self, seen: Seen, path: Path = ()) -> Field:
+    def guess_tree(self, seen: Seen, path: Path = ()) -> Field:
         """The field of a place; its name is the last name of the path, as it is written."""
         guessed, reason = self._guess(seen, path)
         if reason:
@@ -171,12 +171,12 @@ class Guesses:
         if bool(seen.objects) + bool(seen.arrays) + bool(seen.scalars) > 1:
             return Field(name, "json"), "objects, arrays or single values in turn"
         if seen.objects:
-            return self._object(seen, path)
+            return self._guess_object(seen, path)
         if seen.arrays:
-            return self._array(seen, path)
-        return guessed_scalar(name, seen.scalars, self.hints)
+            return self._guess_array(seen, path)
+        return guess_scalar(name, seen.scalars, self.hints)
 
-    def _object(self, seen: Seen, path: Path) -> tuple[Field, str]:
+    def _guess_object(self, seen: Seen, path: Path) -> tuple[Field, str]:
         name = path[-1] if path else ""
         if path and seen.is_polymorphic:
             return Field(name, "json"), f"the shape differs: {len(seen.members)} names, most of them rarely filled"
@@ -186,58 +186,58 @@ class Guesses:
             return Field(name, "json"), "always an empty object in the sample"
         members = []
         for inner, found in seen.members.items():
-            member = self.tree(found, (*path, inner))
+            member = self.guess_tree(found, (*path, inner))
             members.append(replace(member, optional=found.times < seen.objects))
         return Field(name, "struct", of=tuple(members)), ""
 
-    def _array(self, seen: Seen, path: Path) -> tuple[Field, str]:
+    def _guess_array(self, seen: Seen, path: Path) -> tuple[Field, str]:
         name = path[-1] if path else ""
         if seen.elements is None:
             return Field(name, "json"), "always an empty array in the sample"
-        element = self.tree(seen.elements, (*path, ""))
+        element = self.guess_tree(seen.elements, (*path, ""))
         if element.type == "json":
             return Field(name, "json"), "an array whose elements differ in shape"
         return Field(name, "array", of=replace(element, name="element")), ""
 
 
-def guessed_scalar(name: str, values: Sequence[Any], hints: Hints) -> tuple[Field, str]:
+def guess_scalar(name: str, values: Sequence[Any], hints: Hints) -> tuple[Field, str]:
     """The field for single values, none of them null, and why."""
     texts = [value for value in values if isinstance(value, str)]
     flags = [value for value in values if isinstance(value, bool)]
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     infinite = [value for value in values if isinstance(value, Infinite)]
     if len(texts) == len(values):
-        return _of_texts(name, texts, hints)
+        return _guess_from_texts(name, texts, hints)
     if len(flags) == len(values):
         return Field(name, "boolean"), ""
     if flags or not all(map(_NUMBER.fullmatch, texts)):
-        return Field(name, "json"), "values of several types: " + _kinds(texts, flags, numbers)
+        return Field(name, "json"), "values of several types: " + _format_kinds(texts, flags, numbers)
     if not texts:
-        return _of_numbers(name, numbers, infinite, hints)
+        return _guess_from_numbers(name, numbers, infinite, hints)
     numbers += [int(one) if _WHOLE.fullmatch(one) else float(one) for one in texts]
-    found, _ = _of_numbers(name, numbers, infinite, Hints(), plain=True)
+    found, _ = _guess_from_numbers(name, numbers, infinite, Hints(), plain=True)
     share = f"{len(texts):,} of {len(values):,} numbers are written as text"
     return (replace(found, text=True), share) if found.is_number else (found, share)
 
 
-def _kinds(texts: Sequence[str], flags: Sequence[bool], numbers: Sequence[float]) -> str:
+def _format_kinds(texts: Sequence[str], flags: Sequence[bool], numbers: Sequence[float]) -> str:
     named = {"text": texts, "boolean": flags, "number": numbers}
     return ", ".join(kind for kind, some in named.items() if some)
 
 
-def _of_texts(name: str, texts: Sequence[str], hints: Hints) -> tuple[Field, str]:
+def _guess_from_texts(name: str, texts: Sequence[str], hints: Hints) -> tuple[Field, str]:
     if hints.textual:
         if {*texts} <= {"true", "false"}:
             return Field(name, "boolean"), ""
         if all(map(_NUMBER.fullmatch, texts)):
-            return _of_numbers(name, [int(t) if _WHOLE.fullmatch(t) else float(t) for t in texts], [], hints)
+            return _guess_from_numbers(name, [int(t) if _WHOLE.fullmatch(t) else float(t) for t in texts], [], hints)
     if all(_is_time(one, _ZONED_TIME) for one in texts):
         return Field(name, "timestamp"), ""
     if all(_is_time(one, _LOCAL_TIME) for one in texts):
         return Field(name, "timestamp_ntz"), "times without a zone"
     if all(map(_is_date, texts)):
         return Field(name, "date"), ""
-    if hints.debezium and _MONEY_WORDS & words(name) and all(map(_BASE64.fullmatch, texts)):
+    if hints.debezium and _MONEY_WORDS & split_words(name) and all(map(_BASE64.fullmatch, texts)):
         reason = (
             "perhaps a decimal in base64, whose scale no record says: with the scale it is decimal(p,s), unscaled=True"
         )
@@ -245,7 +245,7 @@ def _of_texts(name: str, texts: Sequence[str], hints: Hints) -> tuple[Field, str
     reason = ""
     if all(map(_PLAIN_DECIMAL.fullmatch, texts)):
         reason = "numbers in text: a decimal(p,s) with text=True reads them as numbers"
-    return _money(name, texts) or (Field(name, "string"), reason)
+    return _guess_amount(name, texts) or (Field(name, "string"), reason)
 
 
 def _is_time(text: str, form: re.Pattern[str]) -> bool:
@@ -262,10 +262,10 @@ def _is_date(text: str) -> bool:
         return False
 
 
-def _money(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
+def _guess_amount(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
     """A decimal for amounts that are written as text with digits after the point."""
     found = [_PLAIN_DECIMAL.fullmatch(one) for one in texts]
-    if not texts or not all(found) or not _MONEY_WORDS & words(name):
+    if not texts or not all(found) or not _MONEY_WORDS & split_words(name):
         return None
     scale = max(_LEAST_SCALE, *(len(one[2]) for one in found if one))
     if scale + _ROOM > _MOST_DIGITS:
@@ -274,7 +274,7 @@ def _money(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
     return Field(name, f"decimal({scale + _ROOM},{scale})", text=True), reason
 
 
-def _of_numbers(
+def _guess_from_numbers(
     name: str, numbers: Sequence[float], infinite: Sequence[Infinite], hints: Hints, *, plain: bool = False
 ) -> tuple[Field, str]:
     fractions = [one for one in numbers if isinstance(one, float)]
@@ -282,7 +282,7 @@ def _of_numbers(
         total = len(infinite) + len(numbers)
         reason = f"NaN or infinities in {len(infinite):,} of {total:,} values, which become null"
         return Field(name, "double", nan="null"), reason
-    if not plain and (timed := _of_moments(name, numbers, hints)):
+    if not plain and (timed := _guess_time(name, numbers, hints)):
         return timed
     if fractions:
         mixed = len(fractions) < len(numbers)
@@ -295,14 +295,14 @@ def _of_numbers(
     return Field(name, "json"), f"numbers of more than {_MOST_DIGITS} digits"
 
 
-def _of_moments(name: str, numbers: Sequence[float], hints: Hints) -> tuple[Field, str] | None:
+def _guess_time(name: str, numbers: Sequence[float], hints: Hints) -> tuple[Field, str] | None:
     """A timestamp or a date, where the name says time and the numbers are plausible."""
-    name_words = words(name)
+    name_words = split_words(name)
     if hints.debezium and name_words & _DAY_WORDS and all(map(_is_plausible_day, numbers)):
         return Field(name, "date", unit="days"), "plausible days since 1970"
     if name_words & _DURATION_WORDS or not name_words & _TIME_WORDS:
         return None
-    units = [plausible_unit(one) for one in numbers]
+    units = [find_plausible_unit(one) for one in numbers]
     unit = max(_UNITS, key=units.count)
     if len(units) - units.count(None) < PLAUSIBLE_SHARE * len(units) or units.count(unit) * 2 <= len(units):
         return None
@@ -317,7 +317,7 @@ _PLAUSIBLE = tuple(datetime(d.year, d.month, d.day, tzinfo=UTC).timestamp() for 
 _DAY_SECONDS = 86_400
 
 
-def plausible_unit(number: float) -> Unit | None:
+def find_plausible_unit(number: float) -> Unit | None:
     """The unit in which a number is a plausible time since 1970; the units' ranges do not overlap."""
     if not math.isfinite(number):
         return None
@@ -332,12 +332,12 @@ def _is_plausible_day(number: float) -> bool:
     return isinstance(number, int) and _PLAUSIBLE[0] <= number * _DAY_SECONDS < _PLAUSIBLE[1]
 
 
-def words(name: str) -> frozenset[str]:
+def split_words(name: str) -> frozenset[str]:
     """The words of a name in lower case: `createdAt` and `created_at` have the same."""
     return frozenset(word.lower() for word in _WORD.findall(name))
 
 
-def leaves(tree: Field, path: Path = (), *, optional: bool = False) -> list[tuple[Path, Field]]:
+def select_leaves(tree: Field, path: Path = (), *, optional: bool = False) -> list[tuple[Path, Field]]:
     """The columns of a struct: each member, where objects within objects are columns by their paths.
 
     Args:
@@ -350,7 +350,7 @@ def leaves(tree: Field, path: Path = (), *, optional: bool = False) -> list[tupl
         at = (*path, member.name)
         absent = optional or member.optional
         if member.type == "struct" and member.members:
-            found += leaves(member, at, optional=absent or member.nullable)
+            found += select_leaves(member, at, optional=absent or member.nullable)
         else:
             found.append((at, replace(member, optional=absent)))
     return found

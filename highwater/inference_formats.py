@@ -12,7 +12,7 @@ from typing import Any
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
-from highwater.schemas import Framed, FramingError, Schema, framing_of, protobuf_message
+from highwater.schemas import Framed, FramingError, Schema, parse_framing, parse_protobuf_message
 from highwater.second_reader import Infinite, KafkaRecord
 from highwater.settings import SCHEMA_REGISTRY_URL
 
@@ -50,20 +50,20 @@ def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recogn
         ConfigurationError: the values name schemas, and no registry is configured.
     """
     filled = [record for record in records if record.value is not None]
-    framed = _framed(filled, schemas)
+    framed = _recognise_framed(filled, schemas)
     if framed is not None:
         return framed
-    documents = [found for record in filled if isinstance(found := document_of(record.value), dict)]
+    documents = [found for record in filled if isinstance(found := parse_json_document(record.value), dict)]
     if _is_most(len(documents), len(filled)):
-        return Recognised(Json(), f"{_counted(len(documents), len(filled))} are JSON objects", tuple(documents))
-    texts = [text for record in filled if (text := text_of(record.value)) is not None]
+        return Recognised(Json(), f"{_format_share(len(documents), len(filled))} are JSON objects", tuple(documents))
+    texts = [text for record in filled if (text := decode_text(record.value)) is not None]
     if not _is_most(len(texts), len(filled)):
         return Recognised(Raw(), "the values are neither text nor framed by a known schema, so they are kept as bytes")
     lines = [text.removesuffix("\n").removesuffix("\r") for text in texts]
-    return _separated(lines) or _plain(lines)
+    return _recognise_csv(lines) or _recognise_lines(lines)
 
 
-def _counted(some: int, of: int) -> str:
+def _format_share(some: int, of: int) -> str:
     return f"all {of:,} values" if some == of else f"{some:,} of {of:,} values"
 
 
@@ -71,7 +71,7 @@ def _is_most(some: int, of: int) -> bool:
     return some > 0 and some >= RECOGNISED_SHARE * of
 
 
-def document_of(value: bytes | None) -> Any:
+def parse_json_document(value: bytes | None) -> Any:
     """A JSON document with its numbers as int or float; None where there is none."""
     try:
         return None if value is None else json.loads(value.decode(), parse_constant=Infinite)
@@ -79,7 +79,7 @@ def document_of(value: bytes | None) -> Any:
         return None
 
 
-def text_of(value: bytes | None) -> str | None:
+def decode_text(value: bytes | None) -> str | None:
     """A value as text in UTF-8; None if it is none, or holds control characters that texts do not have."""
     try:
         text = None if value is None else value.decode()
@@ -97,14 +97,14 @@ class _Names:
     unknown: Counter[int | str] = field(default_factory=Counter)
 
 
-def _framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recognised | None:
+def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recognised | None:
     """The format of values whose schemas a registry knows; None where the values are not framed."""
-    framed = [one for record in records if (one := _framing(record)) is not None]
+    framed = [one for record in records if (one := _parse_framing(record)) is not None]
     if not _is_most(len(framed), len(records)):
         return None
-    names = Counter(named for one in framed if (named := _named(one)) is not None)
+    names = Counter(named for one in framed if (named := _find_schema_id(one)) is not None)
     if schemas is None:
-        if not _looks_framed(names, framed):
+        if not _is_framed(names, framed):
             return None
         raise ConfigurationError(
             "the values name schemas of a schema registry, and none is configured",
@@ -112,8 +112,8 @@ def _framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recognis
             remedy=f"set {SCHEMA_REGISTRY_URL} to the registry's address, then repeat the command",
         )
     found = {name: schema for name in names if (schema := schemas(name)) is not None}
-    known = [one for one in framed if _named(one) in found]
-    kinds = Counter(found[name].kind for one in known if (name := _named(one)) is not None)
+    known = [one for one in framed if _find_schema_id(one) in found]
+    kinds = Counter(found[name].kind for one in known if (name := _find_schema_id(one)) is not None)
     if not _is_most(len(known), len(records)) or len(kinds) != 1:
         return None
     # Several names may be one schema: a number in one record, a GUID in another.
@@ -121,55 +121,55 @@ def _framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recognis
     read = tuple(distinct.values())
     kind = next(iter(kinds))
     shown = ", ".join(str(one.id if one.id is not None else "by GUID") for one in read)
-    reason = f"{_counted(len(known), len(records))} name schemas of the registry: {kind} {shown}"
+    reason = f"{_format_share(len(known), len(records))} name schemas of the registry: {kind} {shown}"
     if kind == "JSON":
-        documents = tuple(d for one in known if isinstance(d := document_of(one.payload), dict))
+        documents = tuple(d for one in known if isinstance(d := parse_json_document(one.payload), dict))
         return Recognised(Json(registry=True), reason, documents, read)
     if kind == "AVRO":
         return Recognised(Avro(), reason, (), read)
-    return Recognised(Protobuf(), reason, (), read, _message(known))
+    return Recognised(Protobuf(), reason, (), read, _find_common_message(known))
 
 
-def _framing(record: KafkaRecord) -> Framed | None:
+def _parse_framing(record: KafkaRecord) -> Framed | None:
     try:
-        return framing_of(record.value, record.headers)
+        return parse_framing(record.value, record.headers)
     except FramingError:
         return None
 
 
-def _named(framed: Framed) -> int | str | None:
+def _find_schema_id(framed: Framed) -> int | str | None:
     return framed.guid if framed.schema_id is None else framed.schema_id
 
 
-def _looks_framed(names: Mapping[int | str, int], framed: Sequence[Framed]) -> bool:
+def _is_framed(names: Mapping[int | str, int], framed: Sequence[Framed]) -> bool:
     """Whether bytes that begin like a framing are one: few IDs for many values, or headers that say so."""
     if any(one.header_rest is not None for one in framed):
         return True
     return len(names) <= max(1, len(framed) // 10)
 
 
-def _message(framed: Sequence[Framed]) -> tuple[int, ...]:
+def _find_common_message(framed: Sequence[Framed]) -> tuple[int, ...]:
     """The message that most values are."""
     found: Counter[tuple[int, ...]] = Counter()
     for one in framed:
         try:
-            found[protobuf_message(one)[0]] += 1
+            found[parse_protobuf_message(one)[0]] += 1
         except FramingError:
             continue
     return found.most_common(1)[0][0] if found else (0,)
 
 
-def _separated(lines: Sequence[str]) -> Recognised | None:
+def _recognise_csv(lines: Sequence[str]) -> Recognised | None:
     """The format of lines that all have the same number of values, two at least."""
     for delimiter in _DELIMITERS:
-        rows = [_row(line, delimiter) for line in lines]
+        rows = [_parse_row(line, delimiter) for line in lines]
         sizes = Counter(map(len, rows))
         size, times = sizes.most_common(1)[0]
         if size < 2 or not _is_most(times, len(lines)):
             continue
         rows = [row for row in rows if len(row) == size]
         columns = tuple(f"c{number}" for number in range(1, size + 1))
-        reason = f"{_counted(times, len(lines))} are lines of {size} values separated by {delimiter!r}"
+        reason = f"{_format_share(times, len(lines))} are lines of {size} values separated by {delimiter!r}"
         if _is_head(rows):
             columns, rows = tuple(rows[0]), rows[1:]
             reason += "; the first line names the columns, and will be a reject unless its values fit"
@@ -178,7 +178,7 @@ def _separated(lines: Sequence[str]) -> Recognised | None:
     return None
 
 
-def _row(line: str, delimiter: str) -> list[str]:
+def _parse_row(line: str, delimiter: str) -> list[str]:
     try:
         found = list(csv.reader([line], delimiter=delimiter, strict=True))
     except csv.Error:
@@ -197,7 +197,7 @@ def _is_head(rows: Sequence[Sequence[str]]) -> bool:
     return plain and short and len({*names}) == len(names) and len(others) > 0 and has_numbers and not repeated
 
 
-def _plain(lines: Sequence[str]) -> Recognised:
+def _recognise_lines(lines: Sequence[str]) -> Recognised:
     if any("\n" in line or "\r" in line for line in lines):
         return Recognised(Raw(), "the values are texts of several lines, so each is kept whole", tuple(lines))
     documents = tuple({"line": line} if line else {} for line in lines)
@@ -225,7 +225,7 @@ _NONE = ValueEnvelope("", "none: the fields are at the top of the value")
 _CLOUD = frozenset({"specversion", "id", "source", "type"})
 
 
-def envelope_of(documents: Sequence[Any], records: Sequence[KafkaRecord]) -> ValueEnvelope:
+def recognise_envelope(documents: Sequence[Any], records: Sequence[KafkaRecord]) -> ValueEnvelope:
     """Find the envelope of JSON documents."""
     objects = [one for one in documents if isinstance(one, Mapping)]
     connect = [one for one in objects if {*one} == {"schema", "payload"}]
@@ -239,10 +239,10 @@ def envelope_of(documents: Sequence[Any], records: Sequence[KafkaRecord]) -> Val
         return ValueEnvelope("debezium", "Debezium: before, after, source and op")
     if _is_most(sum({*one} >= _CLOUD for one in objects), len(objects)):
         return ValueEnvelope("cloudevents", "CloudEvents, structured: the event is in data")
-    return header_envelope(records)
+    return recognise_header_envelope(records)
 
 
-def header_envelope(records: Sequence[KafkaRecord]) -> ValueEnvelope:
+def recognise_header_envelope(records: Sequence[KafkaRecord]) -> ValueEnvelope:
     """The envelope that headers are, whatever the format."""
     filled = [record for record in records if record.value is not None]
     named = [record for record in filled if {"ce_id", "ce_type"} <= {name for name, _ in record.headers}]

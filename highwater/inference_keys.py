@@ -9,12 +9,12 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from highwater.declaration import Field
-from highwater.decoding import Schemas, decoded_key
+from highwater.decoding import Schemas, decode_key
 from highwater.formats import Avro, BigEndian, Json, KeyFormat, Protobuf, Text
-from highwater.inference_fields import Hints, guessed_scalar, words
-from highwater.inference_formats import document_of, text_of
-from highwater.inference_names import Draft, is_writable, path_text
-from highwater.schemas import KEY_HEADER, FramingError, Kind, framing_of
+from highwater.inference_fields import Hints, guess_scalar, split_words
+from highwater.inference_formats import decode_text, parse_json_document
+from highwater.inference_names import Draft, format_path, is_writable
+from highwater.schemas import KEY_HEADER, FramingError, Kind, parse_framing
 from highwater.second_reader import KafkaRecord, MisfitError
 from highwater.sources import Key
 
@@ -46,7 +46,7 @@ class RecordKey:
     @property
     def text(self) -> str | None:
         """The value as text; None without one, or where it cannot be a part of a key."""
-        return key_text(self.value)
+        return format_key_part(self.value)
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class RecordKeys:
         if record.key is None:
             return None
         if self.format == Text():
-            return RecordKey(record.key, text_of(record.key))
+            return RecordKey(record.key, decode_text(record.key))
         try:
-            found = _plain(decoded_key(self.format, record.key, record, schemas))
+            found = _to_plain_value(decode_key(self.format, record.key, record, schemas))
         except MisfitError:
             return RecordKey(record.key)
         within = ""
@@ -111,15 +111,15 @@ def recognise_keys(records: Sequence[KafkaRecord], schemas: Schemas | None) -> R
     keys = [key for _, key in keyed]
     if not keys:
         return RecordKeys(Text(), "none: the sampled records have no keys")
-    framed = _framed([record for record, _ in keyed], schemas)
+    framed = _recognise_framed([record for record, _ in keyed], schemas)
     if framed is not None:
         return framed
-    documents = [document_of(key) for key in keys]
+    documents = [parse_json_document(key) for key in keys]
     if all(isinstance(one, Mapping) for one in documents):
         return RecordKeys(Json(), "JSON objects")
     if all(isinstance(one, str) for one in documents):
         return RecordKeys(Json(), "texts in JSON, in quotation marks")
-    if all(text_of(key) is not None for key in keys):
+    if all(decode_text(key) is not None for key in keys):
         return RecordKeys(Text(), "text")
     [size, *others] = {len(key) for key in keys}
     if not others and len({key[:1] for key in keys}) <= _MOST_FIRST_BYTES:
@@ -130,7 +130,7 @@ def recognise_keys(records: Sequence[KafkaRecord], schemas: Schemas | None) -> R
     return RecordKeys(Text(), "none that is known: the keys are neither text, integers, JSON nor framed")
 
 
-def _framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecordKeys | None:
+def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecordKeys | None:
     """The format of keys whose schemas a registry knows, if all can be read by it."""
     if schemas is None:
         return None
@@ -138,7 +138,7 @@ def _framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecordKe
     names: set[int | str] = set()
     for record in records:
         try:
-            framed = framing_of(record.key, record.headers, header=KEY_HEADER)
+            framed = parse_framing(record.key, record.headers, header=KEY_HEADER)
         except FramingError:
             return None
         name = None if framed is None else framed.guid if framed.schema_id is None else framed.schema_id
@@ -156,29 +156,29 @@ def _framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecordKe
 
 def _is_broken(declared: KeyFormat, record: KafkaRecord, schemas: Schemas) -> bool:
     try:
-        decoded_key(declared, record.key or b"", record, schemas)
+        decode_key(declared, record.key or b"", record, schemas)
     except MisfitError:
         return True
     return False
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     """A decoded key with numbers as Python's own: whole ones of JSON as int."""
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _to_plain_value(one) for name, one in value.items()}
     return int(value) if isinstance(value, Decimal) and value == value.to_integral_value() else value
 
 
-def key_column(keys: Sequence[RecordKey | None]) -> Draft | None:
+def build_key_draft(keys: Sequence[RecordKey | None]) -> Draft | None:
     """The column of a key that no field of the value has; None if a record's key cannot be one."""
     found = [one for one in keys if one is not None and one.text is not None]
     if not found or len(found) < len(keys):
         return None
-    field = _key_field([one.value for one in found])
+    field = _build_key_field([one.value for one in found])
     return None if field is None else Draft("record_key", field, (Key(found[0].within),), "the record key")
 
 
-def _key_field(values: Sequence[Any]) -> Field | None:
+def _build_key_field(values: Sequence[Any]) -> Field | None:
     """The field for whole keys; None where they are of several types."""
     for kind, name in ((str, "string"), (int, "long")):
         if all(type(one) is kind for one in values):
@@ -186,7 +186,7 @@ def _key_field(values: Sequence[Any]) -> Field | None:
     return None
 
 
-def key_text(value: Any) -> str | None:
+def format_key_part(value: Any) -> str | None:
     """A value as it is written in a key; None where it cannot be a part of one."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -216,12 +216,12 @@ def choose_key(
     found = None
     if keyed:
         found = (
-            _by_members(drafts, able, evidence)
-            or _by_text(drafts, able, evidence, declared)
-            or _by_pairing(drafts, able, evidence)
-            or (_by_record_key(evidence, declared) if compacted else None)
+            _choose_by_members(drafts, able, evidence)
+            or _choose_by_text(drafts, able, evidence, declared)
+            or _choose_by_pairing(drafts, able, evidence)
+            or (_choose_by_record_key(evidence, declared) if compacted else None)
         )
-    found = found or _by_unique_id(drafts, able, evidence)
+    found = found or _choose_by_unique_id(drafts, able, evidence)
     if found is not None:
         return found
     reason = "none: no field equals the record key, and no ID is distinct in each record"
@@ -232,7 +232,7 @@ def _can_be_key(draft: Draft) -> bool:
     return draft.field.type not in _NO_KEY and not draft.field.type.startswith("timestamp")
 
 
-def _by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
+def _choose_by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
     """A key that is an object: each member is a column of the same name, or becomes one."""
     keys = [one.key.members for one in evidence if one.key is not None and one.key.members is not None]
     if len(keys) < len(evidence) or len({tuple(sorted(one)) for one in keys}) != 1 or not keys[0]:
@@ -241,18 +241,20 @@ def _by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence
     chosen, from_record = [], []
     for name in keys[0]:
         values = [one[name] for one in keys]
-        if any(key_text(value) is None for value in values):
+        if any(format_key_part(value) is None for value in values):
             return None
         same = [
             at
             for at in able
             if drafts[at].path[-1:] == (name,)
-            and all(key_text(one.values[at]) == key_text(v) for one, v in zip(evidence, values, strict=True))
+            and all(
+                format_key_part(one.values[at]) == format_key_part(v) for one, v in zip(evidence, values, strict=True)
+            )
         ]
-        field, _ = guessed_scalar("", values, Hints())
+        field, _ = guess_scalar("", values, Hints())
         if not is_writable((name,)):
             return None
-        path = path_text((within, name) if within else (name,))
+        path = format_path((within, name) if within else (name,))
         mine = Draft(name, field, (Key(path),), "a member of the record key")
         if not same and not _can_be_key(mine):
             return None
@@ -265,11 +267,11 @@ def _by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence
     return KeyChoice(tuple(chosen), reason, tuple(from_record))
 
 
-def _by_text(
+def _choose_by_text(
     drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence], declared: KeyFormat
 ) -> KeyChoice | None:
     texts = [one.key.text if one.key else None for one in evidence]
-    same = [at for at in able if all(key_text(e.values[at]) == t for e, t in zip(evidence, texts, strict=True))]
+    same = [at for at in able if all(format_key_part(e.values[at]) == t for e, t in zip(evidence, texts, strict=True))]
     if not same:
         return None
     best = min(same, key=lambda at: (len(drafts[at].path), not _is_id(drafts[at].wanted), at))
@@ -278,11 +280,11 @@ def _by_text(
     if declared == Text():
         from_key = replace(draft, sources=(Key(),), field=replace(draft.field, text=draft.field.is_number))
         return KeyChoice((draft,), reason, (from_key,), "warn")
-    mine = key_column([one.key for one in evidence])
+    mine = build_key_draft([one.key for one in evidence])
     return KeyChoice((draft,), reason, () if mine is None else (replace(mine, wanted=draft.wanted),))
 
 
-def _by_pairing(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
+def _choose_by_pairing(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
     """A column that has one value for each record key, and the other way round."""
     keys = [one.key.raw for one in evidence if one.key is not None]
     distinct = len({*keys})
@@ -296,18 +298,20 @@ def _by_pairing(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence
     return None
 
 
-def _by_record_key(evidence: Sequence[Evidence], declared: KeyFormat) -> KeyChoice | None:
-    draft = key_column([one.key for one in evidence])
+def _choose_by_record_key(evidence: Sequence[Evidence], declared: KeyFormat) -> KeyChoice | None:
+    draft = build_key_draft([one.key for one in evidence])
     if draft is None:
         return None
     reason = "the record key itself, which no field of the value has; the topic is compacted or has tombstones"
     return KeyChoice((draft,), reason, (draft,), "warn" if declared == Text() else "ignore")
 
 
-def _by_unique_id(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
+def _choose_by_unique_id(
+    drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]
+) -> KeyChoice | None:
     found = []
     for at in able:
-        values = [key_text(one.values[at]) for one in evidence]
+        values = [format_key_part(one.values[at]) for one in evidence]
         if _is_id(drafts[at].wanted) and None not in values and len({*values}) >= _UNIQUE_SHARE * len(values):
             found.append(at)
     if not found:
@@ -324,4 +328,4 @@ def _by_unique_id(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequen
 
 
 def _is_id(name: str) -> bool:
-    return bool(words(name) & {"id", "uuid", "guid"}) or name.lower().endswith("id")
+    return bool(split_words(name) & {"id", "uuid", "guid"}) or name.lower().endswith("id")

@@ -9,11 +9,11 @@ from typing import Any
 from highwater.declaration import Field
 from highwater.errors import ConfigurationError
 from highwater.formats import Csv, Lines, Raw
-from highwater.inference_fields import Guesses, Hints, leaves, seen_in
-from highwater.inference_formats import Recognised, ValueEnvelope, envelope_of, header_envelope
-from highwater.inference_keys import RecordKey, key_column
-from highwater.inference_names import Draft, Path, is_writable, writable
-from highwater.inference_schemas import connect_tree, merged, tree_of
+from highwater.inference_fields import Guesses, Hints, collect_statistics, select_leaves
+from highwater.inference_formats import Recognised, ValueEnvelope, recognise_envelope, recognise_header_envelope
+from highwater.inference_keys import RecordKey, build_key_draft
+from highwater.inference_names import Draft, Path, is_writable, without_unwritable
+from highwater.inference_schemas import build_tree, connect_tree, merge_fields
 from highwater.second_reader import KafkaRecord
 from highwater.sources import Header
 
@@ -41,7 +41,7 @@ class Layout:
     left_out: list[str] = field(default_factory=list)
 
 
-def layout_of(
+def infer_layout(
     recognised: Recognised, records: Sequence[KafkaRecord], keys: Sequence[RecordKey | None] = ()
 ) -> tuple[Layout, ValueEnvelope]:
     """The columns of the values, and the envelope around them.
@@ -54,12 +54,12 @@ def layout_of(
     Raises:
         ConfigurationError: a registered schema cannot be read.
     """
-    tree, envelope, reasons = _tree(recognised, records)
+    tree, envelope, reasons = _infer_tree(recognised, records)
     layout = Layout()
     if envelope.kind == "debezium" and tree is not None:
         _add_change(layout, tree, envelope.prefix, reasons)
     elif tree is not None:
-        top = _member(tree, envelope.prefix)
+        top = _find_member(tree, envelope.prefix)
         _add_leaves(layout, top, envelope.prefix, envelope.prefix, reasons, shorter=envelope.kind == "cloudevents")
     if isinstance(recognised.format, Raw):
         kind = "string" if recognised.documents else "binary"
@@ -69,25 +69,25 @@ def layout_of(
     if envelope.kind.startswith("cloudevents"):
         layout.times = ("time", "ce_time")
     if isinstance(recognised.format, Raw | Lines):
-        draft = key_column(keys)
+        draft = build_key_draft(keys)
         if draft is not None:
             layout.drafts.append(draft)
     return layout, envelope
 
 
-def _tree(
+def _infer_tree(
     recognised: Recognised, records: Sequence[KafkaRecord]
 ) -> tuple[Field | None, ValueEnvelope, Mapping[Path, str]]:
     """The tree of the values' fields, the envelope, and why types were guessed, by path."""
     documents = recognised.documents
     if isinstance(recognised.format, Raw):
-        return None, header_envelope(records), {}
-    schema_tree = _schema_tree(recognised)
+        return None, recognise_header_envelope(records), {}
+    schema_tree = _build_schema_tree(recognised)
     if not documents:
         is_change_tree = schema_tree is not None and _is_change_tree(schema_tree)
         found = ValueEnvelope("debezium", "Debezium, by the schema: before, after, source and op")
-        return schema_tree, found if is_change_tree else header_envelope(records), {}
-    envelope = envelope_of(documents, records)
+        return schema_tree, found if is_change_tree else recognise_header_envelope(records), {}
+    envelope = recognise_envelope(documents, records)
     if envelope.schema is not None:
         try:
             payload = connect_tree(envelope.schema, "payload")
@@ -96,18 +96,18 @@ def _tree(
         if payload is not None and payload.type == "struct":
             return Field("", "struct", of=(replace(payload, nullable=False),)), envelope, {}
     guesses = Guesses(Hints(isinstance(recognised.format, Csv | Lines), envelope.kind == "debezium"))
-    guessed = guesses.tree(seen_in(documents))
+    guessed = guesses.guess_tree(collect_statistics(documents))
     if schema_tree is not None:
-        return _reconciled(schema_tree, guessed), envelope, {}
+        return _reconcile_field(schema_tree, guessed), envelope, {}
     return guessed, envelope, guesses.reasons
 
 
-def _schema_tree(recognised: Recognised) -> Field | None:
+def _build_schema_tree(recognised: Recognised) -> Field | None:
     """The tree of the registered schemas; None without any, or where JSON needs none."""
     if not recognised.schemas:
         return None
     try:
-        return tree_of(recognised.schemas, recognised.message)
+        return build_tree(recognised.schemas, recognised.message)
     except (ValueError, KeyError, TypeError) as error:
         if recognised.documents:
             return None
@@ -118,7 +118,7 @@ def _schema_tree(recognised: Recognised) -> Field | None:
         ) from error
 
 
-def _reconciled(declared: Field, guessed: Field) -> Field:
+def _reconcile_field(declared: Field, guessed: Field) -> Field:
     """A field of a JSON Schema, corrected by what the documents have."""
     options: dict[str, Any] = {
         "nullable": declared.nullable or guessed.nullable,
@@ -126,7 +126,7 @@ def _reconciled(declared: Field, guessed: Field) -> Field:
     }
     if declared.type == guessed.type == "struct":
         seen = {one.name: one for one in guessed.members}
-        members = [_reconciled(one, seen.pop(one.name)) if one.name in seen else one for one in declared.members]
+        members = [_reconcile_field(one, seen.pop(one.name)) if one.name in seen else one for one in declared.members]
         return replace(declared, of=(*members, *(replace(one, optional=True) for one in seen.values())), **options)
     timed = {"timestamp", "timestamp_ntz", "date"}
     contradicts = declared.type in timed and guessed.type not in {declared.type, "json"}
@@ -140,7 +140,7 @@ def _is_change_tree(tree: Field) -> bool:
     return {*names} >= _CHANGE and names["after"].type == "struct"
 
 
-def _member(tree: Field, path: Path) -> Field:
+def _find_member(tree: Field, path: Path) -> Field:
     for name in path:
         tree = next((one for one in tree.members if one.name == name), Field(name, "struct"))
     return tree
@@ -150,22 +150,22 @@ def _add_leaves(
     layout: Layout, tree: Field, at: Path, prefix: Path, reasons: Mapping[Path, str], *, shorter: bool = False
 ) -> None:
     """Add the columns of a struct; `shorter` takes the name of an event's data alone if it is free."""
-    found = leaves(tree, at)
+    found = select_leaves(tree, at)
     top = {path[-1].lower() for path, _ in found if len(path) == len(prefix) + 1}
     for path, declared in found:
         below = path[len(prefix) :]
         if shorter and len(below) > 1 and below[0] == "data" and "_".join(below[1:]).lower() not in top:
             below = below[1:]
-        if (draft := _draft(path, declared, "_".join(below), (path,), reasons)) is None:
+        if (draft := _build_draft(path, declared, "_".join(below), (path,), reasons)) is None:
             layout.left_out.append(".".join(path))
         else:
             layout.drafts.append(draft)
 
 
-def _draft(
+def _build_draft(
     path: Path, declared: Field, wanted: str, sources: tuple[Path, ...], reasons: Mapping[Path, str]
 ) -> Draft | None:
-    writable_field = writable(declared) if is_writable(path) else None
+    writable_field = without_unwritable(declared) if is_writable(path) else None
     if writable_field is None:
         return None
     inside = {one[len(path) :]: why for one, why in reasons.items() if one[: len(path)] == path}
@@ -175,35 +175,39 @@ def _draft(
 
 def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path, str]) -> None:
     """Add the columns of a database's row, and of the change: `op`, `lsn` and `source_ts_ms`."""
-    whole = _member(tree, prefix)
-    row, before = _member(whole, ("after",)), _member(whole, ("before",))
+    whole = _find_member(tree, prefix)
+    row, before = _find_member(whole, ("after",)), _find_member(whole, ("before",))
     if row.type == before.type == "struct":
-        row = merged(before, row) if not row.members else row
+        row = merge_fields(before, row) if not row.members else row
     elif row.type != "struct":
         row = before
-    for path, declared in leaves(replace(row, optional=False, nullable=False), (*prefix, "after")):
+    for path, declared in select_leaves(replace(row, optional=False, nullable=False), (*prefix, "after")):
         below = path[len(prefix) + 1 :]
         both = (path, (*prefix, "before", *below))
-        if (draft := _draft(path, declared, "_".join(below), both, reasons)) is None:
+        if (draft := _build_draft(path, declared, "_".join(below), both, reasons)) is None:
             layout.left_out.append(".".join(path))
         else:
             layout.drafts.append(draft)
     layout.rows = frozenset(one.wanted for one in layout.drafts)
-    source = {one.name for one in _member(whole, ("source",)).members}
+    source = {one.name for one in _find_member(whole, ("source",)).members}
     operation = Field("op", "string")
-    layout.drafts.append(Draft(_apart("op", layout), operation, ((*prefix, "op"),), "what was done: c, u, d or r"))
+    layout.drafts.append(
+        Draft(_choose_change_name("op", layout), operation, ((*prefix, "op"),), "what was done: c, u, d or r")
+    )
     if "lsn" in source:
         reason = "the position in PostgreSQL's log"
         lsn = Field("lsn", "long", optional=True, nullable=True)
-        layout.drafts.append(Draft(_apart("lsn", layout), lsn, ((*prefix, "source", "lsn"),), reason))
+        layout.drafts.append(Draft(_choose_change_name("lsn", layout), lsn, ((*prefix, "source", "lsn"),), reason))
     moment = Field("ts_ms", "timestamp", unit="ms")
     path = (*prefix, "source", "ts_ms")
-    layout.drafts.append(Draft(_apart("source_ts_ms", layout), moment, (path,), "when the database changed"))
-    layout.versions = (_apart("lsn", layout), _apart("source_ts_ms", layout))
+    layout.drafts.append(
+        Draft(_choose_change_name("source_ts_ms", layout), moment, (path,), "when the database changed")
+    )
+    layout.versions = (_choose_change_name("lsn", layout), _choose_change_name("source_ts_ms", layout))
     layout.times = layout.versions[1:]
 
 
-def _apart(name: str, layout: Layout) -> str:
+def _choose_change_name(name: str, layout: Layout) -> str:
     """A name for what the envelope says, that no column of the row has."""
     return f"change_{name}" if name in {one.lower() for one in layout.rows} else name
 

@@ -42,12 +42,12 @@ class Draft:
     @property
     def shown_source(self) -> str:
         """The source of the value, for a person."""
-        return ", else ".join(_shown(one) for one in self.sources)
+        return ", else ".join(_format_source(one) for one in self.sources)
 
 
-def _shown(one: From) -> str:
+def _format_source(one: From) -> str:
     if isinstance(one, tuple):
-        return path_text(one)
+        return format_path(one)
     if isinstance(one, Key):
         return f"key {one.path}".strip()
     return f"{type(one).__name__.lower()} {one.name}"
@@ -58,7 +58,7 @@ def is_writable(path: Iterable[str]) -> bool:
     return all(step and not _UNWRITABLE.search(step) for step in path)
 
 
-def path_text(path: Path) -> str:
+def format_path(path: Path) -> str:
     """A path as a source is written."""
     text = ""
     for step in path:
@@ -67,7 +67,9 @@ def path_text(path: Path) -> str:
     return text
 
 
-def named(drafts: Sequence[Draft], *, version: Draft | None = None, event_time: Draft | None = None) -> list[Field]:
+def build_fields(
+    drafts: Sequence[Draft], *, version: Draft | None = None, event_time: Draft | None = None
+) -> list[Field]:
     """The fields with their final names.
 
     Args:
@@ -80,31 +82,31 @@ def named(drafts: Sequence[Draft], *, version: Draft | None = None, event_time: 
     for draft in drafts:
         allowed = {"event_time"} if event_time is draft else set()
         allowed |= {"version"} if version is None or version is draft else set()
-        name = free_name(draft.wanted, taken, allowed)
-        found.append(_with_sources(replace(draft.field, name=name, of=legal_members(draft.field)), draft.sources))
+        name = choose_free_name(draft.wanted, taken, allowed)
+        found.append(_with_sources(replace(draft.field, name=name, of=build_legal_members(draft.field)), draft.sources))
     return found
 
 
 def _with_sources(field: Field, sources: Sequence[From]) -> Field:
     if tuple(sources) == ((field.name,),):
         return field
-    written: list[Source] = [path_text(one) if isinstance(one, tuple) else one for one in sources]
+    written: list[Source] = [format_path(one) if isinstance(one, tuple) else one for one in sources]
     return replace(field, source=written[0] if len(written) == 1 else tuple(written))
 
 
-def legal_members(field: Field) -> Field | tuple[Field, ...]:
+def build_legal_members(field: Field) -> Field | tuple[Field, ...]:
     """The members of a field with legal names, each with its source where the name differs."""
     if isinstance(field.of, Field):
-        return replace(field.of, of=legal_members(field.of))
+        return replace(field.of, of=build_legal_members(field.of))
     taken: set[str] = set()
     found = []
     for member in field.of:
-        name = free_name(member.name, taken, reserved=False)
-        found.append(_with_sources(replace(member, name=name, of=legal_members(member)), [(member.name,)]))
+        name = choose_free_name(member.name, taken, reserved=False)
+        found.append(_with_sources(replace(member, name=name, of=build_legal_members(member)), [(member.name,)]))
     return tuple(found)
 
 
-def free_name(wanted: str, taken: set[str], allowed: Collection[str] = (), *, reserved: bool = True) -> str:
+def choose_free_name(wanted: str, taken: set[str], allowed: Collection[str] = (), *, reserved: bool = True) -> str:
     """A legal name that differs from those that are taken in more than case; it is taken from now on."""
     name = _ILLEGAL.sub("_", wanted).strip("_") if _ILLEGAL.search(wanted) else wanted
     name = name or "field"
@@ -118,11 +120,13 @@ def free_name(wanted: str, taken: set[str], allowed: Collection[str] = (), *, re
     return free
 
 
-def writable(field: Field) -> Field | None:
+def without_unwritable(field: Field) -> Field | None:
     """The field without members that no source can name; None if nothing is left."""
     if not field.members:
         return field
-    members = [inner for one in field.members if is_writable((one.name,)) and (inner := writable(one)) is not None]
+    members = [
+        inner for one in field.members if is_writable((one.name,)) and (inner := without_unwritable(one)) is not None
+    ]
     if not members:
         return None
     return replace(field, of=members[0] if isinstance(field.of, Field) else tuple(members))

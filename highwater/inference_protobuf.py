@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.declaration import Field
-from highwater.protobuf import compiled
+from highwater.protobuf import compile_schema
 from highwater.schemas import Schema
 
 
-def protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
+def build_protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
     """The field of a Protobuf message.
 
     Args:
@@ -23,7 +23,7 @@ def protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
     """
     from google.protobuf import descriptor_pb2, descriptor_pool
 
-    data, main = compiled(schema)
+    data, main = compile_schema(schema)
     files = descriptor_pb2.FileDescriptorSet.FromString(data).file
     pool = descriptor_pool.DescriptorPool()
     for file in files:
@@ -36,7 +36,7 @@ def protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
         names.append(among[place].name)
         among = among[place].nested_type
     found = pool.FindMessageTypeByName(".".join(names))
-    return _message("", found, ())
+    return _build_message_field("", found, ())
 
 
 _INTEGERS = frozenset({"int32", "sint32", "sfixed32"})
@@ -47,32 +47,34 @@ _KNOWN = {"Timestamp": "timestamp", "Duration": "string", "Struct": "json", "Lis
 _WRAPPERS = "google.protobuf."
 
 
-def _message(name: str, descriptor: Any, around: tuple[str, ...]) -> Field:
+def _build_message_field(name: str, descriptor: Any, around: tuple[str, ...]) -> Field:
     full = descriptor.full_name
     if full.startswith(_WRAPPERS):
         short = full.removeprefix(_WRAPPERS)
         if short in _KNOWN:
             return Field(name, _KNOWN[short], nullable=_KNOWN[short] == "json")
         if short.endswith("Value"):
-            return _single(name, descriptor.fields_by_name["value"], around)
+            return _build_single_field(name, descriptor.fields_by_name["value"], around)
     if full in around or not descriptor.fields:
         return Field(name, "json")
     inside = (*around, full)
-    return Field(name, "struct", of=tuple(_protobuf_field(one, inside) for one in descriptor.fields))
+    return Field(name, "struct", of=tuple(_build_protobuf_field(one, inside) for one in descriptor.fields))
 
 
-def _protobuf_field(field: Any, around: tuple[str, ...]) -> Field:
+def _build_protobuf_field(field: Any, around: tuple[str, ...]) -> Field:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return Field(field.name, "map", of=_single("value", field.message_type.fields_by_name["value"], around))
+        return Field(
+            field.name, "map", of=_build_single_field("value", field.message_type.fields_by_name["value"], around)
+        )
     if field.is_repeated:
-        return Field(field.name, "array", of=_single("element", field, around))
-    return replace(_single(field.name, field, around), optional=bool(field.has_presence))
+        return Field(field.name, "array", of=_build_single_field("element", field, around))
+    return replace(_build_single_field(field.name, field, around), optional=bool(field.has_presence))
 
 
-def _single(name: str, field: Any, around: tuple[str, ...]) -> Field:
+def _build_single_field(name: str, field: Any, around: tuple[str, ...]) -> Field:
     if field.message_type is not None:
-        return _message(name, field.message_type, around)
-    kind = _type_name(field)
+        return _build_message_field(name, field.message_type, around)
+    kind = _find_type_name(field)
     if kind in _INTEGERS:
         return Field(name, "integer")
     if kind in _WHOLE:
@@ -83,7 +85,7 @@ def _single(name: str, field: Any, around: tuple[str, ...]) -> Field:
     return Field(name, types.get(kind, "string"), nan="null" if kind in {"float", "double"} else "reject")
 
 
-def _type_name(field: Any) -> str:
+def _find_type_name(field: Any) -> str:
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 
     return str(FieldDescriptorProto.Type.Name(field.type)).removeprefix("TYPE_").lower()

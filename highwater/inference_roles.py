@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.declaration import Field
-from highwater.inference_fields import words
+from highwater.inference_fields import split_words
 from highwater.inference_keys import Evidence, KeyChoice, is_filled
 from highwater.inference_names import Draft
 from highwater.sources import Meta
@@ -48,8 +48,8 @@ def choose_version(
         return ChosenColumn(None, "none, since there is no key: each record is an event of its own")
     positions = [drafts.index(one) for one in key.drafts if one in drafts]
     fallen = []
-    for at in _version_candidates(drafts, evidence, preferred):
-        trend = _rising(at, positions, evidence)
+    for at in _select_version_candidates(drafts, evidence, preferred):
+        trend = _describe_rise(at, positions, evidence)
         if trend is not None:
             return ChosenColumn(drafts[at], f"{drafts[at].wanted} {trend}")
         fallen.append(drafts[at].wanted)
@@ -58,7 +58,7 @@ def choose_version(
         return ChosenColumn(None, f"none, so the table is append-only: no field rises with each change of a key{tail}")
     if not key.from_record:
         return ChosenColumn(None, f"none: the record key cannot be read as the key's columns{tail}")
-    if not _one_partition_each(evidence):
+    if not _has_one_partition_per_key(evidence):
         return ChosenColumn(
             None, f"none: records of one key are in several partitions, so offsets do not order them{tail}"
         )
@@ -66,25 +66,31 @@ def choose_version(
     return ChosenColumn(draft, f"the record's offset: all records of a key are in one partition{tail}")
 
 
-def _version_candidates(drafts: Sequence[Draft], evidence: Sequence[Evidence], preferred: Sequence[str]) -> list[int]:
+def _select_version_candidates(
+    drafts: Sequence[Draft], evidence: Sequence[Evidence], preferred: Sequence[str]
+) -> list[int]:
     able = [at for at in range(len(drafts)) if is_filled(at, evidence)]
     if preferred:
         return [at for name in preferred for at in able if drafts[at].wanted == name]
     counts = [at for at in able if drafts[at].field.type in {"integer", "long"} and _is_version(drafts[at].path)]
-    times = [at for at in able if drafts[at].field.type == "timestamp" and words(_last(drafts[at])) & _CHANGE_WORDS]
+    times = [
+        at
+        for at in able
+        if drafts[at].field.type == "timestamp" and split_words(_find_last_name(drafts[at])) & _CHANGE_WORDS
+    ]
     return sorted(counts, key=lambda at: len(drafts[at].path)) + sorted(times, key=lambda at: len(drafts[at].path))
 
 
-def _last(draft: Draft) -> str:
+def _find_last_name(draft: Draft) -> str:
     return draft.path[-1] if draft.path else draft.wanted
 
 
 def _is_version(path: Sequence[str]) -> bool:
-    name_words = words(path[-1]) if path else frozenset()
+    name_words = split_words(path[-1]) if path else frozenset()
     return bool(name_words & _VERSION_WORDS) and name_words <= _VERSION_WORDS | _BESIDE_VERSION
 
 
-def _rising(at: int, positions: Sequence[int], evidence: Sequence[Evidence]) -> str | None:
+def _describe_rise(at: int, positions: Sequence[int], evidence: Sequence[Evidence]) -> str | None:
     """The rise of a column along the offsets of each key; None if it falls, or is equal for different values."""
     last: dict[tuple[Any, ...], Evidence] = {}
     pairs = 0
@@ -103,7 +109,7 @@ def _rising(at: int, positions: Sequence[int], evidence: Sequence[Evidence]) -> 
     return f"rises along the offsets of each key, in {pairs:,} pairs of records"
 
 
-def _one_partition_each(evidence: Sequence[Evidence]) -> bool:
+def _has_one_partition_per_key(evidence: Sequence[Evidence]) -> bool:
     found: dict[bytes, set[int]] = defaultdict(set)
     for one in evidence:
         if one.key is not None:
@@ -128,5 +134,5 @@ def choose_event_time(
 
 
 def _rank(draft: Draft) -> int | None:
-    name_words = words(_last(draft))
+    name_words = split_words(_find_last_name(draft))
     return next((rank for rank, word in enumerate(_EVENT_TIME_WORDS) if word in name_words), None)

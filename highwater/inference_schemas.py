@@ -10,8 +10,8 @@ from typing import Any
 
 from highwater.declaration import Field
 from highwater.field_rules import DEFAULT_TYPES
-from highwater.inference_protobuf import protobuf_tree
-from highwater.schemas import Schema, self_contained_avro
+from highwater.inference_protobuf import build_protobuf_tree
+from highwater.schemas import Schema, build_self_contained_avro
 
 # Logical types of Kafka Connect and Debezium, which say in what unit a number is.
 _LOGICAL: Mapping[str, Mapping[str, Any]] = {
@@ -32,7 +32,7 @@ _MOST_DIGITS = 38
 _WIDER = ("integer", "long", "float", "double")
 
 
-def tree_of(schemas: Sequence[Schema], message: Sequence[int] = (0,)) -> Field:
+def build_tree(schemas: Sequence[Schema], message: Sequence[int] = (0,)) -> Field:
     """The field of type `struct` that holds the values of all schemas, the newest one last.
 
     Args:
@@ -44,18 +44,18 @@ def tree_of(schemas: Sequence[Schema], message: Sequence[int] = (0,)) -> Field:
     """
     read: Callable[[Schema], Field]
     if schemas[0].kind == "AVRO":
-        read = avro_tree
+        read = build_avro_tree
     elif schemas[0].kind == "JSON":
-        read = json_schema_tree
+        read = build_json_schema_tree
     else:
 
         def read(schema: Schema) -> Field:
-            return protobuf_tree(schema, message)
+            return build_protobuf_tree(schema, message)
 
-    return reduce(merged, [read(one) for one in schemas])
+    return reduce(merge_fields, [read(one) for one in schemas])
 
 
-def merged(first: Field, second: Field) -> Field:
+def merge_fields(first: Field, second: Field) -> Field:
     """The field that holds the values of both."""
     options: dict[str, Any] = {
         "nullable": first.nullable or second.nullable,
@@ -64,8 +64,8 @@ def merged(first: Field, second: Field) -> Field:
     }
     if first.type == second.type == "struct":
         mine, other = ({one.name: one for one in tree.members} for tree in (first, second))
-        both = [merged(one, other[name]) if name in other else _made_optional(one) for name, one in mine.items()]
-        added = [_made_optional(one) for name, one in other.items() if name not in mine]
+        both = [merge_fields(one, other[name]) if name in other else _to_optional(one) for name, one in mine.items()]
+        added = [_to_optional(one) for name, one in other.items() if name not in mine]
         return replace(second, of=(*both, *added), **options)
     if first.type == second.type:
         return replace(second, **options)
@@ -74,7 +74,7 @@ def merged(first: Field, second: Field) -> Field:
     return Field(second.name, "json", nullable=options["nullable"], optional=options["optional"])
 
 
-def _made_optional(one: Field) -> Field:
+def _to_optional(one: Field) -> Field:
     return replace(one, optional=True)
 
 
@@ -87,7 +87,7 @@ def connect_tree(schema: Any, name: str = "") -> Field:
     if not isinstance(schema, Mapping) or "type" not in schema:
         raise ValueError("the schema has no type")
     optional = bool(schema.get("optional"))
-    kind, inner = schema["type"], logical_options(schema.get("name"), schema.get("parameters") or {})
+    kind, inner = schema["type"], find_logical_options(schema.get("name"), schema.get("parameters") or {})
     if inner is not None:
         return Field(name, **{"nullable": optional, **inner})
     if kind == "struct":
@@ -111,7 +111,7 @@ def connect_tree(schema: Any, name: str = "") -> Field:
     return _with_nan(Field(name, types.get(kind, "json"), nullable=optional))
 
 
-def logical_options(logical: Any, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_logical_options(logical: Any, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
     """The type and the options of a logical type; None if it is none of these."""
     if logical == _DECIMAL and "scale" in parameters:
         scale = int(parameters["scale"])
@@ -126,13 +126,13 @@ def _with_nan(found: Field) -> Field:
     return replace(found, nan="null") if found.type in {"float", "double"} else found
 
 
-def avro_tree(schema: Schema) -> Field:
+def build_avro_tree(schema: Schema) -> Field:
     """The field of an Avro record.
 
     Raises:
         ValueError: the schema is no JSON, or no record.
     """
-    found = _Avro().field("", json.loads(self_contained_avro(schema)), "")
+    found = _Avro().build_field("", json.loads(build_self_contained_avro(schema)), "")
     if found.type != "struct":
         raise ValueError("the schema is no record, so its values have no fields")
     return found
@@ -160,57 +160,57 @@ class _Avro:
         self._named: dict[str, Any] = {}
         self._open: set[str] = set()
 
-    def field(self, name: str, node: Any, namespace: str) -> Field:
+    def build_field(self, name: str, node: Any, namespace: str) -> Field:
         """The field of a node of the schema."""
         if isinstance(node, list):
-            return self._union(name, node, namespace)
+            return self._build_union_field(name, node, namespace)
         if isinstance(node, str):
-            return self._by_name(name, node, namespace)
+            return self._build_named_field(name, node, namespace)
         kind = node["type"]
         if isinstance(kind, dict | list):
-            return self.field(name, kind, namespace)
+            return self.build_field(name, kind, namespace)
         if kind in {"record", "error", "enum", "fixed"}:
             full = node["name"] if "." in node["name"] else f"{node.get('namespace', namespace)}.{node['name']}"
             self._named[full] = node
             namespace = full.rpartition(".")[0]
             if kind in {"record", "error"}:
-                return self._record(name, node, full, namespace)
+                return self._build_record(name, node, full, namespace)
         if kind == "array":
-            return Field(name, "array", of=self.field("element", node["items"], namespace))
+            return Field(name, "array", of=self.build_field("element", node["items"], namespace))
         if kind == "map":
-            return Field(name, "map", of=self.field("value", node["values"], namespace))
-        return self._plain(name, kind, node, namespace)
+            return Field(name, "map", of=self.build_field("value", node["values"], namespace))
+        return self._build_plain_field(name, kind, node, namespace)
 
-    def _plain(self, name: str, kind: str, node: Mapping[str, Any], namespace: str) -> Field:
+    def _build_plain_field(self, name: str, kind: str, node: Mapping[str, Any], namespace: str) -> Field:
         logical = node.get("logicalType")
         if logical == "decimal" and kind in {"bytes", "fixed"} and node["precision"] <= _MOST_DIGITS:
             return Field(name, f"decimal({node['precision']},{node.get('scale', 0)})")
         if options := _AVRO_LOGICAL.get((kind, logical or "")):
             return Field(name, **options)
-        if not logical and (options := logical_options(node.get("connect.name"), {})):
+        if not logical and (options := find_logical_options(node.get("connect.name"), {})):
             return Field(name, **options)
-        return self._by_name(name, kind, namespace)
+        return self._build_named_field(name, kind, namespace)
 
-    def _by_name(self, name: str, kind: str, namespace: str) -> Field:
+    def _build_named_field(self, name: str, kind: str, namespace: str) -> Field:
         if kind in _AVRO_SAME or kind in _AVRO_TYPES:
             return _with_nan(Field(name, _AVRO_TYPES.get(kind, kind)))
         for full in (kind, f"{namespace}.{kind}"):
             if full in self._open:
                 break  # a type within itself has no end
             if full in self._named:
-                return self.field(name, self._named[full], namespace)
+                return self.build_field(name, self._named[full], namespace)
         return Field(name, "json", nullable=True)
 
-    def _union(self, name: str, branches: Sequence[Any], namespace: str) -> Field:
+    def _build_union_field(self, name: str, branches: Sequence[Any], namespace: str) -> Field:
         others = [one for one in branches if one != "null"]
         nullable = len(others) < len(branches)
-        found = self.field(name, others[0], namespace) if len(others) == 1 else Field(name, "json")
+        found = self.build_field(name, others[0], namespace) if len(others) == 1 else Field(name, "json")
         return replace(found, nullable=found.nullable or nullable)
 
-    def _record(self, name: str, node: Mapping[str, Any], full: str, namespace: str) -> Field:
+    def _build_record(self, name: str, node: Mapping[str, Any], full: str, namespace: str) -> Field:
         self._open.add(full)
         members = tuple(
-            _with_default(self.field(one["name"], one["type"], namespace), one) for one in node.get("fields", ())
+            _with_default(self.build_field(one["name"], one["type"], namespace), one) for one in node.get("fields", ())
         )
         self._open.discard(full)
         return Field(name, "struct" if members else "json", of=members)
@@ -226,14 +226,14 @@ def _with_default(found: Field, node: Mapping[str, Any]) -> Field:
     return replace(found, optional=True)
 
 
-def json_schema_tree(schema: Schema) -> Field:
+def build_json_schema_tree(schema: Schema) -> Field:
     """The field of a JSON Schema; a part that says nothing of its type is `json`.
 
     Raises:
         ValueError: the schema is no JSON, or describes no object with properties.
     """
     root = json.loads(schema.text)
-    found = _JsonSchema(root).field("", root, 0)
+    found = _JsonSchema(root).build_field("", root, 0)
     if found.type != "struct":
         raise ValueError("the schema names no properties of an object")
     return found
@@ -249,24 +249,24 @@ class _JsonSchema:
     def __init__(self, root: Any) -> None:
         self._root = root
 
-    def field(self, name: str, node: Any, depth: int) -> Field:
+    def build_field(self, name: str, node: Any, depth: int) -> Field:
         """The field of a node of the schema."""
         if not isinstance(node, Mapping) or depth > _MOST_DEPTH:
             return Field(name, "json", nullable=True)
         if "$ref" in node:
-            return self.field(name, self._referred(node["$ref"]), depth + 1)
+            return self.build_field(name, self._resolve_reference(node["$ref"]), depth + 1)
         for choice in ("oneOf", "anyOf"):
             if choice in node:
-                return self._choice(name, node[choice], depth)
+                return self._build_choice_field(name, node[choice], depth)
         kinds = node.get("type")
         listed = kinds if isinstance(kinds, list) else [kinds]
         others = [one for one in listed if one != "null"]
         nullable = len(others) < len(listed)
         if len(others) != 1:
             return Field(name, "json", nullable=True)
-        return replace(self._typed(name, others[0], node, depth), nullable=nullable)
+        return replace(self._build_typed_field(name, others[0], node, depth), nullable=nullable)
 
-    def _referred(self, reference: str) -> Any:
+    def _resolve_reference(self, reference: str) -> Any:
         if not reference.startswith("#"):
             return None
         found = self._root
@@ -274,24 +274,24 @@ class _JsonSchema:
             found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
         return found
 
-    def _choice(self, name: str, branches: Sequence[Any], depth: int) -> Field:
+    def _build_choice_field(self, name: str, branches: Sequence[Any], depth: int) -> Field:
         others = [one for one in branches if not (isinstance(one, Mapping) and one.get("type") == "null")]
-        found = self.field(name, others[0], depth + 1) if len(others) == 1 else Field(name, "json")
+        found = self.build_field(name, others[0], depth + 1) if len(others) == 1 else Field(name, "json")
         return replace(found, nullable=found.nullable or len(others) < len(branches))
 
-    def _typed(self, name: str, kind: Any, node: Mapping[str, Any], depth: int) -> Field:
-        options = logical_options(node.get("title"), node.get("connect.parameters") or {})
+    def _build_typed_field(self, name: str, kind: Any, node: Mapping[str, Any], depth: int) -> Field:
+        options = find_logical_options(node.get("title"), node.get("connect.parameters") or {})
         if options is not None and kind in {"integer", "string", "number"}:
             return Field(name, **options)
         if kind == "object":
             required = frozenset(node.get("required", ()))
             members = tuple(
-                replace(self.field(inner, one, depth + 1), optional=inner not in required)
+                replace(self.build_field(inner, one, depth + 1), optional=inner not in required)
                 for inner, one in (node.get("properties") or {}).items()
             )
             return Field(name, "struct" if members else "json", of=members)
         if kind == "array" and isinstance(node.get("items"), Mapping):
-            return Field(name, "array", of=self.field("element", node["items"], depth + 1))
+            return Field(name, "array", of=self.build_field("element", node["items"], depth + 1))
         if kind == "string":
             formats = {"date-time": "timestamp", "date": "date"}
             return Field(name, formats.get(node.get("format", ""), "string"))

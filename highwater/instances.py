@@ -44,7 +44,7 @@ class Instance:
         return {"id": self.id, "place": self.place, **seen}
 
 
-def live_together(instances: Iterable[Instance], now: datetime) -> list[Instance]:
+def select_concurrent(instances: Iterable[Instance], now: datetime) -> list[Instance]:
     """The instances that are live at the same time, the longest running first; none where one alone is.
 
     An instance that replaces another is no fault: the old one ticked no more when the new one began.

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 
-def fields(**values: object) -> AbstractContextManager[None]:
+def bind_log_fields(**values: object) -> AbstractContextManager[None]:
     """Give every line that is logged within the block these fields; the innermost block wins."""
     from structlog.contextvars import bound_contextvars
 
     return bound_contextvars(**values)
 
 
-def of_slices(keys: Sequence[str]) -> dict[str, str]:
+def build_slice_fields(keys: Sequence[str]) -> dict[str, str]:
     """The field of one slice, or of several, which are neighbours."""
     if not keys:
         return {}

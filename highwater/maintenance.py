@@ -49,8 +49,8 @@ class Horizon:
     def arithmetic(self) -> str:
         """The arithmetic of `least`, in words."""
         return (
-            f"{hours(self.run)} of the longest run x (1 + {self.retries} retries) + {hours(self.leases)} of waiting "
-            f"for leases = {hours(self.least)}"
+            f"{format_hours(self.run)} of the longest run x (1 + {self.retries} retries) + {format_hours(self.leases)} "
+            f"of waiting for leases = {format_hours(self.least)}"
         )
 
     def ensure_enough(self, horizon: timedelta) -> None:
@@ -62,13 +62,15 @@ class Horizon:
         if horizon < self.least:
             raise ConfigurationError(
                 "the horizon of maintenance is shorter than what a run may need",
-                stored=hours(horizon),
+                stored=format_hours(horizon),
                 found=self.arithmetic,
                 remedy="declare a longer horizon in the stream's Maintenance, or shorten "
                 "run_monitoring.max_runtime_seconds",
             )
 
-    def outlived(self, horizon: timedelta, read: Mapping[str, datetime | None], now: datetime) -> dict[str, str]:
+    def select_outlived_slices(
+        self, horizon: timedelta, read: Mapping[str, datetime | None], now: datetime
+    ) -> dict[str, str]:
         """Slices whose unfinished retry reads an old version of the table that files removed now might belong to.
 
         Args:
@@ -82,18 +84,18 @@ class Horizon:
                 found[key] = "reads a version whose time is not known"
             elif now - at + self.least > horizon:
                 found[key] = (
-                    f"reads a version of {hours(now - at)} ago: with {hours(self.least)} for its run that is more than "
-                    f"the horizon of {hours(horizon)}"
+                    f"reads a version of {format_hours(now - at)} ago: with {format_hours(self.least)} for its run "
+                    f"that is more than the horizon of {format_hours(horizon)}"
                 )
         return found
 
 
-def hours(time: timedelta) -> str:
+def format_hours(time: timedelta) -> str:
     """A time in hours, as it is reported."""
     return f"{time / timedelta(hours=1):.4g} h"
 
 
-def whole_hours(time: timedelta) -> int:
+def to_whole_hours(time: timedelta) -> int:
     """The next whole hour, which is what delta-rs takes."""
     return math.ceil(time / timedelta(hours=1))
 
@@ -198,7 +200,7 @@ class LiveKey:
     recalled_at: datetime | None = None
 
 
-def candidates(live: Sequence[LiveKey], newest: int, longest: timedelta | None, now: datetime) -> list[str]:
+def select_candidates(live: Sequence[LiveKey], newest: int, longest: timedelta | None, now: datetime) -> list[str]:
     """The keys that are retired if their slices are complete and nobody names them, the oldest first.
 
     Args:

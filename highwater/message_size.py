@@ -19,12 +19,12 @@ BATCH, RECORD, HEADER = 61, 36, 10
 _CHOICES: tuple[tuple[str, ...], ...] = ((VALUE,), (VALUE, OWN_HEADERS), (VALUE, OWN_HEADERS, KEY))
 
 
-def size_of(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
+def measure_message(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
     """The size of a record alone in its batch, not compressed: exact, or up to some 10 bytes a header too much."""
-    return BATCH + RECORD + len(key or b"") + len(value or b"") + size_of_headers(headers)
+    return BATCH + RECORD + len(key or b"") + len(value or b"") + measure_headers(headers)
 
 
-def size_of_headers(headers: Iterable[Header]) -> int:
+def measure_headers(headers: Iterable[Header]) -> int:
     """The bytes that headers add to the size of a record."""
     return sum(HEADER + len(name.encode()) + len(content or b"") for name, content in headers)
 
@@ -48,11 +48,11 @@ class SizeLimits:
         """The largest size that every topic admits."""
         return self.client if self.compresses else min(self.client, *self.topics.values())
 
-    def admits(self, topic: str, size: int) -> bool:
+    def can_send_whole(self, topic: str, size: int) -> bool:
         """Whether a record of this size is to be sent to a topic whole; one that is compressed may be refused yet."""
         return size <= self.client and (self.compresses or size <= self.topics[topic])
 
-    def left_out(
+    def select_left_out(
         self, topic: str, key: bytes | None, own: Sequence[Header], envelope: Sequence[Header]
     ) -> tuple[str, ...]:
         """The parts of a record that stay behind so that the rest of it fits for sure, as few as can be.
@@ -69,9 +69,9 @@ class SizeLimits:
         most = min(self.client, self.topics[topic])
         for parts in _CHOICES:
             headers = envelope if OWN_HEADERS in parts else [*own, *envelope]
-            if size_of(None if KEY in parts else key, None, headers) <= most:
+            if measure_message(None if KEY in parts else key, None, headers) <= most:
                 return parts
-        raise too_large([(topic, size_of(None, None, envelope))], self.client, rooms=self.topics)
+        raise build_too_large_error([(topic, measure_message(None, None, envelope))], self.client, rooms=self.topics)
 
 
 def configure(bootstrap: str, topic: str, setting: str) -> str:
@@ -82,7 +82,7 @@ def configure(bootstrap: str, topic: str, setting: str) -> str:
     )
 
 
-def too_large(
+def build_too_large_error(
     sizes: Iterable[tuple[str, int]], client: int, bootstrap: str = "BROKERS", rooms: Mapping[str, int] | None = None
 ) -> RecordTooLargeError:
     """The error of records that are not taken, with what would let them through.

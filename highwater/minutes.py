@@ -61,7 +61,7 @@ class Minute:
     linked: frozenset[int] = frozenset()
 
 
-def day_of(minute: int) -> str:
+def format_day(minute: int) -> str:
     """The day that a minute belongs to, as the table's partition names it."""
     number = minute // DAY_MINUTES
     ordinal = number + _DAYS_BEFORE_1970
@@ -70,14 +70,16 @@ def day_of(minute: int) -> str:
     return date.fromordinal(ordinal).isoformat() if inside else f"day {number}"
 
 
-def time_of(minute: int) -> str:
+def convert_to_time(minute: int) -> str:
     """A minute for a person to read."""
-    if not day_of(minute).startswith("day"):
+    if not format_day(minute).startswith("day"):
         return f"{datetime.fromtimestamp(minute * 60, UTC):%Y-%m-%d %H:%M}"
-    return f"{day_of(minute)}, minute {minute % DAY_MINUTES}"
+    return f"{format_day(minute)}, minute {minute % DAY_MINUTES}"
 
 
-def closed(minutes: Iterable[int], linked: Callable[[Collection[int]], Mapping[int, Collection[int]]]) -> set[int]:
+def collect_linked_minutes(
+    minutes: Iterable[int], linked: Callable[[Collection[int]], Mapping[int, Collection[int]]]
+) -> set[int]:
     """The minutes and all that are linked with them, over any number of links.
 
     Args:
@@ -92,7 +94,7 @@ def closed(minutes: Iterable[int], linked: Callable[[Collection[int]], Mapping[i
     return found
 
 
-def batches(weights: Mapping[int, int], links: Mapping[int, Collection[int]], most: int) -> list[set[int]]:
+def split_minutes(weights: Mapping[int, int], links: Mapping[int, Collection[int]], most: int) -> list[set[int]]:
     """The minutes in parts that can be computed apart: linked minutes stay together.
 
     Args:
@@ -109,7 +111,7 @@ def batches(weights: Mapping[int, int], links: Mapping[int, Collection[int]], mo
     left, room = set(weights), 0
     for minute in sorted(weights):
         if minute in left:
-            together = closed([minute], lambda some: {m: both[m] for m in some if m in both}) & left
+            together = collect_linked_minutes([minute], lambda some: {m: both[m] for m in some if m in both}) & left
             left -= together
             weight = sum(weights[m] for m in together)
             if not found or weight > room:
@@ -120,7 +122,7 @@ def batches(weights: Mapping[int, int], links: Mapping[int, Collection[int]], mo
     return found
 
 
-def spans(minutes: Collection[int], most: int) -> list[tuple[int, int]]:
+def build_spans(minutes: Collection[int], most: int) -> list[tuple[int, int]]:
     """Half-open ranges that cover the minutes and leave out the gaps; with more than `most` the widest gaps alone."""
     ordered = sorted(minutes)
     if not ordered:
@@ -131,13 +133,13 @@ def spans(minutes: Collection[int], most: int) -> list[tuple[int, int]]:
     return [(ordered[a], ordered[b - 1] + 1) for a, b in pairwise(cuts)]
 
 
-def seen_by(changed: Collection[int], present: Iterable[int]) -> list[int]:
+def select_affected_minutes(changed: Collection[int], present: Iterable[int]) -> list[int]:
     """The present minutes whose hour reaches a changed one."""
     ordered = sorted(changed)
     return [m for m in present if bisect_right(ordered, m) > bisect_left(ordered, m - HOUR_MINUTES + 1)]
 
 
-def hours(minutes: Mapping[int, Minute], wanted: Iterable[int], statuses: Collection[str]) -> dict[int, Sums]:
+def sum_hours(minutes: Mapping[int, Minute], wanted: Iterable[int], statuses: Collection[str]) -> dict[int, Sums]:
     """For each wanted minute the sums over the hour that ends with it.
 
     Args:

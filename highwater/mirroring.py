@@ -30,7 +30,7 @@ class MirrorMark:
     at: datetime
 
     @classmethod
-    def of(cls, topic_id: str, last: Slice | None, at: datetime) -> MirrorMark:
+    def from_last_slice(cls, topic_id: str, last: Slice | None, at: datetime) -> MirrorMark:
         """The mark of a prefix that ends with this slice."""
         return cls(topic_id, last.key if last else "", last.identity if last else "", at)
 
@@ -57,7 +57,7 @@ class GroupOffset:
     mark: MirrorMark | None
 
 
-def prefix(
+def compute_finished_prefix(
     slices: Iterable[Slice], done: Collection[str], planned: Planned, generations: Iterable[Generation]
 ) -> dict[int, int]:
     """For each partition the offset before which everything is done, or recorded as lost.

@@ -81,7 +81,7 @@ def ensure_may_act(action: str, by: str, operators: Collection[str] | None) -> N
         )
 
 
-def asked_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def build_recorded_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an action for its record: without empty ones, and of keys of records only their number.
 
     Args:

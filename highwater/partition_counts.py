@@ -40,18 +40,18 @@ class Era:
         return f"generation {self.generation} began"
 
 
-def eras(slices: Iterable[Slice], generations: Iterable[Generation]) -> list[Era]:
+def build_eras(slices: Iterable[Slice], generations: Iterable[Generation]) -> list[Era]:
     """The eras of a topic, the oldest first.
 
     Args:
         slices: its slices.
         generations: its generations; they name partitions also before these have a position.
     """
-    named = {one.number: _many(one.starts) for one in generations}
+    named = {one.number: _count_partitions(one.starts) for one in generations}
     found: list[Era] = []
     for slice_ in sorted(slices, key=lambda one: one.ordinal):
         last = found[-1] if found and found[-1].generation == slice_.generation else None
-        many = max(_many(slice_.ranges), named.get(slice_.generation, 0), last.partitions if last else 0)
+        many = max(_count_partitions(slice_.ranges), named.get(slice_.generation, 0), last.partitions if last else 0)
         if last is None or many > last.partitions:
             added = many - last.partitions if last else 0
             found.append(
@@ -60,5 +60,5 @@ def eras(slices: Iterable[Slice], generations: Iterable[Generation]) -> list[Era
     return found
 
 
-def _many(partitions: Mapping[int, object]) -> int:
+def _count_partitions(partitions: Mapping[int, object]) -> int:
     return max(partitions, default=-1) + 1

@@ -50,7 +50,7 @@ class Partitioner(Enum):
     FNV1A = "FNV-1a"
     """Sarama's default, and librdkafka's `fnv1a` and `fnv1a_random`."""
 
-    def partition(self, key: bytes, partitions: int) -> int:
+    def choose_partition(self, key: bytes, partitions: int) -> int:
         """The partition of a key in a topic with this many partitions, from 0."""
         return _HASHES[self](key) % partitions
 
@@ -91,21 +91,21 @@ class KeyPlace:
     records: int = 1
 
 
-def choices(place: KeyPlace, counts: Collection[int]) -> list[PartitionedBy]:
+def build_choices(place: KeyPlace, counts: Collection[int]) -> list[PartitionedBy]:
     """The partitioners that may have chosen a place: records may be older than the partitions that the slice knows."""
     return [PartitionedBy(one, count) for one in Partitioner for count in sorted(counts) if count <= place.partitions]
 
 
-def explaining(key: bytes, place: KeyPlace, counts: Collection[int]) -> frozenset[PartitionedBy]:
+def select_explanations(key: bytes, place: KeyPlace, counts: Collection[int]) -> frozenset[PartitionedBy]:
     """The choices that explain where records of a key are."""
-    hashed = _hashed(key)
+    hashed = _hash_key(key)
     return frozenset(
-        one for one in choices(place, counts) if hashed[one.partitioner] % one.partitions == place.partition
+        one for one in build_choices(place, counts) if hashed[one.partitioner] % one.partitions == place.partition
     )
 
 
 @lru_cache(maxsize=10_000)  # of a key several places are asked about in a row
-def _hashed(key: bytes) -> Mapping[Partitioner, int]:
+def _hash_key(key: bytes) -> Mapping[Partitioner, int]:
     return {one: compute(key) for one, compute in _HASHES.items()}
 
 
@@ -120,13 +120,13 @@ class Why(Enum):
     """A place is that of none: a producer names partitions itself, or hashes otherwise."""
 
 
-def why_several(key: bytes, places: Iterable[KeyPlace], counts: Collection[int]) -> Why:
+def explain_key_spread(key: bytes, places: Iterable[KeyPlace], counts: Collection[int]) -> Why:
     """The reason why a key is in several partitions.
 
     With few partitions a partition soon matches some partitioner by chance: one key shows only a possibility, many keys
     a certainty.
     """
-    explained = [explaining(key, place, counts) for place in places]
+    explained = [select_explanations(key, place, counts) for place in places]
     if not all(explained):
         return Why.OTHER
     common = frozenset.intersection(*[frozenset(one.partitioner for one in found) for found in explained])
@@ -136,15 +136,15 @@ def why_several(key: bytes, places: Iterable[KeyPlace], counts: Collection[int])
 Tally = Counter[tuple[int, frozenset[PartitionedBy]]]
 
 
-def tallied(found: Iterable[tuple[bytes, KeyPlace]], counts: Collection[int]) -> Tally:
+def count_by_explanation(found: Iterable[tuple[bytes, KeyPlace]], counts: Collection[int]) -> Tally:
     """Records by the number of partitions and by what explains where they are."""
     tally: Tally = Counter()
     for key, place in found:
-        tally[place.partitions, explaining(key, place, counts)] += place.records
+        tally[place.partitions, select_explanations(key, place, counts)] += place.records
     return tally
 
 
-def shares(tally: Tally) -> dict[PartitionedBy | None, float]:
+def estimate_shares(tally: Tally) -> dict[PartitionedBy | None, float]:
     """Each partitioner's share of the records, the greatest first; None for those of no known partitioner.
 
     A place that one partitioner chose is by chance that of another one in every n-th case, so counting would find
@@ -153,7 +153,10 @@ def shares(tally: Tally) -> dict[PartitionedBy | None, float]:
     1977).
     """
     total = tally.total()
-    sources: list[PartitionedBy | None] = [*sorted({one for _, found in tally for one in found}, key=_order), None]
+    sources: list[PartitionedBy | None] = [
+        *sorted({one for _, found in tally for one in found}, key=_compute_order),
+        None,
+    ]
     held = dict.fromkeys(sources, 1 / len(sources))
     for _ in range(ROUNDS if total else 0):
         gained = dict.fromkeys(sources, 0.0)
@@ -168,5 +171,5 @@ def shares(tally: Tally) -> dict[PartitionedBy | None, float]:
     return dict(sorted(relevant.items(), key=lambda item: -item[1]))
 
 
-def _order(choice: PartitionedBy) -> tuple[int, int]:
+def _compute_order(choice: PartitionedBy) -> tuple[int, int]:
     return list(Partitioner).index(choice.partitioner), choice.partitions

@@ -78,20 +78,24 @@ def ensure_recordable(generations: Iterable[Generation], losses: Iterable[Loss],
         where = f"generation {one.number} of topic {one.topic}"
         below = {p: start for p, start in one.starts.items() if start is not None and start < 0}
         if below or one.number < 0 or not one.topic_id or min(one.starts, default=0) < 0:
-            raise _inconsistent(where, f"topic ID {one.topic_id!r}, starts {dict(one.starts)}")
+            raise _build_inconsistent_error(where, f"topic ID {one.topic_id!r}, starts {dict(one.starts)}")
         if seen is not None and (one.stream, one.topic, one.number) != (seen.stream, seen.topic, seen.number + 1):
-            raise _inconsistent(where, f"it follows generation {seen.number} of topic {seen.topic} of {seen.stream}")
+            raise _build_inconsistent_error(
+                where, f"it follows generation {seen.number} of topic {seen.topic} of {seen.stream}"
+            )
     for loss in losses:
         where = f"loss {loss.offsets} of topic {loss.topic} partition {loss.partition} generation {loss.generation}"
         if not len(loss.offsets) or loss.partition < 0 or loss.generation < 0:
-            raise _inconsistent(where, "no offsets, or a number below 0")
+            raise _build_inconsistent_error(where, "no offsets, or a number below 0")
         if seen is None:
             continue
         if (loss.stream, loss.topic) != (seen.stream, seen.topic) or loss.generation > seen.number:
-            raise _inconsistent(where, f"it follows generation {seen.number} of topic {seen.topic} of {seen.stream}")
+            raise _build_inconsistent_error(
+                where, f"it follows generation {seen.number} of topic {seen.topic} of {seen.stream}"
+            )
 
 
-def _inconsistent(what: str, found: str) -> InconsistentRecordError:
+def _build_inconsistent_error(what: str, found: str) -> InconsistentRecordError:
     return InconsistentRecordError(
         f"{what} cannot be recorded",
         found=found,
@@ -138,7 +142,7 @@ class Planned:
         return frozenset(p for p, start in self.generation.starts.items() if start is None and p not in self.ends)
 
     @classmethod
-    def of(cls, generation: Generation, last: Slice | None, losses: Iterable[Loss]) -> Planned:
+    def from_generation(cls, generation: Generation, last: Slice | None, losses: Iterable[Loss]) -> Planned:
         """Work out the ends from the generation's starts, its newest slice and its losses."""
         ends = {p: start for p, start in generation.starts.items() if start is not None}
         if last is not None and last.generation == generation.number:
@@ -149,7 +153,7 @@ class Planned:
         return cls(generation, last, ends)
 
 
-def left_to_read(slice_: Slice, losses: Iterable[Loss]) -> Slice:
+def subtract_losses(slice_: Slice, losses: Iterable[Loss]) -> Slice:
     """The slice without the offsets that are recorded as lost: what a slice that was never read can still take.
 
     A loss cuts from the start (retention) or from the end (truncation) of a range; one that lies amid a range cannot
@@ -172,7 +176,7 @@ def _cut(offsets: OffsetRange, lost: OffsetRange) -> OffsetRange:
     return offsets
 
 
-def overtaken(slice_: Slice, generations: Iterable[Generation]) -> tuple[int, Generation] | None:
+def find_overtaking_generation(slice_: Slice, generations: Iterable[Generation]) -> tuple[int, Generation] | None:
     """The first partition whose offsets a later generation of the same topic counts again, with that generation.
 
     After a truncation other records occupy the slice's offsets, from where the later generation begins.
@@ -187,7 +191,7 @@ def overtaken(slice_: Slice, generations: Iterable[Generation]) -> tuple[int, Ge
     return None
 
 
-def starts_from_plain(plain: Mapping[str, int | None]) -> dict[int, int | None]:
+def decode_starts(plain: Mapping[str, int | None]) -> dict[int, int | None]:
     """Starts as the ledger stores them, with the partitions as numbers."""
     return {int(partition): start for partition, start in plain.items()}
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from highwater.errors import ConfigurationError
-from highwater.producer_rules import Client, ProducerFacts, Version, without_prefix
+from highwater.producer_rules import Client, ProducerFacts, Version, strip_topic_prefix
 
 # Names that one client alone knows.
 _OF_LIBRDKAFKA = frozenset(
@@ -31,7 +31,9 @@ _PREFIX = "producer."
 _LINE = re.compile(r"((?:[^\\\s=:]|\\.)+)\s*(?:[=:]\s*)?(.*)")
 
 
-def producer_facts(name: str, text: str, client: Client | None = None, version: Version | None = None) -> ProducerFacts:
+def parse_producer_facts(
+    name: str, text: str, client: Client | None = None, version: Version | None = None
+) -> ProducerFacts:
     """The producer settings that the text of a configuration contains.
 
     Args:
@@ -43,9 +45,9 @@ def producer_facts(name: str, text: str, client: Client | None = None, version: 
     Raises:
         ConfigurationError: it cannot be read, or the names do not show it the client.
     """
-    found = _without_prefix(_properties(name, text))
+    found = _select_producer_properties(_parse_properties(name, text))
     if client is None:
-        client = client_of(found)
+        client = find_client(found)
     if client is None:
         raise ConfigurationError(
             f"{name} does not show whether it is for Java's client or for librdkafka: their defaults differ",
@@ -55,15 +57,15 @@ def producer_facts(name: str, text: str, client: Client | None = None, version: 
     return ProducerFacts(name, client, version, found)
 
 
-def client_of(properties: Mapping[str, str]) -> Client | None:
+def find_client(properties: Mapping[str, str]) -> Client | None:
     """The client that knows these names; None if both do, or each of them one alone."""
-    plain = {without_prefix(name) for name in properties}
+    plain = {strip_topic_prefix(name) for name in properties}
     marks = {Client.LIBRDKAFKA: _OF_LIBRDKAFKA & plain, Client.JAVA: _OF_JAVA & properties.keys()}
     known = [client for client, names in marks.items() if names]
     return known[0] if len(known) == 1 else None
 
 
-def version_of(text: str) -> Version:
+def parse_version(text: str) -> Version:
     """A version from its text.
 
     Raises:
@@ -74,9 +76,9 @@ def version_of(text: str) -> Version:
     return tuple(map(int, text.split(".")))
 
 
-def _properties(name: str, text: str) -> dict[str, str]:
+def _parse_properties(name: str, text: str) -> dict[str, str]:
     if not text.lstrip().startswith(("{", "[")):
-        return _of_lines(text)
+        return _parse_java_properties(text)
     try:
         plain = json.loads(text)
     except ValueError as error:
@@ -86,14 +88,14 @@ def _properties(name: str, text: str) -> dict[str, str]:
         ) from error
     if not isinstance(plain, dict) or any(isinstance(value, dict | list) for value in plain.values()):
         raise ConfigurationError(f"{name} is JSON, and no flat object", remedy="give one object of names and values")
-    return {key: _plain(value) for key, value in plain.items()}
+    return {key: _format_value(value) for key, value in plain.items()}
 
 
-def _plain(value: object) -> str:
+def _format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _of_lines(text: str) -> dict[str, str]:
+def _parse_java_properties(text: str) -> dict[str, str]:
     """Java properties; a line that ends in a backslash goes on in the next one."""
     joined = re.sub(r"\\\r?\n[ \t\f]*", "", text)
     lines = [line.strip() for line in joined.splitlines()]
@@ -101,7 +103,7 @@ def _of_lines(text: str) -> dict[str, str]:
     return {re.sub(r"\\(.)", r"\1", pair[1]): re.sub(r"\\(.)", r"\1", pair[2]) for pair in pairs if pair}
 
 
-def _without_prefix(found: Mapping[str, str]) -> dict[str, str]:
+def _select_producer_properties(found: Mapping[str, str]) -> dict[str, str]:
     """The producer's part of a configuration that has others too; all of it where nothing is named so."""
     own = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
     return own or dict(found)

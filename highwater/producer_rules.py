@@ -35,17 +35,17 @@ _SWITCHED_OFF = "switched off by"
 Version = tuple[int, ...]
 
 
-def plain_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """The name that the rules know a property of librdkafka by: without the prefix of topics, and no alias."""
-    return _without_alias(without_prefix(name))
+    return _resolve_alias(strip_topic_prefix(name))
 
 
-def without_prefix(name: str) -> str:
+def strip_topic_prefix(name: str) -> str:
     """A property of librdkafka without the prefix `topic.`, which changes nothing."""
     return name if name.startswith(_NOT_OF_TOPICS) else name.removeprefix(_OF_TOPICS)
 
 
-def _without_alias(name: str) -> str:
+def _resolve_alias(name: str) -> str:
     return ALIASES.get(name, name)
 
 
@@ -127,7 +127,7 @@ class ProducerFacts:
 
     def __post_init__(self) -> None:
         # To Java a name with the prefix is one that it does not know.
-        plain = plain_name if self.client is Client.LIBRDKAFKA else _without_alias
+        plain = normalize_name if self.client is Client.LIBRDKAFKA else _resolve_alias
         named = {plain(name): value.strip() for name, value in self.properties.items()}
         object.__setattr__(self, "_named", named)
 
@@ -135,7 +135,7 @@ class ProducerFacts:
         """The value that a property is set to; None if it is not set."""
         return self._named.get(name)
 
-    def value(self, name: str) -> Value:
+    def resolve_value(self, name: str) -> Value:
         """The value of a property, set or by default."""
         given = self.set(name)
         if given is not None:
@@ -161,7 +161,7 @@ class ProducerFacts:
             return Value(_lower(self.set("enable.idempotence")), "set")
         if self.transactional:
             return Value("true", "by transactional.id")
-        found = self.value("enable.idempotence")
+        found = self.resolve_value("enable.idempotence")
         against = self.against_idempotence
         if self.client is Client.JAVA and against and found.text != "false":
             return Value("false", f"{_SWITCHED_OFF} {against}")
@@ -175,7 +175,7 @@ class ProducerFacts:
             return f"acks={acks}"
         if retries is not None and retries == "0":
             return "retries=0"
-        flying = self.value(IN_FLIGHT).number if self.set(IN_FLIGHT) is not None else None
+        flying = self.resolve_value(IN_FLIGHT).number if self.set(IN_FLIGHT) is not None else None
         return f"{IN_FLIGHT}={flying}" if flying is not None and flying > MOST_IN_FLIGHT else None
 
 
@@ -191,31 +191,31 @@ def _lower(text: str | None) -> str:
     return (text or "").lower()
 
 
-def _by_version(rule: str, found: Value, remedy: str) -> Finding:
+def _build_unknown_finding(rule: str, found: Value, remedy: str) -> Finding:
     return Finding(rule, Level.UNKNOWN, "not set, and the client's version is not known", found.where, remedy)
 
 
-def _client(facts: ProducerFacts) -> Finding:
+def _check_client(facts: ProducerFacts) -> Finding:
     if facts.version is None:
         remedy = "name the version with --client-version"
         return Finding("client", Level.UNKNOWN, f"{facts.client.value}, version not known", "", remedy)
     return Finding("client", Level.OK, f"{facts.client.value} {'.'.join(map(str, facts.version))}")
 
 
-def _acks(facts: ProducerFacts) -> Finding:
-    found, remedy = facts.value("acks"), "set acks=all"
+def _check_acks(facts: ProducerFacts) -> Finding:
+    found, remedy = facts.resolve_value("acks"), "set acks=all"
     if found.text is None:
-        return _by_version("acks", found, remedy)
+        return _build_unknown_finding("acks", found, remedy)
     if _lower(found.text) in {"all", "-1"}:
         return Finding("acks", Level.OK, "all", found.where)
     lost = "whatever the broker has not read from its socket" if found.text == "0" else "what the leader alone has"
     return Finding("acks", Level.ERROR, f"{found.text}: {lost} is acknowledged, and may be lost", found.where, remedy)
 
 
-def _idempotence(facts: ProducerFacts) -> Finding:
+def _check_idempotence(facts: ProducerFacts) -> Finding:
     rule, found, remedy = "idempotence", facts.idempotence, "set enable.idempotence=true"
     if found.text is None:
-        return _by_version(rule, found, remedy)
+        return _build_unknown_finding(rule, found, remedy)
     if found.text == "true":
         against = facts.against_idempotence
         if against is None:
@@ -228,8 +228,8 @@ def _idempotence(facts: ProducerFacts) -> Finding:
     return Finding(rule, Level.WARNING, "off: a retry may write a record twice", found.where, remedy)
 
 
-def _in_flight(facts: ProducerFacts) -> Finding:
-    rule, found = "requests in flight", facts.value(IN_FLIGHT)
+def _check_in_flight(facts: ProducerFacts) -> Finding:
+    rule, found = "requests in flight", facts.resolve_value(IN_FLIGHT)
     idempotent, number = facts.idempotence.text, found.number
     if number is None:
         return Finding(rule, Level.ERROR, f"{found.text}: no number", found.where, f"set {IN_FLIGHT}=5")
@@ -238,15 +238,19 @@ def _in_flight(facts: ProducerFacts) -> Finding:
     if number == 1 or (idempotent == "true" and number <= MOST_IN_FLIGHT):
         return Finding(rule, Level.OK, found.text or "", found.where)
     if idempotent is None:
-        return _by_version(rule, facts.idempotence, "set enable.idempotence=true")
+        return _build_unknown_finding(rule, facts.idempotence, "set enable.idempotence=true")
     text = f"{number:,}: a retry may be overtaken by what was sent after it"
     return Finding(rule, Level.WARNING, text, found.where, "set enable.idempotence=true, which keeps the order of 5")
 
 
-def _retries(facts: ProducerFacts) -> Finding:
-    rule, found, remedy = "retries", facts.value("retries"), "leave out retries: the delivery timeout bounds them"
+def _check_retries(facts: ProducerFacts) -> Finding:
+    rule, found, remedy = (
+        "retries",
+        facts.resolve_value("retries"),
+        "leave out retries: the delivery timeout bounds them",
+    )
     if found.text is None and facts.idempotence.text != "true":
-        return _by_version(rule, found, f"set retries={ENDLESS}")
+        return _build_unknown_finding(rule, found, f"set retries={ENDLESS}")
     if facts.set("retries") is None and facts.idempotence.text == "true":
         return Finding(rule, Level.OK, "until the delivery times out", "by idempotence")
     if found.number is not None and found.number >= ENDLESS:
@@ -257,12 +261,12 @@ def _retries(facts: ProducerFacts) -> Finding:
     return Finding(rule, Level.WARNING, f"{found.text}: a short outage uses them up", found.where, remedy)
 
 
-def _delivery(facts: ProducerFacts) -> Finding:
-    rule, found = "delivery timeout", facts.value("delivery.timeout.ms")
+def _check_delivery_timeout(facts: ProducerFacts) -> Finding:
+    rule, found = "delivery timeout", facts.resolve_value("delivery.timeout.ms")
     name = "delivery.timeout.ms" if facts.client is Client.JAVA else "message.timeout.ms"
     remedy = f"set {name}={LEAST_DELIVERY_MS} or more"
     if found.text is None:
-        return _by_version(rule, found, remedy)
+        return _build_unknown_finding(rule, found, remedy)
     if found.number is None:
         return Finding(rule, Level.UNKNOWN, "the retries alone bound it", found.where, "take a client from 2.1 on")
     if facts.transactional:
@@ -277,14 +281,14 @@ def _delivery(facts: ProducerFacts) -> Finding:
     return Finding(rule, Level.OK, f"{found.number:,} ms", found.where)
 
 
-def _request(facts: ProducerFacts) -> Finding:
+def _check_request(facts: ProducerFacts) -> Finding:
     rule, found, remedy = (
         "request timeout",
-        facts.value("request.timeout.ms"),
+        facts.resolve_value("request.timeout.ms"),
         f"set request.timeout.ms={REPLICA_LAG_MS}",
     )
     if found.text is None:
-        return _by_version(rule, found, remedy)
+        return _build_unknown_finding(rule, found, remedy)
     if found.number is None:
         return Finding(rule, Level.ERROR, f"{found.text}: no number", found.where, remedy)
     if found.number >= facts.replica_lag_ms or facts.idempotence.text == "true":
@@ -293,8 +297,8 @@ def _request(facts: ProducerFacts) -> Finding:
     return Finding(rule, Level.WARNING, text, found.where, f"set request.timeout.ms={facts.replica_lag_ms}")
 
 
-def _transactions(facts: ProducerFacts) -> Finding:
-    rule, found = "transactions", facts.value("transaction.timeout.ms")
+def _check_transactions(facts: ProducerFacts) -> Finding:
+    rule, found = "transactions", facts.resolve_value("transaction.timeout.ms")
     if not facts.transactional:
         return Finding(rule, Level.OK, "none: each record is alone")
     longest = facts.longest_transaction_ms
@@ -304,11 +308,11 @@ def _transactions(facts: ProducerFacts) -> Finding:
     return Finding(rule, Level.OK, f"{facts.set('transactional.id')}, at most {found.number:,} ms each", "set")
 
 
-def _partitioner(facts: ProducerFacts) -> Finding:
-    return _java_partitioner(facts) if facts.client is Client.JAVA else _librdkafka_partitioner(facts)
+def _check_partitioner(facts: ProducerFacts) -> Finding:
+    return _check_java_partitioner(facts) if facts.client is Client.JAVA else _check_librdkafka_partitioner(facts)
 
 
-def _java_partitioner(facts: ProducerFacts) -> Finding:
+def _check_java_partitioner(facts: ProducerFacts) -> Finding:
     rule, chosen = "partitioner", facts.set("partitioner.class") or ""
     if _lower(facts.set("partitioner.ignore.keys")) == "true" or chosen.endswith(
         ("RoundRobinPartitioner", "UniformStickyPartitioner")
@@ -321,8 +325,8 @@ def _java_partitioner(facts: ProducerFacts) -> Finding:
     return Finding(rule, Level.UNKNOWN, chosen, "set", remedy)
 
 
-def _librdkafka_partitioner(facts: ProducerFacts) -> Finding:
-    rule, found, remedy = "partitioner", facts.value("partitioner"), "set partitioner=murmur2_random"
+def _check_librdkafka_partitioner(facts: ProducerFacts) -> Finding:
+    rule, found, remedy = "partitioner", facts.resolve_value("partitioner"), "set partitioner=murmur2_random"
     if found.text in {"murmur2", "murmur2_random"}:
         return Finding(rule, Level.OK, found.text, found.where)
     if found.text == "random":
@@ -331,11 +335,11 @@ def _librdkafka_partitioner(facts: ProducerFacts) -> Finding:
     return Finding(rule, Level.WARNING, text, found.where, remedy)
 
 
-def _queuing(facts: ProducerFacts) -> Finding:
+def _check_queuing(facts: ProducerFacts) -> Finding:
     rule = "queuing"
     if facts.client is Client.JAVA:
         return Finding(rule, Level.OK, "fifo", "Java has no other")
-    found = facts.value("queuing.strategy")
+    found = facts.resolve_value("queuing.strategy")
     if found.text == "fifo":
         return Finding(rule, Level.OK, "fifo", found.where)
     text = f"{found.text}: a later record may come first"
@@ -343,14 +347,14 @@ def _queuing(facts: ProducerFacts) -> Finding:
 
 
 RULES: tuple[Callable[[ProducerFacts], Finding], ...] = (
-    _client,
-    _acks,
-    _idempotence,
-    _in_flight,
-    _retries,
-    _delivery,
-    _request,
-    _transactions,
-    _partitioner,
-    _queuing,
+    _check_client,
+    _check_acks,
+    _check_idempotence,
+    _check_in_flight,
+    _check_retries,
+    _check_delivery_timeout,
+    _check_request,
+    _check_transactions,
+    _check_partitioner,
+    _check_queuing,
 )

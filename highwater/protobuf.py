@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MAIN = "highwater_main.proto"
 
 
-def declared_files(declared: Protobuf) -> tuple[bytes, str]:
+def decode_declared_files(declared: Protobuf) -> tuple[bytes, str]:
     """The `FileDescriptorSet` of a declared format in bytes, and the name of its last file, which is the main one."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -23,7 +23,7 @@ def declared_files(declared: Protobuf) -> tuple[bytes, str]:
     return data, FileDescriptorSet.FromString(data).file[-1].name
 
 
-def compiled(schema: Schema) -> tuple[bytes, str]:
+def compile_schema(schema: Schema) -> tuple[bytes, str]:
     """The `FileDescriptorSet` of a registry's schema, which is text, and the name of its last file.
 
     Raises:
@@ -31,11 +31,11 @@ def compiled(schema: Schema) -> tuple[bytes, str]:
     """
     if schema.kind != "PROTOBUF":
         raise ValueError(f"a schema of the kind {schema.kind}")
-    return _compiled(schema.text, tuple((one.name, one.text) for one in schema.references))
+    return _compile_text(schema.text, tuple((one.name, one.text) for one in schema.references))
 
 
 @lru_cache(maxsize=256)
-def _compiled(text: str, imports: tuple[tuple[str, str], ...]) -> tuple[bytes, str]:
+def _compile_text(text: str, imports: tuple[tuple[str, str], ...]) -> tuple[bytes, str]:
     from importlib.resources import files
 
     from grpc_tools import protoc

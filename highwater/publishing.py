@@ -103,7 +103,7 @@ class PossibleCopy:
     place: int | None = None
 
 
-def second_deliveries(copies: Iterable[PossibleCopy], horizon: timedelta) -> set[tuple[str, Origin]]:
+def select_second_deliveries(copies: Iterable[PossibleCopy], horizon: timedelta) -> set[tuple[str, Origin]]:
     """Records to send now whose content was accepted before, by slice and origin.
 
     Before are all that were decided in earlier publications, then the others in the order in which they would be sent.
@@ -148,7 +148,7 @@ def decide_publication(
     return PublicationOutcome(State.SENT, known.revision + 1, Late.CORRECTED)
 
 
-def permits_retraction(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:
+def can_retract(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:
     """Whether a person's permission covers a retraction: a permission given before sending meant something else.
 
     Args:
@@ -176,7 +176,7 @@ def ensure_none_retracted(slice_key: str, origins: Collection[Origin], *, allowe
     )
 
 
-def in_order(
+def select_in_order(
     slices: Collection[Slice], main: str, following: Sequence[Slice], published: Collection[str]
 ) -> tuple[list[Slice], str | None]:
     """The slices that can be published now, in the order of their publication, and the one that the others wait for.
@@ -199,17 +199,19 @@ def in_order(
     waits = following[len(begin)] if len(begin) < len(following) else None
     fresh = {slice_.key for slice_ in begin}
 
-    def due(slice_: Slice) -> bool:
+    def is_due(slice_: Slice) -> bool:
         if slice_.key in published:
             return True
         return slice_.topic != main and (waits is None or slice_.planned_at < waits.planned_at)
 
-    late = [slice_ for slice_ in slices if slice_.key not in fresh and due(slice_)]
+    late = [slice_ for slice_ in slices if slice_.key not in fresh and is_due(slice_)]
     ordered = [*begin, *sorted(late, key=lambda slice_: (slice_.planned_at, slice_.topic, slice_.ordinal))]
     return ordered, None if waits is None or len(ordered) == len(wanted) else waits.key
 
 
-def batches(slices: Sequence[Slice], rows: Mapping[str, int], most_rows: int, most: int) -> Iterator[list[Slice]]:
+def group_for_publication(
+    slices: Sequence[Slice], rows: Mapping[str, int], most_rows: int, most: int
+) -> Iterator[list[Slice]]:
     """The slices in groups that are published together; one that is too large is a group of its own.
 
     Args:

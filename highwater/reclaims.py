@@ -33,7 +33,7 @@ class Reclaim:
     reclaimed_at: datetime
 
 
-def numbers(reclaims: Iterable[Reclaim]) -> dict[Origin, int]:
+def count_reclaims(reclaims: Iterable[Reclaim]) -> dict[Origin, int]:
     """The number of reclaims of each origin; those that never were reclaimed are left out."""
     found: dict[Origin, int] = {}
     for one in reclaims:
@@ -41,6 +41,6 @@ def numbers(reclaims: Iterable[Reclaim]) -> dict[Origin, int]:
     return found
 
 
-def stale(reclaim_numbers: Mapping[Origin, int], origin: Origin, number: int) -> bool:
+def is_stale(reclaim_numbers: Mapping[Origin, int], origin: Origin, number: int) -> bool:
     """Whether a copy of an origin that carries this number was published before it was reclaimed."""
     return number < reclaim_numbers.get(origin, 0)

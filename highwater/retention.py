@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from highwater.erasing import AGED, microseconds
+from highwater.erasing import AGED, to_microseconds
 from highwater.slice_commits import SliceCommit
 
 # In the slice commit of raw: the version of the table that holds the rows which expired.
@@ -19,17 +19,17 @@ AGED_FROM = "aged_from"
 MOST_SLICES = 2_000
 
 
-def aged(slice_commit: SliceCommit) -> int:
+def count_expired_rows(slice_commit: SliceCommit) -> int:
     """The number of rows of a slice's records in raw that expired; 0 where they are there."""
     return slice_commit.counts.get(AGED, 0)
 
 
-def records(slice_commit: SliceCommit) -> int:
+def count_records(slice_commit: SliceCommit) -> int:
     """The number of records of a slice in raw: rows that are there, and those that expired."""
-    return (slice_commit.rows or 0) + aged(slice_commit)
+    return (slice_commit.rows or 0) + count_expired_rows(slice_commit)
 
 
-def planned_before(planned: Mapping[str, datetime], age: timedelta, now: datetime) -> list[str]:
+def select_planned_before(planned: Mapping[str, datetime], age: timedelta, now: datetime) -> list[str]:
     """The slices that were planned longer ago than the age, the oldest first."""
     return sorted((key for key, at in planned.items() if now - at > age), key=lambda key: (planned[key], key))
 
@@ -51,7 +51,7 @@ class Needed:
     in_dlq: Collection[str] = ()
     reclaimed_slices: Collection[str] = ()
 
-    def why(self, key: str) -> str | None:
+    def find_reason(self, key: str) -> str | None:
         """The reason why a slice keeps its rows; None if nothing keeps them."""
         if key in self.named:
             return "named by unfinished runs or backfills"
@@ -64,11 +64,11 @@ class Needed:
         return None
 
 
-def free(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, int]]:
+def select_free_slices(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, int]]:
     """The slices whose rows nothing keeps, in their order, and how many stay for what reason."""
     found, retained = list[str](), dict[str, int]()
     for key in wanted:
-        why = needed.why(key)
+        why = needed.find_reason(key)
         if why is None:
             found.append(key)
         else:
@@ -76,7 +76,7 @@ def free(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, in
     return found, retained
 
 
-def old_enough(keys: Sequence[str], newest_ms: Mapping[str, int], age: timedelta, now: datetime) -> list[str]:
+def select_old_slices(keys: Sequence[str], newest_ms: Mapping[str, int], age: timedelta, now: datetime) -> list[str]:
     """The slices whose newest record was published longer ago than the age; one without rows has none to lose.
 
     Args:
@@ -85,5 +85,5 @@ def old_enough(keys: Sequence[str], newest_ms: Mapping[str, int], age: timedelta
         age: how long rows are kept.
         now: in UTC.
     """
-    oldest = microseconds(now - age)
+    oldest = to_microseconds(now - age)
     return [key for key in keys if key in newest_ms and newest_ms[key] * 1000 < oldest]

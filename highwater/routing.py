@@ -19,7 +19,7 @@ RETRY_JITTER = 0.2
 _TIER = re.compile(r"\.dlq\.[0-9]+$")
 
 
-def destination(stream: Stream, reason: str, retries: int, *, park: bool = False) -> str:
+def find_destination(stream: Stream, reason: str, retries: int, *, park: bool = False) -> str:
     """The topic that a rejected record goes to.
 
     A record that holds its slice is rejected when a person releases the slice. A record on a tier has left the order of
@@ -38,7 +38,7 @@ def destination(stream: Stream, reason: str, retries: int, *, park: bool = False
     return stream.tier_topics[retries]
 
 
-def tier_of(stream: Stream, topic: str) -> int:
+def find_tier(stream: Stream, topic: str) -> int:
     """The number of a tier: 1 for the first; 0 for the main topic, and for any other.
 
     A record that another system rejected counts as rejected once, like a record on the first tier.
@@ -48,12 +48,12 @@ def tier_of(stream: Stream, topic: str) -> int:
     return stream.tier_topics.index(topic) + 1 if topic in stream.tier_topics else 0
 
 
-def option_for(stream: Stream, topic: str) -> str:
+def format_topic_option(stream: Stream, topic: str) -> str:
     """The arguments of a command, beside the stream's name, that select this topic; empty for a main topic."""
     return f" --topic {topic}" if topic in stream.foreign_topics or _TIER.search(topic) else ""
 
 
-def stream_of_topic(stream: Stream, topic: str | None) -> Stream:
+def build_stream_of_topic(stream: Stream, topic: str | None) -> Stream:
     """The stream as the planner sees it when it plans this one of its topics.
 
     Raises:
@@ -90,15 +90,15 @@ def on_tier(stream: Stream, topic: str) -> Stream:
     return replace(stream, topic=topic, start=Start.EARLIEST, limits=limits, publishes=None)
 
 
-def due_after(delay: timedelta, slice_key: str) -> timedelta:
+def compute_retry_delay(delay: timedelta, slice_key: str) -> timedelta:
     """The wait of the records of a tier's slice: the delay, and up to a fifth more by the slice's key.
 
     All records of a slice wait alike, so the records that are due are one range of offsets, found by one question to
     the broker.
     """
-    return delay * (1 + RETRY_JITTER * _share(slice_key))
+    return delay * (1 + RETRY_JITTER * _compute_jitter(slice_key))
 
 
-def _share(slice_key: str) -> float:
+def _compute_jitter(slice_key: str) -> float:
     """A number from 0 up to 1, the same for the same key on every machine."""
     return int.from_bytes(sha256(slice_key.encode()).digest()[:4], "big") / 2**32

@@ -68,13 +68,15 @@ class SampleCounts:
     def rows(self) -> list[list[object]]:
         """The rows of a table: what, count, share, example, place."""
         counted = {"event": self.events, "delete": self.deletes, "tombstone": self.tombstones}
-        found: list[list[object]] = [[what, f"{n:,}", self._share(n), "", ""] for what, n in counted.items()]
+        found: list[list[object]] = [[what, f"{n:,}", self._format_share(n), "", ""] for what, n in counted.items()]
         for group in self.rejects:
             place = f"{group.partition}:{group.offset}"
-            found.append([f"reject: {group.reason}", f"{group.count:,}", self._share(group.count), group.detail, place])
+            found.append(
+                [f"reject: {group.reason}", f"{group.count:,}", self._format_share(group.count), group.detail, place]
+            )
         return found
 
-    def _share(self, some: int) -> str:
+    def _format_share(self, some: int) -> str:
         return f"{100 * some / self.records:.1f}%" if self.records else ""
 
 
@@ -111,7 +113,7 @@ def count_sample(stream: Stream, records: Sequence[KafkaRecord], schemas: Schema
     return SampleCounts(len(records), kinds["event"], kinds["delete"], kinds["tombstone"], distinct, rejects)
 
 
-def records_from_lines(lines: Iterable[str], topic: str) -> list[KafkaRecord]:
+def parse_record_lines(lines: Iterable[str], topic: str) -> list[KafkaRecord]:
     """Records from lines of JSON: `key_hex`, `value_hex`, `headers` as pairs of name and hex, `timestamp_ms`.
 
     The number of the line, counted from 0, is the offset.
@@ -125,8 +127,8 @@ def records_from_lines(lines: Iterable[str], topic: str) -> list[KafkaRecord]:
             continue
         try:
             plain = json.loads(line)
-            headers = tuple((name, _bytes(value)) for name, value in plain.get("headers") or ())
-            value, key = _bytes(plain["value_hex"]), _bytes(plain.get("key_hex"))
+            headers = tuple((name, _decode_hex(value)) for name, value in plain.get("headers") or ())
+            value, key = _decode_hex(plain["value_hex"]), _decode_hex(plain.get("key_hex"))
             found.append(KafkaRecord(value, key, headers, topic, 0, number, int(plain.get("timestamp_ms") or 0)))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(
@@ -137,5 +139,5 @@ def records_from_lines(lines: Iterable[str], topic: str) -> list[KafkaRecord]:
     return found
 
 
-def _bytes(text: str | None) -> bytes | None:
+def _decode_hex(text: str | None) -> bytes | None:
     return None if text is None else bytes.fromhex(text)

@@ -20,7 +20,7 @@ RECORDS_A_REPEAT = 4
 REPEATS_A_KEY = 3
 
 
-def shares(sizes: Mapping[int, int], count: int) -> dict[int, int]:
+def compute_shares(sizes: Mapping[int, int], count: int) -> dict[int, int]:
     """The number of records that each partition gives, so that the smallest shares are as large as possible.
 
     Args:
@@ -38,25 +38,25 @@ def shares(sizes: Mapping[int, int], count: int) -> dict[int, int]:
     return found
 
 
-def halves(share: int) -> dict[Part, int]:
+def split_share(share: int) -> dict[Part, int]:
     """The numbers of records of a share from the beginning and from the end."""
     return {"beginning": share - share // 2, "end": share // 2}
 
 
-def window(log: OffsetRange, width: int, part: Part) -> OffsetRange:
+def build_window(log: OffsetRange, width: int, part: Part) -> OffsetRange:
     """The offsets at one end of a partition's log."""
     if part == "beginning":
         return OffsetRange(log.start, min(log.end, log.start + width))
     return OffsetRange(max(log.start, log.end - width), log.end)
 
 
-def lacks_repeats(records: Sequence[KafkaRecord]) -> bool:
+def needs_repeats(records: Sequence[KafkaRecord]) -> bool:
     """Whether each record has a key, and few keys occur twice."""
     keys = {record.key for record in records}
-    return None not in keys and len(records) - len(keys) < _enough(records)
+    return None not in keys and len(records) - len(keys) < _compute_repeat_limit(records)
 
 
-def repeats(sampled: Sequence[KafkaRecord], others: Iterable[KafkaRecord]) -> list[KafkaRecord]:
+def select_repeats(sampled: Sequence[KafkaRecord], others: Iterable[KafkaRecord]) -> list[KafkaRecord]:
     """The records that have the key of a sampled one, until there are enough.
 
     Args:
@@ -69,7 +69,7 @@ def repeats(sampled: Sequence[KafkaRecord], others: Iterable[KafkaRecord]) -> li
     size = 0
     for record in others:
         size += len(record.value or b"")
-        if len(found) >= _enough(sampled) or size > MOST_BYTES_FOR_REPEATS:
+        if len(found) >= _compute_repeat_limit(sampled) or size > MOST_BYTES_FOR_REPEATS:
             break
         if left[record.key] and (record.partition, record.offset) not in places:
             left[record.key] -= 1
@@ -77,5 +77,5 @@ def repeats(sampled: Sequence[KafkaRecord], others: Iterable[KafkaRecord]) -> li
     return found
 
 
-def _enough(sampled: Sequence[KafkaRecord]) -> int:
+def _compute_repeat_limit(sampled: Sequence[KafkaRecord]) -> int:
     return -(-len(sampled) // RECORDS_A_REPEAT)  # rounded up

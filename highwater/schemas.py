@@ -88,7 +88,7 @@ class Framed:
     header_rest: bytes | None = None
 
 
-def framing_of(
+def parse_framing(
     value: bytes | None, headers: Sequence[tuple[str, bytes | None]], *, header: str = VALUE_HEADER
 ) -> Framed | None:
     """Read which schema a record names: by the header if it has one, else by the first bytes of the value.
@@ -108,13 +108,13 @@ def framing_of(
         return None
     found = [content for name, content in headers if name == header]
     if not found:
-        schema_id, _, rest = _split(value, (ID_MAGIC,), "the value")
+        schema_id, _, rest = _split_framing(value, (ID_MAGIC,), "the value")
         return Framed(schema_id, None, rest)
-    schema_id, guid, rest = _split(found[-1] or b"", (ID_MAGIC, GUID_MAGIC), f"header {header}")
+    schema_id, guid, rest = _split_framing(found[-1] or b"", (ID_MAGIC, GUID_MAGIC), f"header {header}")
     return Framed(schema_id, guid, value, rest)
 
 
-def _split(data: bytes, allowed: tuple[int, ...], place: str) -> tuple[int | None, str | None, bytes]:
+def _split_framing(data: bytes, allowed: tuple[int, ...], place: str) -> tuple[int | None, str | None, bytes]:
     """The ID or the GUID at the beginning of the data, and the bytes behind it."""
     if not data or data[0] not in allowed:
         raise FramingError(f"no magic byte {' or '.join(map(str, allowed))}", 0, place)
@@ -126,7 +126,7 @@ def _split(data: bytes, allowed: tuple[int, ...], place: str) -> tuple[int | Non
     return None, str(uuid.UUID(bytes=data[1:end])), data[end:]
 
 
-def protobuf_message(framed: Framed) -> tuple[tuple[int, ...], bytes]:
+def parse_protobuf_message(framed: Framed) -> tuple[tuple[int, ...], bytes]:
     """The message indexes of a framed Protobuf value, and the message.
 
     The indexes follow the ID: in front of the message, or in the header.
@@ -135,12 +135,12 @@ def protobuf_message(framed: Framed) -> tuple[tuple[int, ...], bytes]:
         FramingError: the indexes are no such list, or are cut short.
     """
     if framed.header_rest is None:
-        return message_indexes(framed.payload)
-    indexes, _ = message_indexes(framed.header_rest)
+        return parse_message_indexes(framed.payload)
+    indexes, _ = parse_message_indexes(framed.header_rest)
     return indexes, framed.payload
 
 
-def message_indexes(payload: bytes) -> tuple[tuple[int, ...], bytes]:
+def parse_message_indexes(payload: bytes) -> tuple[tuple[int, ...], bytes]:
     """Read which message of a Protobuf schema a payload is.
 
     The list is a count and that many zig-zag varints: the index of the message in its file, then of the message nested
@@ -176,7 +176,7 @@ def _read_varint(data: bytes, start: int) -> tuple[int, int]:
     raise FramingError("a number is cut short", len(data), "the message indexes")
 
 
-def self_contained_avro(schema: Schema) -> str:
+def build_self_contained_avro(schema: Schema) -> str:
     """An Avro schema as one JSON document: each type of a reference is defined where it is used first.
 
     Raises:
@@ -187,7 +187,7 @@ def self_contained_avro(schema: Schema) -> str:
     inlining = _Inlining()
     for reference in schema.references:
         inlining.collect(json.loads(reference.text), "")
-    return json.dumps(inlining.inlined(json.loads(schema.text), ""))
+    return json.dumps(inlining.inline_types(json.loads(schema.text), ""))
 
 
 _NAMED_TYPES = frozenset({"record", "error", "enum", "fixed"})
@@ -208,57 +208,59 @@ class _Inlining:
                 self.collect(branch, namespace)
         elif isinstance(node, dict):
             if node.get("type") in _NAMED_TYPES:
-                name = _full_name(node, namespace)
+                name = _build_full_name(node, namespace)
                 self._types.setdefault(name, (node, namespace))
                 namespace = name.rpartition(".")[0]
-            for part in _parts(node):
+            for part in _select_nested_types(node):
                 self.collect(part, namespace)
 
-    def inlined(self, node: Any, namespace: str) -> Any:
+    def inline_types(self, node: Any, namespace: str) -> Any:
         """A node with the definition of each type that is used for the first time."""
         if isinstance(node, list):
-            return [self.inlined(branch, namespace) for branch in node]
+            return [self.inline_types(branch, namespace) for branch in node]
         if isinstance(node, str):
-            return self._by_name(node, namespace)
+            return self._resolve_name(node, namespace)
         if node["type"] in _NAMED_TYPES:
-            return self._definition(node, namespace)
+            return self._build_definition(node, namespace)
         if node["type"] in {"array", "map"}:
             inner = "items" if node["type"] == "array" else "values"
-            return {**node, inner: self.inlined(node[inner], namespace)}
+            return {**node, inner: self.inline_types(node[inner], namespace)}
         if isinstance(node["type"], str) and node["type"] not in _PRIMITIVES:
-            return self._by_name(node["type"], namespace)  # {"type": "shop.Money"}, which not every parser takes
-        return {**node, "type": self.inlined(node["type"], namespace)}
+            return self._resolve_name(node["type"], namespace)  # {"type": "shop.Money"}, which not every parser takes
+        return {**node, "type": self.inline_types(node["type"], namespace)}
 
-    def _by_name(self, name: str, namespace: str) -> Any:
-        for full in (_qualified(name, namespace), name):
+    def _resolve_name(self, name: str, namespace: str) -> Any:
+        for full in (_qualify_name(name, namespace), name):
             if full in self._defined:
                 return name
             if full in self._types:
-                return self._definition(*self._types[full])
+                return self._build_definition(*self._types[full])
         return name  # a primitive type, or a type that the document itself defines
 
-    def _definition(self, node: Mapping[str, Any], namespace: str) -> Any:
-        name = _full_name(node, namespace)
+    def _build_definition(self, node: Mapping[str, Any], namespace: str) -> Any:
+        name = _build_full_name(node, namespace)
         if name in self._defined:
             return name
         self._defined.add(name)
         space, _, short = name.rpartition(".")
         definition = {**node, "name": short, "namespace": space}
         if "fields" in node:
-            definition["fields"] = [{**field, "type": self.inlined(field["type"], space)} for field in node["fields"]]
+            definition["fields"] = [
+                {**field, "type": self.inline_types(field["type"], space)} for field in node["fields"]
+            ]
         return definition
 
 
-def _parts(node: Mapping[str, Any]) -> list[Any]:
+def _select_nested_types(node: Mapping[str, Any]) -> list[Any]:
     """The parts of a node that may hold further types."""
     nested = [node[name] for name in ("items", "values") if name in node]
     inner = [node["type"]] if isinstance(node.get("type"), dict | list) else []
     return [*nested, *inner, *(field["type"] for field in node.get("fields", ()))]
 
 
-def _full_name(node: Mapping[str, Any], namespace: str) -> str:
-    return _qualified(node["name"], node.get("namespace", namespace))
+def _build_full_name(node: Mapping[str, Any], namespace: str) -> str:
+    return _qualify_name(node["name"], node.get("namespace", namespace))
 
 
-def _qualified(name: str, namespace: str) -> str:
+def _qualify_name(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"

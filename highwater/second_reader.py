@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from highwater.declaration_parts import UNITS
-from highwater.sources import Header, Key, Meta, Reference, Rest, steps
+from highwater.sources import Header, Key, Meta, Reference, Rest, split_path
 
 if TYPE_CHECKING:
     from highwater.declaration import Field
@@ -90,17 +90,17 @@ class Whole(bytes):
     __slots__ = ()
 
 
-def document_of(value: bytes) -> Any:
+def parse_document(value: bytes) -> Any:
     """The JSON document of a value in UTF-8; numbers are `Decimal`, or `Beyond` every type.
 
     Raises:
         ValueError: it is none.
         RecursionError: it is nested deeper than Python reads.
     """
-    return json.loads(value.decode(), parse_int=number_of, parse_float=number_of, parse_constant=Infinite)
+    return json.loads(value.decode(), parse_int=parse_number, parse_float=parse_number, parse_constant=Infinite)
 
 
-def number_of(text: str) -> Decimal | Beyond:
+def parse_number(text: str) -> Decimal | Beyond:
     """A number of JSON exactly as it is written."""
     if "e" not in text and "E" not in text:
         return Decimal(text)
@@ -108,7 +108,7 @@ def number_of(text: str) -> Decimal | Beyond:
     return Beyond(text) if len(exponent) > 3 or int(exponent or 0) > _MOST_EXPONENT else Decimal(text)
 
 
-def value_of(field: Field, record: KafkaRecord, document: Any, key: Any) -> Any:
+def convert_field(field: Field, record: KafkaRecord, document: Any, key: Any) -> Any:
     """A field in its column's type.
 
     Args:
@@ -150,21 +150,21 @@ def _read(field: Field, found: Any) -> Any:
 def _found(field: Field, record: KafkaRecord, document: Any, key: Any) -> Any:
     """The value of the first source that has one."""
     for source in field.sources:
-        found = _from(source, record, document, key)
+        found = _find_source_value(source, record, document, key)
         if isinstance(found, Whole) and field.type == "string":
-            found = _text(found)
+            found = _decode_text(found)
         if found is not MISSING:
             return found
     return MISSING
 
 
-def _from(
+def _find_source_value(
     source: Key | Header | Meta | Reference | Rest | tuple[str, ...], record: KafkaRecord, document: Any, key: Any
 ) -> Any:
     if isinstance(source, tuple):
-        return _at(document, source)
+        return _find_at_path(document, source)
     if isinstance(source, Rest):
-        return unknown_members(source.path, source.taken, document) or MISSING
+        return select_unknown_members(source.path, source.taken, document) or MISSING
     if isinstance(source, Reference):
         raise UnreadableError(f"{source.column} is a column of the lookup's table, and no part of a record")
     if isinstance(source, Meta):
@@ -177,17 +177,17 @@ def _from(
         return found[source.name]
     if isinstance(source, Header):
         values = [value for name, value in record.headers if name == source.name]
-        return _text(values[-1]) if values else MISSING
-    return _at(key, steps(source.path)) if source.path else key
+        return _decode_text(values[-1]) if values else MISSING
+    return _find_at_path(key, split_path(source.path)) if source.path else key
 
 
-def unknown_members(path: Sequence[str], taken: Collection[str], document: Any) -> dict[str, Any]:
+def select_unknown_members(path: Sequence[str], taken: Collection[str], document: Any) -> dict[str, Any]:
     """The members that no field is taken from, of the object at a path; empty where there is none."""
-    found = _at(document, path)
+    found = _find_at_path(document, path)
     return {name: one for name, one in found.items() if name not in taken} if isinstance(found, Mapping) else {}
 
 
-def _at(document: Any, path: Sequence[str]) -> Any:
+def _find_at_path(document: Any, path: Sequence[str]) -> Any:
     for step in path:
         if not isinstance(document, Mapping) or step not in document:
             return MISSING
@@ -195,14 +195,14 @@ def _at(document: Any, path: Sequence[str]) -> Any:
     return document
 
 
-def _text(value: bytes | None) -> Any:
+def _decode_text(value: bytes | None) -> Any:
     try:
         return MISSING if value is None else value.decode()
     except UnicodeDecodeError:
         return MISSING
 
 
-def _string(field: Field, found: Any) -> str:
+def _to_string(field: Field, found: Any) -> str:
     del field
     if not isinstance(found, str):
         raise OtherTypeError("it is no text")
@@ -211,7 +211,7 @@ def _string(field: Field, found: Any) -> str:
     return found
 
 
-def _boolean(field: Field, found: Any) -> bool:
+def _to_boolean(field: Field, found: Any) -> bool:
     if field.text and isinstance(found, str) and found in {"true", "false"}:
         return bool(found == "true")
     if not isinstance(found, bool):
@@ -219,16 +219,16 @@ def _boolean(field: Field, found: Any) -> bool:
     return found
 
 
-def _decimal(field: Field, found: Any) -> Decimal:
+def _to_exact_number(field: Field, found: Any) -> Decimal:
     """A number exactly, as it is written."""
     if field.unscaled:
-        return _unscaled(field, found)
+        return _decode_unscaled(field, found)
     if isinstance(found, int) and not isinstance(found, bool):
         found = Decimal(found)
     if isinstance(found, str) and field.text:
         if not _JSON_NUMBER.fullmatch(found):
             raise MisfitError("the text is no number")
-        found = number_of(found)
+        found = parse_number(found)
     if isinstance(found, Beyond):
         raise MisfitError(f"it does not fit {field.type}")
     if isinstance(found, str) and _JSON_NUMBER.fullmatch(found):
@@ -238,43 +238,43 @@ def _decimal(field: Field, found: Any) -> Decimal:
     return found
 
 
-def _unscaled(field: Field, found: Any) -> Decimal:
+def _decode_unscaled(field: Field, found: Any) -> Decimal:
     """A decimal by its unscaled value."""
-    digits = _bytes(field, _string(field, found))
+    digits = _to_bytes(field, _to_string(field, found))
     if not 1 <= len(digits) <= _UNSCALED_BYTES:
         raise MisfitError(f"it has {len(digits)} bytes; an unscaled value has 1 to {_UNSCALED_BYTES}")
-    return Decimal(int.from_bytes(digits, signed=True)).scaleb(-_scale(field), Context(prec=100))
+    return Decimal(int.from_bytes(digits, signed=True)).scaleb(-_find_scale(field), Context(prec=100))
 
 
-def _amount(field: Field, found: Any) -> Decimal:
+def _to_decimal(field: Field, found: Any) -> Decimal:
     """A decimal; rounded half up where that is declared."""
-    number = _decimal(field, found)
+    number = _to_exact_number(field, found)
     if not number:
-        return Decimal(0).scaleb(-_scale(field))
+        return Decimal(0).scaleb(-_find_scale(field))
     if number.adjusted() > _MOST_PLACES:
         raise MisfitError(f"it does not fit {field.type}")
-    fitted = number.quantize(Decimal(1).scaleb(-_scale(field)), ROUND_HALF_UP, Context(prec=100))
+    fitted = number.quantize(Decimal(1).scaleb(-_find_scale(field)), ROUND_HALF_UP, Context(prec=100))
     if fitted != number and not field.rounded:
-        raise MisfitError(f"it has more than {_scale(field)} digits after the point")
+        raise MisfitError(f"it has more than {_find_scale(field)} digits after the point")
     return fitted
 
 
-def _scale(field: Field) -> int:
+def _find_scale(field: Field) -> int:
     return int(field.type.rstrip(")").partition(",")[2])
 
 
-def _whole(field: Field, found: Any) -> int:
-    number = _decimal(field, found)
+def _to_whole_number(field: Field, found: Any) -> int:
+    number = _to_exact_number(field, found)
     with localcontext(prec=100):
         if (number and abs(number.adjusted()) > _MOST_PLACES) or number != number.to_integral_value():
             raise MisfitError("it is no whole number of the type")
         return int(number)
 
 
-def _float(field: Field, found: Any) -> float:
-    exact = found if isinstance(found, float) else _decimal(field, found)
+def _to_float(field: Field, found: Any) -> float:
+    exact = found if isinstance(found, float) else _to_exact_number(field, found)
     try:
-        read = nearest_single(exact) if field.type == "float" else float(exact)
+        read = round_to_single(exact) if field.type == "float" else float(exact)
     except OverflowError:
         read = math.inf
     if math.isinf(read):
@@ -282,7 +282,7 @@ def _float(field: Field, found: Any) -> float:
     return read
 
 
-def nearest_single(exact: float | Decimal) -> float:
+def round_to_single(exact: float | Decimal) -> float:
     """The nearest number in 32 bits.
 
     Raises:
@@ -297,36 +297,36 @@ def nearest_single(exact: float | Decimal) -> float:
     return float(struct.unpack("<f", struct.pack("<f", read))[0])
 
 
-def _moment(field: Field, found: Any) -> int:
+def _to_timestamp(field: Field, found: Any) -> int:
     if isinstance(found, datetime) and found.tzinfo is not None:
         return (found - EPOCH) // timedelta(microseconds=1)
     if field.unit is not None:
-        return _counted(field, found)
-    written, local = _iso(found)
+        return _to_epoch_micros(field, found)
+    written, local = _parse_iso_time(found)
     if written["zone"] is None:
         if field.zone is None:
             raise MisfitError("it has no zone")
-        micros = _micros_of(local.replace(tzinfo=ZoneInfo(field.zone)))
+        micros = _count_micros(local.replace(tzinfo=ZoneInfo(field.zone)))
     else:
-        micros = _micros_of(local.replace(tzinfo=UTC)) - _offset(written) // timedelta(microseconds=1)
+        micros = _count_micros(local.replace(tzinfo=UTC)) - _parse_zone_offset(written) // timedelta(microseconds=1)
     if not _FIRST_MICROS <= micros <= _LAST_MICROS:
         raise UnreadableError("it is outside of the years 1 to 9999")
     return micros
 
 
-def _local(field: Field, found: Any) -> int:
+def _to_local_timestamp(field: Field, found: Any) -> int:
     """Microseconds since 1970 of a time without a zone."""
     if isinstance(found, datetime) and found.tzinfo is None:
-        return _micros_of(found.replace(tzinfo=UTC))
+        return _count_micros(found.replace(tzinfo=UTC))
     if field.unit is not None:
-        return _counted(field, found)
-    written, local = _iso(found)
+        return _to_epoch_micros(field, found)
+    written, local = _parse_iso_time(found)
     if written["zone"] is not None:
         raise MisfitError("it has a zone")
-    return _micros_of(local.replace(tzinfo=UTC))
+    return _count_micros(local.replace(tzinfo=UTC))
 
 
-def _iso(found: Any) -> tuple[re.Match[str], datetime]:
+def _parse_iso_time(found: Any) -> tuple[re.Match[str], datetime]:
     """A time in ISO 8601 by its parts, and without its zone."""
     if not isinstance(found, str):
         raise OtherTypeError("it is no text")
@@ -340,7 +340,7 @@ def _iso(found: Any) -> tuple[re.Match[str], datetime]:
         raise UnreadableError(str(error)) from error
 
 
-def _offset(written: re.Match[str]) -> timedelta:
+def _parse_zone_offset(written: re.Match[str]) -> timedelta:
     """The offset of a zone from UTC."""
     if written["sign"] is None:
         return timedelta()
@@ -350,37 +350,37 @@ def _offset(written: re.Match[str]) -> timedelta:
     return offset if written["sign"] == "+" else -offset
 
 
-def _micros_of(moment: datetime) -> int:
+def _count_micros(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
-def _time(field: Field, found: Any) -> str:
+def _read_time(field: Field, found: Any) -> str:
     """A time of day in ISO 8601, with its microseconds where it has some."""
     if field.unit is not None:
-        micros, is_whole = _micros(field, found)
+        micros, is_whole = _convert_units(field, found)
         if not is_whole or not 0 <= micros < _DAY:
             raise MisfitError(f"it is no time of day in {field.unit} since midnight")
         return (EPOCH + timedelta(microseconds=micros)).time().isoformat()
-    digits = _CLOCK.fullmatch(_string(field, found))
+    digits = _CLOCK.fullmatch(_to_string(field, found))
     if digits is None:
         raise MisfitError("it is no time of day")
     fraction = (digits[2] or "").ljust(6, "0")
     return digits[1] if fraction == "000000" else f"{digits[1]}.{fraction}"
 
 
-def _counted(field: Field, found: Any) -> int:
+def _to_epoch_micros(field: Field, found: Any) -> int:
     """Microseconds since 1970 of a number; what nanoseconds have beyond them is cut off."""
-    micros, is_whole = _micros(field, found)
+    micros, is_whole = _convert_units(field, found)
     first, last = (((day - EPOCH.date()).days) * _DAY for day in field.plausible)
     if (field.unit != "ns" and not is_whole) or not first <= micros < last + _DAY:
         raise MisfitError(f"it is no plausible number of {field.unit}")
     return micros
 
 
-def _micros(field: Field, found: Any) -> tuple[int, bool]:
+def _convert_units(field: Field, found: Any) -> tuple[int, bool]:
     """The microseconds of a number of units, rounded down, and whether they are exact."""
     assert field.unit is not None
-    number = _decimal(field, found)
+    number = _to_exact_number(field, found)
     if number and (number.adjusted() > _MOST_PLACES or number.adjusted() < -_MOST_PLACES):
         raise MisfitError(f"it is no plausible number of {field.unit}")
     whole, parts = number.as_integer_ratio()
@@ -388,89 +388,89 @@ def _micros(field: Field, found: Any) -> tuple[int, bool]:
     return whole // parts, whole % parts == 0
 
 
-def _day(field: Field, found: Any) -> date:
+def _to_date(field: Field, found: Any) -> date:
     if isinstance(found, date) and not isinstance(found, datetime):
         return found
     try:
         if field.unit is not None:
-            return EPOCH.date() + timedelta(days=_whole(field, found))
-        if not _DATE.fullmatch(_string(field, found)):
+            return EPOCH.date() + timedelta(days=_to_whole_number(field, found))
+        if not _DATE.fullmatch(_to_string(field, found)):
             raise MisfitError("it is no date such as 2026-03-01")
         return date.fromisoformat(found)
     except (ValueError, OverflowError) as error:
         raise MisfitError(str(error)) from error
 
 
-def _bytes(field: Field, found: Any) -> bytes:
+def _to_bytes(field: Field, found: Any) -> bytes:
     if isinstance(found, bytes):
         return bytes(found)
-    text = _string(field, found)
+    text = _to_string(field, found)
     digits = _SPACE.sub("", text)
     if not _BASE64.fullmatch(digits) or re.search(rf"={_SPACE.pattern}", text):
         raise MisfitError("it is no base64")
     return base64.b64decode(digits + "=" * (-len(digits) % 4))
 
 
-def _json(field: Field, found: Any) -> Any:
+def _to_json_value(field: Field, found: Any) -> Any:
     """The value itself: how it is written as text is the writer's."""
     del field
     return found
 
 
-def _array(field: Field, found: Any) -> list[Any]:
+def _to_array(field: Field, found: Any) -> list[Any]:
     if not isinstance(found, list | tuple):
         raise OtherTypeError("it is no array")
     [element] = field.members
-    return [_inside(element, one, f"[{at}]") for at, one in enumerate(found)]
+    return [_convert_nested(element, one, f"[{at}]") for at, one in enumerate(found)]
 
 
-def _map(field: Field, found: Any) -> dict[str, Any]:
+def _read_map(field: Field, found: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping):
         raise OtherTypeError("it is no object")
     [inner] = field.members
-    return {key: _inside(inner, one, f'["{key}"]') for key, one in found.items()}
+    return {key: _convert_nested(inner, one, f'["{key}"]') for key, one in found.items()}
 
 
-def _struct(field: Field, found: Any) -> dict[str, Any]:
+def _to_struct(field: Field, found: Any) -> dict[str, Any]:
     if not isinstance(found, Mapping):
         raise OtherTypeError("it is no object")
-    return {one.name: _inside(one, _first(one, found), f".{one.name}") for one in field.members}
+    return {one.name: _convert_nested(one, _find_first_value(one, found), f".{one.name}") for one in field.members}
 
 
-def _first(field: Field, around: Any) -> Any:
+def _find_first_value(field: Field, around: Any) -> Any:
     """The value of the first path that has one."""
-    found = (_at(around, source) for source in field.sources if isinstance(source, tuple))
+    found = (_find_at_path(around, source) for source in field.sources if isinstance(source, tuple))
     return next((one for one in found if one is not MISSING), MISSING)
 
 
-def _inside(field: Field, found: Any, place: str) -> Any:
+def _convert_nested(field: Field, found: Any, place: str) -> Any:
     """A field inside another one; its problem is reported with its place."""
     try:
         return _read(field, found)
     except (MisfitError, UnreadableError) as error:
-        raise type(error)(located(place, error)) from error
+        raise type(error)(format_located_problem(place, error)) from error
 
 
-def located(place: str, error: ValueError) -> str:
+def format_located_problem(place: str, error: ValueError) -> str:
     """The problem behind its place: `lines[1].price: it is missing`."""
     return f"{place}{'' if str(error).startswith(('.', '[')) else ': '}{error}"
 
 
 _READERS = {
-    "string": _string,
-    "boolean": _boolean,
-    "integer": _whole,
-    "long": _whole,
-    "decimal": _amount,
-    "float": _float,
-    "double": _float,
-    "timestamp": _moment,
-    "date": _day,
-    "binary": _bytes,
-    "json": _json,
-    "timestamp_ntz": _local,
-    "time": _time,
-    "array": _array,
-    "map": _map,
-    "struct": _struct,
+    "string": _to_string,
+    "boolean": _to_boolean,
+    "integer": _to_whole_number,
+    "long": _to_whole_number,
+    "decimal": _to_decimal,
+    "float": _to_float,
+    "double": _to_float,
+    "timestamp": _to_timestamp,
+    "date": _to_date,
+    "binary": _to_bytes,
+    "json": _to_json_value,
+    "timestamp_ntz": _to_local_timestamp,
+    "time": _read_time,
+    "array": _to_array,
+    "map": _read_map,
+    "struct": _to_struct,
 }

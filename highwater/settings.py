@@ -80,29 +80,29 @@ class Settings:
                 plain values, `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address, `HIGHWATER_OPERATORS` has no name,
                 or a file that holds one of the `SECRETS` cannot be used.
         """
-        home = home_folder(environment)
+        home = find_home_folder(environment)
         return cls(
             home=home,
-            lake=_absolute(environment.get(LAKE) or str(home / "lake")),
-            ledger_url=secret(environment, LEDGER_URL) or f"sqlite:///{home / 'ledger.sqlite'}",
+            lake=_to_absolute(environment.get(LAKE) or str(home / "lake")),
+            ledger_url=read_secret(environment, LEDGER_URL) or f"sqlite:///{home / 'ledger.sqlite'}",
             kafka_bootstrap=environment.get(KAFKA_BOOTSTRAP) or DEFAULT_BOOTSTRAP,
-            kafka_config=parse_kafka_config(secret(environment, KAFKA_CONFIG) or "{}"),
+            kafka_config=parse_kafka_config(read_secret(environment, KAFKA_CONFIG) or "{}"),
             spark_remote=environment.get(SPARK_REMOTE) or None,
             spark_master=environment.get(SPARK_MASTER) or DEFAULT_MASTER,
-            alerts_url=secret(environment, ALERTS_URL) or None,
-            schema_registry_url=parse_registry_url(secret(environment, SCHEMA_REGISTRY_URL)),
-            schema_registry_config=parse_registry_config(secret(environment, SCHEMA_REGISTRY_CONFIG) or "{}"),
+            alerts_url=read_secret(environment, ALERTS_URL) or None,
+            schema_registry_url=parse_registry_url(read_secret(environment, SCHEMA_REGISTRY_URL)),
+            schema_registry_config=parse_registry_config(read_secret(environment, SCHEMA_REGISTRY_CONFIG) or "{}"),
             catalog=parse_catalog(environment.get(CATALOG) or ""),
             operators=parse_operators(environment.get(OPERATORS) or ""),
         )
 
 
-def home_folder(environment: Mapping[str, str], start: Path | None = None) -> Path:
+def find_home_folder(environment: Mapping[str, str], start: Path | None = None) -> Path:
     """The folder of local state: `HIGHWATER_HOME`, else `.highwater` in the project, whichever folder of it one is in.
 
     Args:
         environment: the process's environment variables. `HIGHWATER_STREAMS` names a folder of the project; without it
-            the project is the nearest one from the start upwards, as in `streams_folder`.
+            the project is the nearest one from the start upwards, as in `find_streams_folder`.
         start: where the project is looked for; the working folder if None.
     """
     here = (start or Path.cwd()).absolute()
@@ -115,11 +115,11 @@ def home_folder(environment: Mapping[str, str], start: Path | None = None) -> Pa
     else:
         above = (here, *here.parents)
         bare = filter(_has_workspace, above)
-        project = next(chain(projects(*above), bare, projects(CHECKOUT), [here]))
+        project = next(chain(list_projects(*above), bare, list_projects(CHECKOUT), [here]))
     return project / ".highwater"
 
 
-def projects(*folders: Path) -> Iterator[Path]:
+def list_projects(*folders: Path) -> Iterator[Path]:
     """The folders that have a `workspace.yaml` and streams."""
     for folder in folders:
         if _has_workspace(folder) and any((folder / one).is_dir() for one in STREAMS_FOLDERS):
@@ -130,7 +130,7 @@ def _has_workspace(folder: Path) -> bool:
     return (folder / "workspace.yaml").is_file()
 
 
-def secret(environment: Mapping[str, str], name: str) -> str:
+def read_secret(environment: Mapping[str, str], name: str) -> str:
     """The value of one of the `SECRETS`; empty where it is not set.
 
     Args:
@@ -162,7 +162,7 @@ def secret(environment: Mapping[str, str], name: str) -> str:
     )
 
 
-def _absolute(lake: str) -> str:
+def _to_absolute(lake: str) -> str:
     """The root as every process means it, whatever folder it was started in; a URI stays as it is."""
     return lake if ":" in lake.split("/", maxsplit=1)[0] else str(Path(lake).absolute())
 
@@ -182,7 +182,7 @@ def parse_catalog(text: str) -> str | None:
     return text or None
 
 
-def log_format(environment: Mapping[str, str]) -> str:
+def read_log_format(environment: Mapping[str, str]) -> str:
     """The form of log lines: `text` or `json`.
 
     Raises:
@@ -196,7 +196,7 @@ def log_format(environment: Mapping[str, str]) -> str:
     return found
 
 
-def metrics_listen(text: str) -> tuple[str, int]:
+def parse_metrics_listen(text: str) -> tuple[str, int]:
     """The address at which `highwater serve-metrics` listens: host and port; an address of IPv6 is in brackets.
 
     Raises:
@@ -212,7 +212,7 @@ def metrics_listen(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def docs_url(environment: Mapping[str, str]) -> str | None:
+def find_docs_url(environment: Mapping[str, str]) -> str | None:
     """The address of the folder `docs`, without a slash at its end; None where nobody said.
 
     Raises:
@@ -248,8 +248,8 @@ def parse_kafka_config(text: str) -> dict[str, str]:
     Raises:
         ConfigurationError: the text is not such an object. The text itself is not repeated: it may hold secrets.
     """
-    plain = _plain_object(KAFKA_CONFIG, text, example='{"security.protocol": "SASL_SSL"}')
-    return {name: _as_property(value) for name, value in plain.items()}
+    plain = _parse_plain_object(KAFKA_CONFIG, text, example='{"security.protocol": "SASL_SSL"}')
+    return {name: _format_property(value) for name, value in plain.items()}
 
 
 def parse_registry_url(text: str) -> str | None:
@@ -287,10 +287,12 @@ def parse_registry_config(text: str) -> dict[str, Plain]:
     Raises:
         ConfigurationError: the text is not such an object. The text itself is not repeated: it may hold secrets.
     """
-    return _plain_object(SCHEMA_REGISTRY_CONFIG, text, example='{"ssl.ca.location": "/etc/ssl/certs/registry-ca.pem"}')
+    return _parse_plain_object(
+        SCHEMA_REGISTRY_CONFIG, text, example='{"ssl.ca.location": "/etc/ssl/certs/registry-ca.pem"}'
+    )
 
 
-def _plain_object(name: str, text: str, *, example: str) -> dict[str, Plain]:
+def _parse_plain_object(name: str, text: str, *, example: str) -> dict[str, Plain]:
     try:
         plain = json.loads(text)
     except ValueError:
@@ -302,5 +304,5 @@ def _plain_object(name: str, text: str, *, example: str) -> dict[str, Plain]:
     raise ConfigurationError(problem, remedy=f"set {name} to a JSON object, for example {example}")
 
 
-def _as_property(value: Plain) -> str:
+def _format_property(value: Plain) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from highwater.divergence import epochs_from_plain, epochs_to_plain, fingerprints_from_plain, fingerprints_to_plain
-from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
+from highwater.divergence import decode_epochs, decode_fingerprints, encode_epochs, encode_fingerprints
+from highwater.slices import OffsetRange, Slice, SliceKey, decode_ranges, encode_ranges
 
 FORMAT = 1
 
@@ -52,13 +52,17 @@ class SliceCommit:
             "topic_id": slice_.topic_id,
             "generation": slice_.generation,
             "planned_at": slice_.planned_at.isoformat(),
-            "ranges": ranges_to_plain(slice_.ranges),
+            "ranges": encode_ranges(slice_.ranges),
             "attempt": self.attempt,
             "rows": self.rows,
             "counts": dict(sorted(self.counts.items())),
         }
         optional = {"run": self.run, "extra": dict(self.extra)}
-        return {**plain, **(_past(slice_) if self.past else {}), **{name: one for name, one in optional.items() if one}}
+        return {
+            **plain,
+            **(_encode_history(slice_) if self.past else {}),
+            **{name: one for name, one in optional.items() if one},
+        }
 
     def to_json(self) -> str:
         """The written form; equal commits are written alike."""
@@ -83,7 +87,7 @@ class SliceCommit:
         if plain.get("format") != FORMAT:
             raise ValueError(f"slice commit of format {plain.get('format')!r}; this version reads format {FORMAT}")
         return cls(
-            slice_=_slice_of(plain, ranges_from_plain(plain["ranges"])),
+            slice_=_build_slice(plain, decode_ranges(plain["ranges"])),
             attempt=plain["attempt"],
             rows=plain["rows"],
             counts=plain["counts"],
@@ -93,13 +97,13 @@ class SliceCommit:
         )
 
 
-def _past(slice_: Slice) -> dict[str, Any]:
+def _encode_history(slice_: Slice) -> dict[str, Any]:
     """The epochs, and of the fingerprints those of the slice's own records: older ones are in commits before it."""
     own = {p: mark for p, mark in slice_.fingerprints.items() if p in slice_.ranges and mark.offset in slice_.ranges[p]}
-    return {"epochs": epochs_to_plain(slice_.epochs), "fingerprints": fingerprints_to_plain(own)}
+    return {"epochs": encode_epochs(slice_.epochs), "fingerprints": encode_fingerprints(own)}
 
 
-def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Slice:
+def _build_slice(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Slice:
     key = SliceKey.parse(plain["slice"])
     return Slice(
         stream=plain["stream"],
@@ -110,6 +114,6 @@ def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Sl
         ranges=ranges,
         planned_at=datetime.fromisoformat(plain["planned_at"]),
         # The slice commits of other tables have neither, nor have those that an older version wrote.
-        epochs=epochs_from_plain(plain.get("epochs", {})),
-        fingerprints=fingerprints_from_plain(plain.get("fingerprints", {})),
+        epochs=decode_epochs(plain.get("epochs", {})),
+        fingerprints=decode_fingerprints(plain.get("fingerprints", {})),
     )

@@ -41,7 +41,7 @@ class OffsetRange:
     def __contains__(self, offset: object) -> bool:
         return isinstance(offset, int) and self.start <= offset < self.end
 
-    def meets(self, other: OffsetRange) -> bool:
+    def is_followed_by(self, other: OffsetRange) -> bool:
         """Whether `other` goes on exactly where this range ends."""
         return self.end == other.start
 
@@ -112,20 +112,20 @@ class Slice:
     @property
     def identity(self) -> str:
         """The plan under the key; after a lost ledger another plan may get the same key."""
-        return sha256(f"{self.topic_id} {self.ranges_json()}".encode()).hexdigest()[:32]
+        return sha256(f"{self.topic_id} {self.encode_ranges_json()}".encode()).hexdigest()[:32]
 
-    def ranges_json(self) -> str:
+    def encode_ranges_json(self) -> str:
         """The ranges as the ledger and the commits store them: `{"partition": [start, end]}`."""
-        return json.dumps(ranges_to_plain(self.ranges), separators=(",", ":"))
+        return json.dumps(encode_ranges(self.ranges), separators=(",", ":"))
 
 
-def ranges_to_plain(ranges: Mapping[int, OffsetRange]) -> dict[str, list[int]]:
+def encode_ranges(ranges: Mapping[int, OffsetRange]) -> dict[str, list[int]]:
     """Ranges as plain values for JSON, ordered by partition."""
     return {str(p): [ranges[p].start, ranges[p].end] for p in sorted(ranges)}
 
 
-def ranges_from_plain(plain: Mapping[str, Iterable[int]]) -> dict[int, OffsetRange]:
-    """The inverse of `ranges_to_plain`."""
+def decode_ranges(plain: Mapping[str, Iterable[int]]) -> dict[int, OffsetRange]:
+    """The inverse of `encode_ranges`."""
     return {int(p): OffsetRange(*bounds) for p, bounds in plain.items()}
 
 
@@ -145,7 +145,7 @@ def merge_ranges(slices: Iterable[Slice]) -> dict[int, list[OffsetRange]]:
 def _join(ordered: list[OffsetRange]) -> list[OffsetRange]:
     joined = [ordered[0]]
     for offsets in ordered[1:]:
-        if joined[-1].meets(offsets):
+        if joined[-1].is_followed_by(offsets):
             joined[-1] = OffsetRange(joined[-1].start, offsets.end)
         else:
             joined.append(offsets)

@@ -57,7 +57,7 @@ class Rest:
     @property
     def path(self) -> tuple[str, ...]:
         """The names on the way to the object, outermost first."""
-        return steps(self.within) if self.within else ()
+        return split_path(self.within) if self.within else ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ Source = str | Key | Header | Meta | Reference | Rest
 
 # A stream has some tens of paths, which are asked for with each record.
 @lru_cache(maxsize=10_000)
-def steps(path: str) -> tuple[str, ...]:
+def split_path(path: str) -> tuple[str, ...]:
     """The names of a path, outermost first.
 
     Args:

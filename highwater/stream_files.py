@@ -12,11 +12,11 @@ from pathlib import Path
 
 from highwater.declaration import Stream
 from highwater.errors import ConfigurationError, DeclarationError
-from highwater.settings import CHECKOUT, STREAMS_FOLDER, STREAMS_FOLDERS, projects
+from highwater.settings import CHECKOUT, STREAMS_FOLDER, STREAMS_FOLDERS, list_projects
 from highwater.stream_yaml import FILE, load_yaml
 
 
-def streams_folder(
+def find_streams_folder(
     environment: Mapping[str, str] = os.environ, start: Path | None = None, *, default: Path | None = None
 ) -> Path:
     """The streams folder of the project that a process works for.
@@ -43,7 +43,7 @@ def streams_folder(
     if default is not None:
         return default
     here = (start or Path.cwd()).absolute()
-    for project in projects(here, *here.parents, CHECKOUT):
+    for project in list_projects(here, *here.parents, CHECKOUT):
         return next(project / one for one in STREAMS_FOLDERS if (project / one).is_dir())
     raise ConfigurationError(
         f"no streams folder in {here} or above",
@@ -65,7 +65,7 @@ class Declarations:
     streams: Mapping[str, Stream]
     faults: Mapping[Path, DeclarationError] = field(default_factory=dict)
 
-    def lines(self) -> list[str]:
+    def describe_faults(self) -> list[str]:
         """Each fault with its values and its remedy in a line."""
         return [f"{file} is skipped: {one}" for file, one in self.faults.items()]
 
@@ -76,12 +76,12 @@ def read_streams(folder: Path | None = None) -> Declarations:
     Two files that declare the same stream or topic are both at fault: nothing shows which one is right.
 
     Args:
-        folder: where the files are; see `streams_folder` if None.
+        folder: where the files are; see `find_streams_folder` if None.
 
     Raises:
         ConfigurationError: there is no such folder.
     """
-    where = folder or streams_folder()
+    where = folder or find_streams_folder()
     streams: list[tuple[Path, Stream]] = []
     faults: dict[Path, DeclarationError] = {}
     for file in (*sorted(where.glob("[!_]*.py")), *sorted(where.rglob(FILE))):
@@ -107,7 +107,7 @@ def load_streams(folder: Path | None = None) -> dict[str, Stream]:
     """The streams that the files of a folder declare, by name, if all of them can be read.
 
     Args:
-        folder: where the files are, `defs.yaml` of components also in folders below; see `streams_folder` if None.
+        folder: where the files are, `defs.yaml` of components also in folders below; see `find_streams_folder` if None.
 
     Raises:
         DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic, or a stream
@@ -119,7 +119,7 @@ def load_streams(folder: Path | None = None) -> dict[str, Stream]:
     return dict(found.streams)
 
 
-def declared(streams: Mapping[str, Stream], name: str) -> Stream:
+def find_declared_stream(streams: Mapping[str, Stream], name: str) -> Stream:
     """The declared stream of that name.
 
     Raises:
@@ -169,7 +169,7 @@ def _load(file: Path) -> list[Stream]:
     return streams
 
 
-def _named(file: Path) -> str:
+def _describe_file(file: Path) -> str:
     """A file by its name, and by its folder where every file has the same name."""
     return f"{file.parent.name}/{file.name}" if file.name == FILE else file.name
 
@@ -188,8 +188,8 @@ def _ensure_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> N
             if value in taken[what]:
                 raise DeclarationError(
                     f"the {what} {value!r} is declared twice",
-                    stored=f"in {_named(earlier)}: stream {other.name} on topic {other.topic}",
-                    found=f"in {_named(file)}: stream {stream.name} on topic {stream.topic}",
+                    stored=f"in {_describe_file(earlier)}: stream {other.name} on topic {other.topic}",
+                    found=f"in {_describe_file(file)}: stream {stream.name} on topic {stream.topic}",
                     remedy=f"give each stream a {what} of its own",
                 )
 
@@ -199,6 +199,6 @@ def _ensure_each_topic_once(file: Path, stream: Stream) -> None:
     for topic, times in Counter(stream.all_topics).items():
         if times > 1:
             raise DeclarationError(
-                f"{_named(file)}: stream {stream.name!r} has the topic {topic!r} {times} times",
+                f"{_describe_file(file)}: stream {stream.name!r} has the topic {topic!r} {times} times",
                 remedy="a foreign topic is none of the stream's own: not its main topic, a tier or the parked topic",
             )

@@ -43,30 +43,30 @@ class _Node:
     end: str = ""
     single: bool = False
 
-    def flat(self) -> str | None:
+    def format_on_one_line(self) -> str | None:
         """The source on one line; None if a comment needs its own line."""
         if not self.end:
             return self.text
-        inner = [part.flat() for comments, part in self.parts if not comments]
+        inner = [part.format_on_one_line() for comments, part in self.parts if not comments]
         if len(inner) < len(self.parts) or None in inner:
             return None
         comma = "," if self.single and len(inner) == 1 else ""
         return f"{self.text}{', '.join(one for one in inner if one is not None)}{comma}{self.end}"
 
-    def lines(self, indent: str, *, behind: int = 0) -> list[str]:
+    def format_lines(self, indent: str, *, behind: int = 0) -> list[str]:
         """The source as lines, with `behind` characters left free on the last one."""
-        flat = self.flat()
+        flat = self.format_on_one_line()
         if flat is not None and (not self.end or len(indent) + len(flat) + behind <= LINE_LENGTH):
             return [indent + flat]
         deeper = indent + _INDENT
         found = [indent + self.text]
         for comments, part in self.parts:
-            found += [line for comment in comments for line in _comment(comment, deeper)]
-            lines = part.lines(deeper, behind=1)
+            found += [line for comment in comments for line in _format_comment(comment, deeper)]
+            lines = part.format_lines(deeper, behind=1)
             found += [*lines[:-1], lines[-1] + ","]
         return [*found, indent + self.end]
 
-    def prefixed(self, text: str) -> _Node:
+    def with_prefix(self, text: str) -> _Node:
         """The source behind a text, such as an argument's name."""
         return _Node(text + self.text, self.parts, self.end, self.single)
 
@@ -87,20 +87,20 @@ def to_source(
         field_comments: comments above fields, by their names.
     """
     source = _Source(dict(comments or {}), dict(field_comments or {}))
-    body = source.call(stream).prefixed("STREAM = ").lines("")
-    head = _printable(summary).strip() or f"The stream {stream.name} of the topic {stream.topic}."
+    body = source.call(stream).with_prefix("STREAM = ").format_lines("")
+    head = _to_printable(summary).strip() or f"The stream {stream.name} of the topic {stream.topic}."
     head = head.replace("\\", "/").replace('"', "'")
     docstring = f'"""{textwrap.shorten(head, LINE_LENGTH - 6, placeholder=" …")}"""'
-    return "\n".join([docstring, "", *source.imports(), "", *body, ""])
+    return "\n".join([docstring, "", *source.format_imports(), "", *body, ""])
 
 
-def _printable(text: str) -> str:
+def _to_printable(text: str) -> str:
     return "".join(one if one.isprintable() else " " for one in text)
 
 
-def _comment(text: str, indent: str) -> list[str]:
+def _format_comment(text: str, indent: str) -> list[str]:
     width = LINE_LENGTH - len(indent) - 2
-    return [f"{indent}# {line}" for line in textwrap.wrap(_printable(text), width, break_on_hyphens=False)]
+    return [f"{indent}# {line}" for line in textwrap.wrap(_to_printable(text), width, break_on_hyphens=False)]
 
 
 class _Source:
@@ -111,7 +111,7 @@ class _Source:
         self._field_comments = field_comments
         self._used: dict[str, set[str]] = {}
 
-    def imports(self) -> list[str]:
+    def format_imports(self) -> list[str]:
         """The import lines: the standard library first, then ours."""
         standard = [_import(module, self._used[module]) for module in sorted(self._used) if "." not in module]
         ours = [_import(module, self._used[module]) for module in sorted(self._used) if "." in module]
@@ -128,14 +128,14 @@ class _Source:
             if _is_default(one, given):
                 continue
             is_stream = isinstance(value, Stream)
-            node = self._fields(given) if is_stream and one.name == "fields" else self.node(given)
+            node = self._build_fields_node(given) if is_stream and one.name == "fields" else self.build_node(given)
             positional = one.name in _POSITIONAL.get(kind.__name__, ())
-            parts.append((one.name, node if positional else node.prefixed(f"{one.name}=")))
-        comments = self._placed([name for name, _ in parts]) if isinstance(value, Stream) else {}
+            parts.append((one.name, node if positional else node.with_prefix(f"{one.name}=")))
+        comments = self._group_comments([name for name, _ in parts]) if isinstance(value, Stream) else {}
         commented = tuple((tuple(comments.get(name, ())), part) for name, part in parts)
         return _Node(f"{kind.__name__}(", commented, ")")
 
-    def _placed(self, written: Sequence[str]) -> dict[str, list[str]]:
+    def _group_comments(self, written: Sequence[str]) -> dict[str, list[str]]:
         """The comments by the argument below them: the comment of an omitted argument moves to the next one."""
         order = [one.name for one in fields(Stream)]
         found: dict[str, list[str]] = {}
@@ -147,12 +147,12 @@ class _Source:
             found.setdefault(above, []).append(text)
         return found
 
-    def _fields(self, given: Sequence[Any]) -> _Node:
+    def _build_fields_node(self, given: Sequence[Any]) -> _Node:
         comments = {name: (text,) for name, text in self._field_comments.items() if text.strip()}
         parts = tuple((comments.get(one.name, ()), self.call(one)) for one in given)
         return _Node("(", parts, ")", single=True)
 
-    def node(self, value: Any) -> _Node:
+    def build_node(self, value: Any) -> _Node:
         """A value as source."""
         if isinstance(value, Enum):
             self._use(type(value).__module__, type(value).__name__)
@@ -160,20 +160,20 @@ class _Source:
         if is_dataclass(value):
             return self.call(value)
         if isinstance(value, timedelta):
-            return self._duration(value)
+            return self._build_duration_node(value)
         if isinstance(value, date):
             self._use("datetime", "date")
             return _Node(f"date({value.year}, {value.month}, {value.day})")
         if isinstance(value, str):
-            return _Node(quoted(value))
+            return _Node(quote_literal(value))
         if isinstance(value, tuple):
-            return _Node("(", tuple(((), self.node(one)) for one in value), ")", single=True)
+            return _Node("(", tuple(((), self.build_node(one)) for one in value), ")", single=True)
         if isinstance(value, Mapping):
-            parts = tuple(((), self.node(v).prefixed(f"{quoted(k)}: ")) for k, v in value.items())
+            parts = tuple(((), self.build_node(v).with_prefix(f"{quote_literal(k)}: ")) for k, v in value.items())
             return _Node("{", parts, "}")
         return _Node(repr(value))
 
-    def _duration(self, value: timedelta) -> _Node:
+    def _build_duration_node(self, value: timedelta) -> _Node:
         self._use("datetime", "timedelta")
         seconds, micros = value.days * 86_400 + value.seconds, value.microseconds
         if micros:
@@ -206,7 +206,7 @@ def _import(module: str, names: set[str]) -> list[str]:
 _ESCAPES = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def quoted(text: str) -> str:
+def quote_literal(text: str) -> str:
     """A text as a literal with double quotes, or with single ones where that saves escapes."""
     written = repr(text)
     if written[0] == '"' or '"' in text:

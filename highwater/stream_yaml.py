@@ -43,9 +43,9 @@ class _Choice(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def stream_model() -> type[BaseModel]:
+def build_stream_model() -> type[BaseModel]:
     """The attributes of a stream as a Pydantic model."""
-    return _Models().of(Stream)
+    return _Models().build_model(Stream)
 
 
 def to_stream(attributes: BaseModel) -> Stream:
@@ -54,7 +54,7 @@ def to_stream(attributes: BaseModel) -> Stream:
     Raises:
         DeclarationError: the declaration contradicts itself.
     """
-    stream = _built(attributes)
+    stream = _build_dataclass(attributes)
     assert isinstance(stream, Stream)
     return stream
 
@@ -71,17 +71,17 @@ def load_yaml(file: Path) -> list[Stream]:
         raise DeclarationError(
             f"{file} cannot be read as YAML", found=str(error), remedy="fix the file, or take it out of the folder"
         ) from error
-    return [_stream(file, one.get("attributes") or {}) for one in documents if one.get("type") == TYPE]
+    return [_build_stream(file, one.get("attributes") or {}) for one in documents if one.get("type") == TYPE]
 
 
-def _stream(file: Path, attributes: Any) -> Stream:
+def _build_stream(file: Path, attributes: Any) -> Stream:
     try:
-        return to_stream(stream_model().model_validate(attributes))
+        return to_stream(build_stream_model().model_validate(attributes))
     except ValidationError as error:
         first, *others = error.errors()
         more = f", and {len(others)} more" if others else ""
         raise DeclarationError(
-            f"{file}: {_path(first['loc'])}: {first['msg']}{more}",
+            f"{file}: {_format_path(first['loc'])}: {first['msg']}{more}",
             found=repr(first["input"])[:200],
             remedy="fix the attribute; docs/streams.md lists what a declaration may say",
         ) from error
@@ -91,7 +91,7 @@ def _stream(file: Path, attributes: Any) -> Stream:
         ) from error
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def _format_path(location: tuple[int | str, ...]) -> str:
     """A place in the attributes, without the steps that only the model has."""
     steps: list[int | str] = ["attributes"]
     for step in location:
@@ -100,30 +100,30 @@ def _path(location: tuple[int | str, ...]) -> str:
     return "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in steps).removeprefix(".")
 
 
-def _built(value: Any) -> Any:
+def _build_dataclass(value: Any) -> Any:
     """The dataclass that a model's values declare; only what was given is passed, so defaults are the dataclass's."""
     if isinstance(value, _Choice):
         [inner] = (getattr(value, name) for name in type(value).model_fields)
-        return _built(inner)
+        return _build_dataclass(inner)
     if isinstance(value, _Model):
         given = {type(value).model_fields[name].alias: getattr(value, name) for name in value.model_fields_set}
-        return value.declares(**{str(name): _built(one) for name, one in given.items()})
+        return value.declares(**{str(name): _build_dataclass(one) for name, one in given.items()})
     if isinstance(value, tuple):
-        return tuple(map(_built, value))
-    return {key: _built(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+        return tuple(map(_build_dataclass, value))
+    return {key: _build_dataclass(one) for key, one in value.items()} if isinstance(value, Mapping) else value
 
 
-def _snake(cls: type) -> str:
+def _to_snake_case(cls: type) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
 
-def _duration(value: object) -> object:
+def _parse_duration(value: object) -> object:
     """A number with a unit, `90s` or `7d`, as a duration; anything else as it is."""
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     return timedelta(seconds=int(found[1]) * _SECONDS[found[2]]) if found else value
 
 
-def _one_of(types: list[Any]) -> Any:
+def _combine_types(types: list[Any]) -> Any:
     return Union[tuple(types)]  # noqa: UP007 - of a list
 
 
@@ -134,7 +134,7 @@ class _Models:
         self._made: dict[type, type[BaseModel]] = {}
         self._under_way: set[type] = set()
 
-    def of(self, cls: type) -> type[BaseModel]:
+    def build_model(self, cls: type) -> type[BaseModel]:
         if cls in self._made:
             return self._made[cls]
         self._under_way.add(cls)
@@ -146,7 +146,7 @@ class _Models:
             required = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
             # Pydantic's own names, such as `schema`, are taken: so each name is an alias.
             default = Member(..., alias=one.name) if required else Member(None, alias=one.name)
-            members[f"{one.name}_"] = (self._type(hints[one.name]), default)
+            members[f"{one.name}_"] = (self._build_type(hints[one.name]), default)
         name = f"{cls.__name__}Attributes"
         model = create_model(name, __base__=_Model, __doc__=cls.__doc__, **members)
         model.declares = cls
@@ -155,60 +155,67 @@ class _Models:
         model.model_rebuild(_types_namespace={name: model})
         return model
 
-    def _type(self, hint: Any) -> Any:
+    def _build_type(self, hint: Any) -> Any:
         """A type of a dataclass's field as a type of a model's."""
         if hint is timedelta:
-            return Annotated[timedelta, BeforeValidator(_duration)]
+            return Annotated[timedelta, BeforeValidator(_parse_duration)]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            return ForwardRef(f"{hint.__name__}Attributes") if hint in self._under_way else self.of(hint)
+            return ForwardRef(f"{hint.__name__}Attributes") if hint in self._under_way else self.build_model(hint)
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in {Union, types.UnionType}:
-            return self._union(arguments)
+            return self._build_union(arguments)
         if origin is None or origin is Literal:
             return hint
         if origin is tuple and len({*arguments}) == 1:
             # Dagster's sample of the attributes needs the type of an array's items, which the schema of a pair lacks.
             length = Member(min_length=len(arguments), max_length=len(arguments))
-            return Annotated[origin[self._type(arguments[0]), ...], length]
-        return origin[tuple(one if one is Ellipsis else self._type(one) for one in arguments)]
+            return Annotated[origin[self._build_type(arguments[0]), ...], length]
+        return origin[tuple(one if one is Ellipsis else self._build_type(one) for one in arguments)]
 
-    def _union(self, arguments: tuple[Any, ...]) -> Any:
+    def _build_union(self, arguments: tuple[Any, ...]) -> Any:
         classes = [one for one in arguments if isinstance(one, type) and dataclasses.is_dataclass(one)]
-        others = [self._type(one) for one in arguments if one not in classes and one is not type(None)]
+        others = [self._build_type(one) for one in arguments if one not in classes and one is not type(None)]
         # `X | None` and unions without a dataclass need no tag.
-        chosen = self._tagged(classes, others) if classes[1:] or (classes and others) else self._plain(classes, others)
-        return _one_of([chosen, None]) if type(None) in arguments else chosen
+        chosen = (
+            self._build_tagged_union(classes, others)
+            if classes[1:] or (classes and others)
+            else self._build_plain_union(classes, others)
+        )
+        return _combine_types([chosen, None]) if type(None) in arguments else chosen
 
-    def _plain(self, classes: list[type], others: list[Any]) -> Any:
-        plain = _one_of([*map(self._type, classes), *others])
+    def _build_plain_union(self, classes: list[type], others: list[Any]) -> Any:
+        plain = _combine_types([*map(self._build_type, classes), *others])
         # A text that is a member of an enumeration becomes that member.
         enums = any(isinstance(one, type) and issubclass(one, Enum) for one in others)
         return Annotated[plain, Member(union_mode="left_to_right")] if enums and others[1:] else plain
 
-    def _tagged(self, classes: list[type], others: list[Any]) -> Any:
-        choices: list[Any] = [Annotated[self._choice(one, alone=not classes[1:]), Tag(_snake(one))] for one in classes]
+    def _build_tagged_union(self, classes: list[type], others: list[Any]) -> Any:
+        choices: list[Any] = [
+            Annotated[self._build_choice(one, alone=not classes[1:]), Tag(_to_snake_case(one))] for one in classes
+        ]
         if others:
-            choices.append(Annotated[_one_of(others), Tag(_PLAIN)])
+            choices.append(Annotated[_combine_types(others), Tag(_PLAIN)])
+        names = ", ".join(map(_to_snake_case, classes))
         found = Discriminator(
-            _tag_of(classes, texts=str in others),
+            _build_discriminator(classes, texts=str in others),
             custom_error_type="no_choice",
-            custom_error_message=f"write one of {', '.join(map(_snake, classes))}, with its attributes below it",
+            custom_error_message=f"write one of {names}, with its attributes below it",
         )
-        return Annotated[_one_of(choices), found]
+        return Annotated[_combine_types(choices), found]
 
-    def _choice(self, cls: type, *, alone: bool) -> Any:
+    def _build_choice(self, cls: type, *, alone: bool) -> Any:
         """One dataclass of a union: as it is if it is the only one, else under its name."""
         if alone:
-            return self._type(cls)
-        name, empty = _snake(cls), BeforeValidator(lambda given: {} if given is None else given)
-        members: dict[str, Any] = {f"{name}_": (Annotated[self._type(cls), empty], Member(..., alias=name))}
+            return self._build_type(cls)
+        name, empty = _to_snake_case(cls), BeforeValidator(lambda given: {} if given is None else given)
+        members: dict[str, Any] = {f"{name}_": (Annotated[self._build_type(cls), empty], Member(..., alias=name))}
         wrapper = create_model(f"{cls.__name__}Choice", __base__=_Choice, **members)
         return Annotated[wrapper, BeforeValidator(lambda given: {given: {}} if isinstance(given, str) else given)]
 
 
-def _tag_of(classes: list[type], *, texts: bool) -> Callable[[Any], str | None]:
+def _build_discriminator(classes: list[type], *, texts: bool) -> Callable[[Any], str | None]:
     """The name that finds the member of a union: the only name in an object, or a bare one where texts mean nothing."""
-    names = [_snake(one) for one in classes]
+    names = [_to_snake_case(one) for one in classes]
 
     def tag(given: Any) -> str | None:
         if isinstance(given, _Choice):

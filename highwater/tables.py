@@ -24,12 +24,12 @@ COMMENTS = {
 }
 
 
-def stages_of(stream: Stream) -> tuple[str, ...]:
+def select_stages(stream: Stream) -> tuple[str, ...]:
     """The tables that a run takes its slices through, upstream first."""
     always = COMMON if stream.versioned else BY_SLICE
     return (*always, "metrics") if stream.metrics else always
 
 
-def tables_of(stream: Stream) -> tuple[str, ...]:
+def select_tables(stream: Stream) -> tuple[str, ...]:
     """All tables of a stream, upstream first: `published` follows the prefix of slices that are done."""
-    return (*stages_of(stream), "published") if stream.publishes else stages_of(stream)
+    return (*select_stages(stream), "published") if stream.publishes else select_stages(stream)

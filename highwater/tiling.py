@@ -37,7 +37,7 @@ class TilingFault:
         return f"{self.slice_key}: partition {self.partition} [{low}, {high}) is {what}"
 
 
-def tiling_faults(
+def detect_tiling_faults(
     slices: Sequence[Slice], generation: Generation, losses: Iterable[Loss], before: Slice | None = None
 ) -> list[TilingFault]:
     """The places where slices do not tile.
@@ -58,23 +58,23 @@ def tiling_faults(
     ends.update({p: offsets.end for p, offsets in before.ranges.items()} if before else {})
     found: list[TilingFault] = []
     for slice_ in slices:
-        found += _faults(slice_, ends, holes)
+        found += _detect_slice_faults(slice_, ends, holes)
         ends.update({p: offsets.end for p, offsets in slice_.ranges.items()})
     return found
 
 
-def _faults(slice_: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) -> Iterator[TilingFault]:
+def _detect_slice_faults(slice_: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) -> Iterator[TilingFault]:
     for partition, offsets in sorted(slice_.ranges.items()):
         end = ends.get(partition, 0)
         if end is None or end == offsets.start:
             continue
         lost = [hole.offsets for hole in holes if hole.partition == partition]
-        reached = _beyond(end, lost)
+        reached = _extend_over_losses(end, lost)
         if offsets.start < end or reached < offsets.start:
             yield TilingFault(slice_.key, partition, end if offsets.start < end else reached, offsets.start)
 
 
-def _beyond(end: int, lost: Sequence[OffsetRange]) -> int:
+def _extend_over_losses(end: int, lost: Sequence[OffsetRange]) -> int:
     """The end of a plan after the losses that carry it on."""
     for offsets in sorted(lost):
         if offsets.start <= end:

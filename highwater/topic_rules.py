@@ -12,7 +12,7 @@ from datetime import timedelta
 from enum import Enum
 
 from highwater.envelope import MOST_BYTES
-from highwater.wording import span
+from highwater.wording import format_duration
 
 SAFE_REPLICAS = 3
 SAFE_IN_SYNC = 2
@@ -57,7 +57,7 @@ class TopicFacts:
         in_sync: for each partition the number of those in sync.
         leaderless: partitions without a leader.
         settings: of the topic; None where the cluster forbids reading them.
-        broker_settings: of all brokers as one (`together`); None likewise.
+        broker_settings: of all brokers as one (`merge_broker_settings`); None likewise.
         oldest_unread: age of the oldest record that is not in raw; None where none that could be looked at is unread.
         age_known: whether no unread record can be older: all could be looked at.
         assignment: for each partition the brokers that hold it, the preferred leader first.
@@ -93,7 +93,7 @@ class TopicFacts:
         """For each partition the number of replicas in sync; 0 without a leader, since nobody can use them."""
         return {p: 0 if p in self.leaderless else count for p, count in self.in_sync.items()}
 
-    def spare(self, in_sync: Mapping[int, int], least: int) -> Mapping[int, int]:
+    def count_spare(self, in_sync: Mapping[int, int], least: int) -> Mapping[int, int]:
         """For each partition how many of these replicas may go with writes going on; below 0 they wait already.
 
         Brokers ask for no more than a partition's replicas, whatever `min.insync.replicas` says (`effectiveMinIsr`).
@@ -139,9 +139,9 @@ def check_room(facts: TopicFacts, main: TopicFacts) -> Finding:
     No error: what it does not take holds nobody up (ADR 6).
     """
     rule = "max.message.bytes"
-    found, largest = _setting(facts, rule), _setting(main, rule)
+    found, largest = _find_setting(facts, rule), _find_setting(main, rule)
     if found is None or largest is None:
-        return _unreadable(facts if found is None else main, rule)
+        return _build_unreadable_finding(facts if found is None else main, rule)
     needed = int(largest.value) + MOST_BYTES
     if int(found.value) >= needed:
         return Finding(rule, Level.OK, found.value, found.source)
@@ -149,12 +149,12 @@ def check_room(facts: TopicFacts, main: TopicFacts) -> Finding:
     return Finding(rule, Level.WARNING, text, found.source, _configure(facts, f"{rule}={needed}"))
 
 
-def endurance(facts: TopicFacts) -> str:
+def describe_endurance(facts: TopicFacts) -> str:
     """The number of brokers that may fail now, that once all replicas are in sync, and the effects beyond it."""
     least = facts.least_in_sync
     if least is None:
         return "how many brokers may fail is unknown: min.insync.replicas is not readable"
-    now, whole = (_bears(facts, replicas, least) for replicas in (facts.led, facts.replicas))
+    now, whole = (_count_spare_brokers(facts, replicas, least) for replicas in (facts.led, facts.replicas))
     effect = _may_fail(facts, *whole)
     if now != whole:
         effect = f"now {_may_fail(facts, *now, ' more')}; once all replicas are in sync {effect}"
@@ -164,9 +164,9 @@ def endurance(facts: TopicFacts) -> str:
     )
 
 
-def _bears(facts: TopicFacts, in_sync: Mapping[int, int], least: int) -> tuple[int, int]:
+def _count_spare_brokers(facts: TopicFacts, in_sync: Mapping[int, int], least: int) -> tuple[int, int]:
     """The number of brokers that may fail, whichever they are, while writes and reads go on, with these in sync."""
-    return min(facts.spare(in_sync, least).values(), default=0), min(in_sync.values(), default=1) - 1
+    return min(facts.count_spare(in_sync, least).values(), default=0), min(in_sync.values(), default=1) - 1
 
 
 def _may_fail(facts: TopicFacts, writes: int, reads: int, more: str = "") -> str:
@@ -184,11 +184,11 @@ def _configure(facts: TopicFacts, setting: str) -> str:
     )
 
 
-def _setting(facts: TopicFacts, name: str) -> Setting | None:
+def _find_setting(facts: TopicFacts, name: str) -> Setting | None:
     return (facts.settings or {}).get(name)
 
 
-def _unreadable(facts: TopicFacts, rule: str, resource: str | None = None) -> Finding:
+def _build_unreadable_finding(facts: TopicFacts, rule: str, resource: str | None = None) -> Finding:
     """The finding for a setting of the topic, or of another resource, that an ACL forbids to read."""
     command = (
         f"kafka-acls --bootstrap-server {facts.bootstrap} --add --allow-principal User:NAME --operation "
@@ -197,22 +197,22 @@ def _unreadable(facts: TopicFacts, rule: str, resource: str | None = None) -> Fi
     return Finding(rule, Level.UNKNOWN, "not readable", "", command)
 
 
-def _replication(facts: TopicFacts) -> Finding:
+def _check_replication(facts: TopicFacts) -> Finding:
     value = f"replication factor {facts.factor} on {facts.brokers} brokers"
     if facts.factor >= SAFE_REPLICAS:
         return Finding("replication", Level.OK, value)
     if facts.brokers == 1:
-        return Finding("replication", Level.WARNING, f"{value}: for development", "", _more_replicas(facts))
-    return Finding("replication", Level.ERROR, value, "", _more_replicas(facts))
+        return Finding("replication", Level.WARNING, f"{value}: for development", "", _build_replicas_remedy(facts))
+    return Finding("replication", Level.ERROR, value, "", _build_replicas_remedy(facts))
 
 
-def _more_replicas(facts: TopicFacts) -> str:
+def _build_replicas_remedy(facts: TopicFacts) -> str:
     if facts.brokers < SAFE_REPLICAS:
         return "use three brokers or more"
-    return reassignment(facts, SAFE_REPLICAS)
+    return build_reassignment(facts, SAFE_REPLICAS)
 
 
-def reassignment(facts: TopicFacts, replicas: int) -> str:
+def build_reassignment(facts: TopicFacts, replicas: int) -> str:
     """The command that gives each partition with too few replicas further ones, spread over the brokers.
 
     Args:
@@ -222,7 +222,7 @@ def reassignment(facts: TopicFacts, replicas: int) -> str:
     if len(facts.broker_ids) < replicas:
         return "start the brokers that are away, then ask again"
     plan = [
-        {"topic": facts.topic, "partition": partition, "replicas": _more(facts, partition, held, replicas)}
+        {"topic": facts.topic, "partition": partition, "replicas": _select_replicas(facts, partition, held, replicas)}
         for partition, held in sorted(facts.assignment.items())
         if len(held) < replicas
     ]
@@ -233,51 +233,53 @@ def reassignment(facts: TopicFacts, replicas: int) -> str:
     )
 
 
-def _more(facts: TopicFacts, partition: int, held: Sequence[int], replicas: int) -> list[int]:
+def _select_replicas(facts: TopicFacts, partition: int, held: Sequence[int], replicas: int) -> list[int]:
     """The replicas of a partition: those that it has, then brokers from another one on for each partition."""
     turned = [facts.broker_ids[(partition + at) % len(facts.broker_ids)] for at in range(len(facts.broker_ids))]
     return [*held, *[broker for broker in turned if broker not in held]][:replicas]
 
 
-def _in_sync_minimum(facts: TopicFacts) -> Finding:
-    rule, found = "min.insync.replicas", _setting(facts, "min.insync.replicas")
+def _check_in_sync_minimum(facts: TopicFacts) -> Finding:
+    rule, found = "min.insync.replicas", _find_setting(facts, "min.insync.replicas")
     if found is None:
-        return _unreadable(facts, rule)
+        return _build_unreadable_finding(facts, rule)
     least = int(found.value)
     if least >= facts.factor > 1:
         text = f"{least} of {facts.factor}: one broker away stops writes"
-        return Finding(rule, Level.ERROR, text, found.source, _spare_replica(facts, least))
+        return Finding(rule, Level.ERROR, text, found.source, _find_spare_replica(facts, least))
     # Brokers ask for no more replicas than there are.
     in_force = min(least, facts.factor)
     if in_force >= SAFE_IN_SYNC:
         return Finding(rule, Level.OK, found.value, found.source)
     value_text = found.value if in_force == least else f"{least}, in force {in_force}"
     if facts.brokers == 1:
-        return Finding(rule, Level.WARNING, f"{value_text}: for development", found.source, _more_replicas(facts))
+        return Finding(
+            rule, Level.WARNING, f"{value_text}: for development", found.source, _build_replicas_remedy(facts)
+        )
     text = f"{value_text}: an acknowledged record may be on one broker alone"
-    return Finding(rule, Level.ERROR, text, found.source, _spare_replica(facts, least))
+    return Finding(rule, Level.ERROR, text, found.source, _find_spare_replica(facts, least))
 
 
-def _spare_replica(facts: TopicFacts, least: int) -> str:
+def _find_spare_replica(facts: TopicFacts, least: int) -> str:
     """The remedy for too few replicas: a third one before two must be in sync, or the setting would stop writes."""
-    steps = [_more_replicas(facts)] if facts.factor <= SAFE_IN_SYNC else []
+    steps = [_build_replicas_remedy(facts)] if facts.factor <= SAFE_IN_SYNC else []
     if facts.brokers >= SAFE_REPLICAS and least != SAFE_IN_SYNC:
         steps.append(_configure(facts, f"min.insync.replicas={SAFE_IN_SYNC}"))
     # The first returns before the new replicas have caught up; until then they count, and none of them is in sync.
     return "; and when the same with --verify says that it is complete: ".join(steps)
 
 
-def _unclean(facts: TopicFacts) -> Finding:
-    rule, found = "unclean election", _setting(facts, "unclean.leader.election.enable")
+def _check_unclean_election(facts: TopicFacts) -> Finding:
+    rule, found = "unclean election", _find_setting(facts, "unclean.leader.election.enable")
     if found is None:
-        return _unreadable(facts, rule)
+        return _build_unreadable_finding(facts, rule)
     if found.value == "false":
         return Finding(rule, Level.OK, "off", found.source)
     fix = _configure(facts, "unclean.leader.election.enable=false")
     return Finding(rule, Level.ERROR, "on: acknowledged records may be replaced", found.source, fix)
 
 
-def together(brokers: Mapping[int, Mapping[str, Setting] | None]) -> Mapping[str, Setting] | None:
+def merge_broker_settings(brokers: Mapping[int, Mapping[str, Setting] | None]) -> Mapping[str, Setting] | None:
     """The settings of brokers as one: whichever receives a request may create a topic, and the slowest is waited for.
 
     None where one of them cannot be read, or there is none.
@@ -294,7 +296,7 @@ def together(brokers: Mapping[int, Mapping[str, Setting] | None]) -> Mapping[str
     return found or None
 
 
-def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
+def find_retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
     """The time for which a topic with these settings keeps records; None for ever, or where that cannot be read."""
     found = (settings or {}).get("retention.ms")
     if found is None or not 0 <= int(found.value) <= LONGEST_MS:
@@ -302,38 +304,42 @@ def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
     return timedelta(milliseconds=int(found.value))
 
 
-def no_age_ends(settings: Mapping[str, Setting] | None) -> bool:
+def has_no_age_limit(settings: Mapping[str, Setting] | None) -> bool:
     """Whether a topic with these settings is known to take no record for its age; its size may be limited."""
-    return "retention.ms" in (settings or {}) and retention(settings) is None
+    return "retention.ms" in (settings or {}) and find_retention(settings) is None
 
 
-def size_limit(settings: Mapping[str, Setting] | None) -> int | None:
+def find_size_limit(settings: Mapping[str, Setting] | None) -> int | None:
     """Beyond how many bytes a partition the oldest records are taken; None without a limit, or if it is not known."""
     found = (settings or {}).get("retention.bytes")
     return None if found is None or int(found.value) == FOR_EVER else int(found.value)
 
 
-def _retention(facts: TopicFacts) -> Finding:
-    rule, found = "retention", _setting(facts, "retention.ms")
+def _check_retention(facts: TopicFacts) -> Finding:
+    rule, found = "retention", _find_setting(facts, "retention.ms")
     if found is None:
-        return _unreadable(facts, rule)
-    retained_for, age = retention(facts.settings), facts.oldest_unread or timedelta(0)
+        return _build_unreadable_finding(facts, rule)
+    retained_for, age = find_retention(facts.settings), facts.oldest_unread or timedelta(0)
     if retained_for is None:
         return Finding(rule, Level.OK, "for ever", found.source)
     value = (
-        f"{retained_for}, oldest unread record {span(age)}"
+        f"{retained_for}, oldest unread record {format_duration(age)}"
         if facts.oldest_unread
         else f"{retained_for}, nothing unread"
     )
     if retained_for >= RETENTION_PER_AGE * age:
-        return Finding(rule, Level.OK, value, found.source) if facts.age_known else _age_unknown(facts, found.source)
+        return (
+            Finding(rule, Level.OK, value, found.source)
+            if facts.age_known
+            else _build_unknown_age_finding(facts, found.source)
+        )
     fix = _configure(facts, f"retention.ms={int(4 * age.total_seconds() * 1000)}")
     return Finding(rule, Level.ERROR if retained_for <= age else Level.WARNING, value, found.source, fix)
 
 
-def _age_unknown(facts: TopicFacts, source: str) -> Finding:
+def _build_unknown_age_finding(facts: TopicFacts, source: str) -> Finding:
     """Nothing unread that is too old was found, and not all was looked at."""
-    text = f"{retention(facts.settings)}, the age of the oldest unread record could not be read"
+    text = f"{find_retention(facts.settings)}, the age of the oldest unread record could not be read"
     remedy = (
         "see that each partition has a leader, allow this user Read on the topic, and see that the lake can be read; "
         "of many partitions that lag some may hold markers of transactions alone"
@@ -341,55 +347,57 @@ def _age_unknown(facts: TopicFacts, source: str) -> Finding:
     return Finding("retention", Level.UNKNOWN, text, source, remedy)
 
 
-def _size_limit(facts: TopicFacts) -> Finding:
-    rule, found = "retention by size", _setting(facts, "retention.bytes")
+def _check_size_limit(facts: TopicFacts) -> Finding:
+    rule, found = "retention by size", _find_setting(facts, "retention.bytes")
     if found is None:
-        return _unreadable(facts, rule)
+        return _build_unreadable_finding(facts, rule)
     if int(found.value) == FOR_EVER:
         return Finding(rule, Level.OK, "none", found.source)
     text = f"{int(found.value):,} bytes a partition: a burst may take records before they are read"
     return Finding(rule, Level.WARNING, text, found.source, _configure(facts, "retention.bytes=-1"))
 
 
-def _cleanup(facts: TopicFacts) -> Finding:
-    rule, found = "cleanup", _setting(facts, "cleanup.policy")
+def _check_cleanup(facts: TopicFacts) -> Finding:
+    rule, found = "cleanup", _find_setting(facts, "cleanup.policy")
     if found is None:
-        return _unreadable(facts, rule)
+        return _build_unreadable_finding(facts, rule)
     if "compact" not in found.value:
         return Finding(rule, Level.OK, found.value, found.source)
     text = f"{found.value}: records may be gone before they are read, and gaps cannot be distinguished from markers"
     return Finding(rule, Level.WARNING, text, found.source, _configure(facts, "cleanup.policy=delete"))
 
 
-def _in_sync_now(facts: TopicFacts) -> Finding:
+def _check_in_sync_now(facts: TopicFacts) -> Finding:
     rule = "replicas in sync"
     if facts.leaderless:
-        return Finding(rule, Level.ERROR, f"no leader for {_partitions(facts.leaderless)}", "", _START)
+        return Finding(rule, Level.ERROR, f"no leader for {_format_partitions(facts.leaderless)}", "", _START)
     least = facts.least_in_sync
-    waits = [p for p, spare in facts.spare(facts.in_sync, least).items() if spare < 0] if least is not None else []
+    waits = (
+        [p for p, spare in facts.count_spare(facts.in_sync, least).items() if spare < 0] if least is not None else []
+    )
     if waits:
-        text = f"writes with acks=all wait: fewer than min.insync.replicas={least} for {_partitions(waits)}"
+        text = f"writes with acks=all wait: fewer than min.insync.replicas={least} for {_format_partitions(waits)}"
         return Finding(rule, Level.ERROR, text, "", _START)
     behind = [p for p, count in facts.in_sync.items() if count < facts.replicas[p]]
     if not behind:
         return Finding(rule, Level.OK, "all")
     return Finding(
-        rule, Level.WARNING, f"too few for {_partitions(behind)}", "", "look for a broker that is away or slow"
+        rule, Level.WARNING, f"too few for {_format_partitions(behind)}", "", "look for a broker that is away or slow"
     )
 
 
 _START = "start the brokers that hold them"
 
 
-def _partitions(which: Collection[int]) -> str:
+def _format_partitions(which: Collection[int]) -> str:
     return f"partitions {', '.join(map(str, sorted(which)))}"
 
 
-def _auto_creation(facts: TopicFacts) -> Finding:
+def _check_auto_creation(facts: TopicFacts) -> Finding:
     rule = "auto-creation"
     found = (facts.broker_settings or {}).get(AUTO_CREATION)
     if found is None:
-        return _unreadable(facts, rule, "--cluster")
+        return _build_unreadable_finding(facts, rule, "--cluster")
     if found.value == "false":
         return Finding(rule, Level.OK, "off", found.source)
     text = "on: a mistyped name becomes a topic"
@@ -402,20 +410,22 @@ def _auto_creation(facts: TopicFacts) -> Finding:
     )
 
 
-def _replica_lag(facts: TopicFacts) -> Finding:
-    return _shown(facts, "replica lag", ("replica.lag.time.max.ms",), "until a replica that lags counts as out of sync")
+def _check_replica_lag(facts: TopicFacts) -> Finding:
+    return _build_time_finding(
+        facts, "replica lag", ("replica.lag.time.max.ms",), "until a replica that lags counts as out of sync"
+    )
 
 
-def _session(facts: TopicFacts) -> Finding:
+def _check_broker_session(facts: TopicFacts) -> Finding:
     # The second is that of clusters with ZooKeeper.
     names = ("broker.session.timeout.ms", "zookeeper.session.timeout.ms")
-    return _shown(facts, "broker session", names, "until a broker that is silent loses its leaderships")
+    return _build_time_finding(facts, "broker session", names, "until a broker that is silent loses its leaderships")
 
 
-def _shown(facts: TopicFacts, rule: str, names: Sequence[str], what: str) -> Finding:
+def _build_time_finding(facts: TopicFacts, rule: str, names: Sequence[str], what: str) -> Finding:
     """A time of the brokers for which no value is wrong: writes and reads may hang for so long."""
     if facts.broker_settings is None:
-        return _unreadable(facts, rule, "--cluster")
+        return _build_unreadable_finding(facts, rule, "--cluster")
     found = next((facts.broker_settings[name] for name in names if name in facts.broker_settings), None)
     if found is None:
         return Finding(rule, Level.UNKNOWN, f"this broker has no {names[0]}")
@@ -423,15 +433,15 @@ def _shown(facts: TopicFacts, rule: str, names: Sequence[str], what: str) -> Fin
 
 
 RULES: tuple[Callable[[TopicFacts], Finding], ...] = (
-    _replication,
-    _in_sync_minimum,
-    _unclean,
-    _retention,
-    _size_limit,
-    _cleanup,
-    _in_sync_now,
-    _auto_creation,
-    _replica_lag,
-    _session,
+    _check_replication,
+    _check_in_sync_minimum,
+    _check_unclean_election,
+    _check_retention,
+    _check_size_limit,
+    _check_cleanup,
+    _check_in_sync_now,
+    _check_auto_creation,
+    _check_replica_lag,
+    _check_broker_session,
 )
-OF_PUBLISHED = (_unclean, _in_sync_now)
+OF_PUBLISHED = (_check_unclean_election, _check_in_sync_now)

@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from highwater.plans import Loss, Planned, left_to_read
+from highwater.plans import Loss, Planned, subtract_losses
 from highwater.slices import Slice, merge_ranges
 
 
@@ -39,7 +39,7 @@ class Undecided:
     partitions: frozenset[int]
     spans: Sequence[OffsetSpan]
 
-    def holds(self, generation: int, partition: int, offset: int) -> bool:
+    def has_origin(self, generation: int, partition: int, offset: int) -> bool:
         """Whether an origin is one of them."""
         if generation >= self.newest and (generation, partition in self.partitions) != (self.newest, True):
             return True
@@ -51,7 +51,7 @@ class Undecided:
         )
 
 
-def undecided(
+def build_undecided(
     planned: Planned, waiting: Iterable[Slice], losses: Sequence[Loss], copied: Mapping[int, int] | None = None
 ) -> Undecided:
     """The offsets of the main topic without a decision.
@@ -68,7 +68,7 @@ def undecided(
     before, newest = copied or {}, planned.generation.number
     partitions = frozenset({*planned.ends, *before})
     tails = {p: max(planned.ends.get(p, 0), before.get(p, 0)) for p in sorted(partitions)}
-    left = sorted((left_to_read(slice_, losses) for slice_ in waiting), key=attrgetter("generation"))
+    left = sorted((subtract_losses(slice_, losses) for slice_ in waiting), key=attrgetter("generation"))
     # A slice may have been planned meanwhile: it lies in the tail.
     spans = [
         OffsetSpan(generation, p, max(offsets.start, before.get(p, 0)), end)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 
-def number(value: int | None) -> str:
+def format_number(value: int | None) -> str:
     """A count or an offset; a dash where it is not known."""
     return "-" if value is None else f"{value:,}"
 
 
-def span(value: timedelta) -> str:
+def format_duration(value: timedelta) -> str:
     """A duration to the second."""
     return str(timedelta(seconds=round(value.total_seconds())))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dev.planted import plant
 from highwater.assets import dlq, events, published, raw, rejects
 from highwater.assets.reclaims import SEEN
-from highwater.assets.work import SliceReport, Work, nothing
+from highwater.assets.work import SliceReport, Work, do_nothing
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.resources.commit_log_writer import replace_slices
@@ -80,7 +80,7 @@ class Event:
             "event_time": datetime.fromisoformat(said["event_time"]),
         }
 
-    def reject(self, stream: Stream, slice_key: str, attempt: int) -> dict[str, Any]:
+    def read_reject(self, stream: Stream, slice_key: str, attempt: int) -> dict[str, Any]:
         """The same as a reject, which was parked."""
         return {
             **self.row(stream, slice_key, attempt),
@@ -137,7 +137,7 @@ class Log:
         return self.marks.get(self.name)
 
     def commit(
-        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = nothing
+        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = do_nothing
     ) -> None:
         self.commits += 1
         self.at("handed over")
@@ -203,7 +203,7 @@ class Tables:
     ) -> None:
         """Write what a decision of a slice made: its events, its rejects, and whether these are known as published."""
         found, left = [*rows], [*rejected]
-        attempt = self.ledger.next_attempts([slice_.key])[slice_.key]
+        attempt = self.ledger.allocate_attempts([slice_.key])[slice_.key]
         times = [int(datetime.fromisoformat(one.fields["event_time"]).timestamp() * 1e6) for one in found]
         counts = {"events": len(found), "rejects": len(left)}
         if times:
@@ -212,9 +212,13 @@ class Tables:
             counts[SEEN] = 1
         made = [one.row(self.stream, slice_.key, attempt) for one in found]
         self._write(
-            "events", events.columns(self.stream), slice_, made, SliceCommit(slice_, attempt, len(made), counts)
+            "events",
+            events.build_sql_columns(self.stream),
+            slice_,
+            made,
+            SliceCommit(slice_, attempt, len(made), counts),
         )
-        gone = [one.reject(self.stream, slice_.key, attempt) for one in left]
+        gone = [one.read_reject(self.stream, slice_.key, attempt) for one in left]
         slice_commit = SliceCommit(slice_, attempt, len(gone))
         self._write("rejects", rejects.COLUMNS, slice_, gone, slice_commit)
         if gone and known:
@@ -236,10 +240,10 @@ class Tables:
         names = set(kinds.names)
         stored = [{name: value for name, value in row.items() if name in names} for row in with_milliseconds(rows)]
         made = pa.Table.from_pylist(stored, kinds)
-        path = self.lake.path("orders", table)
-        if self.lake.table("orders", table) is None:
+        path = self.lake.build_table_path("orders", table)
+        if self.lake.open_stream_table("orders", table) is None:
             plant(path, kinds.empty_table())
-        replace_slices(self.lake.table_at("orders", table), made, [slice_.key], [slice_commit], "")
+        replace_slices(self.lake.open_existing_table("orders", table), made, [slice_.key], [slice_commit], "")
 
     def work(self, *slices: Slice) -> Work:
         return Work(self.stream, slices, None, self.lake, self.ledger, self.kafka, self.lines.append)  # type: ignore[arg-type]

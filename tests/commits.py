@@ -50,15 +50,17 @@ def commit_current(
     if rows is None:
         rows = pa.table({"key": pa.array([], pa.string()), "updated_by_slice": pa.array([], pa.string())})
     metadata = {"userMetadata": to_user_metadata(records, 0, replaces=replace)} if records else {}
-    properties, path = CommitProperties(custom_metadata=metadata), lake.path(stream, "current")
+    properties, path = CommitProperties(custom_metadata=metadata), lake.build_table_path(stream, "current")
     if replace:
         write_deltalake(path, rows, mode="overwrite", commit_properties=properties)
     else:
         write_deltalake(path, rows, mode="append", commit_properties=properties)
     if records:
         slices = {} if ledger is None else PlannedSlices(ledger)
-        version = lake.table_at(stream, "current").version()
-        complete(lake.table_at(stream, "current"), slices, [replaced(one, version=version) for one in records])
+        version = lake.open_existing_table(stream, "current").version()
+        complete(
+            lake.open_existing_table(stream, "current"), slices, [replaced(one, version=version) for one in records]
+        )
 
 
 def commit_empty(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
@@ -70,7 +72,7 @@ def commit_empty(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
         if table == "current":
             commit_current(lake, "orders", {s.key: 1 for s in slices})
         else:
-            plant(lake.path("orders", table), rows, [SliceCommit(s, 1, 0, {"rejects": 0}) for s in slices])
+            plant(lake.build_table_path("orders", table), rows, [SliceCommit(s, 1, 0, {"rejects": 0}) for s in slices])
 
 
 def store_raw(lake: Lake, slice_: Slice, rows: list[dict[str, Any]]) -> None:
@@ -91,4 +93,4 @@ def store_raw(lake: Lake, slice_: Slice, rows: list[dict[str, Any]]) -> None:
         ]
     )
     slice_commit = SliceCommit(slice_, 1, len(rows))
-    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [slice_commit], replace=True)
+    plant(lake.build_table_path("orders", "raw"), pa.Table.from_pylist(rows, schema), [slice_commit], replace=True)

@@ -197,9 +197,9 @@ def _read_watched(task: Task, table: Path, send: Send) -> int:
 def _slow_fetches(seconds: int) -> None:
     """Let the broker hold each fetch of Spark's consumers for so long: a hundred records are read between two looks."""
     raw.LONGEST_FETCH_MS = str(seconds * 1000)
-    options = Kafka.spark_options
+    options = Kafka.build_spark_options
     never_there = {"kafka.fetch.min.bytes": str(50 * 2**20)}
-    Kafka.spark_options = lambda self: {**options(self), **never_there}  # type: ignore[method-assign]
+    Kafka.build_spark_options = lambda self: {**options(self), **never_there}  # type: ignore[method-assign]
 
 
 def _while_reading(task: Task, table: Path) -> Iterator[None]:
@@ -364,7 +364,7 @@ def _slow_rows(table: str, *, seconds: int) -> None:
 
 def _slow_winners(*, seconds: int) -> None:
     """Let a MERGE into `current` take some seconds on the server, in a job that reads its source."""
-    real = current.winners
+    real = current.select_winners
 
     def slow(rows: Any, *by: str) -> Any:
         sleep = f"java_method('java.lang.Thread', 'sleep', {seconds * 1000}L) IS NOT NULL OR id >= 0"

@@ -107,7 +107,7 @@ class Deployment:
         return Lake(str(self.home / "lake"))
 
     def path(self, table: str) -> Path:
-        return Path(self.lake.path(self.stream.name, table))
+        return Path(self.lake.build_table_path(self.stream.name, table))
 
     @contextmanager
     def instance(self) -> Iterator[dg.DagsterInstance]:

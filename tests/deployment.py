@@ -17,7 +17,7 @@ import dagster as dg
 from dev.dagster_services import DagsterServices, prepare_home
 from dev.paths import REPOSITORY
 from dev.processes import free_port, wait_until
-from highwater.orchestration.asset_keys import table_keys
+from highwater.orchestration.asset_keys import build_table_keys
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -146,17 +146,19 @@ class Deployment:
 
     def keys(self) -> list[str]:
         """All planned slices."""
-        return [slice_.key for slice_ in self.ledger.slices(self.stream.name)]
+        return [slice_.key for slice_ in self.ledger.list_slices(self.stream.name)]
 
     def materialised(self, instance: dg.DagsterInstance) -> set[str]:
         """Slices that Dagster holds as materialised in every table."""
-        return set.intersection(*(set(instance.get_materialized_partitions(key)) for key in table_keys(self.stream)))
+        return set.intersection(
+            *(set(instance.get_materialized_partitions(key)) for key in build_table_keys(self.stream))
+        )
 
     def commits(self, table: str) -> list[Mapping[str, Any]]:
         """The commits of a table that wrote slices, newest first."""
         from deltalake import DeltaTable
 
-        history = DeltaTable(self.lake.path(self.stream.name, table)).history()
+        history = DeltaTable(self.lake.build_table_path(self.stream.name, table)).history()
         return [commit for commit in history if "highwater" in (commit.get("userMetadata") or "")]
 
 

@@ -22,9 +22,9 @@ class Committed:
             world.alter_slice_commit("raw", one, rows=len(world.of("raw", slice=one.key)))
         world.write()
         for _ in range(2):  # those that the tables have
-            world.ledger.next_attempts(world.keys)
-        monkeypatch.setattr(erasing, "_rest", lambda *given: given)
-        monkeypatch.setattr(erasing, "_renumbered", lambda rows, attempts: (rows, attempts))
+            world.ledger.allocate_attempts(world.keys)
+        monkeypatch.setattr(erasing, "_read_remaining_rows", lambda *given: given)
+        monkeypatch.setattr(erasing, "_with_attempts", lambda rows, attempts: (rows, attempts))
         monkeypatch.setattr(erasing, "_commit", self.commit)
         monkeypatch.setattr(publication_log_writer, "forget", self.forget)
         monkeypatch.setattr(rejects, "materialise", self.ensure_followed)
@@ -59,7 +59,9 @@ class Committed:
 
     def ensure_followed(self, work: Work) -> None:
         """The stage would compute the rejects of what does not follow its decision."""
-        slice_commits = {name: work.lake.committed("orders", name, work.keys) for name in ("events", "rejects")}
+        slice_commits = {
+            name: work.lake.load_slice_commits("orders", name, work.keys) for name in ("events", "rejects")
+        }
         assert {k: p.attempt for k, p in slice_commits["events"].items()} == {
             k: p.attempt for k, p in slice_commits["rejects"].items()
         }

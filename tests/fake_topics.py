@@ -18,10 +18,10 @@ class FakeTopics(SilentKafka):
 
     there: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def topics(self) -> list[str]:
+    def list_topic_names(self) -> list[str]:
         return [*self.there]
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         if topic not in self.there:
             near = "nearest names: orders.v2"
             raise TopicAbsentError(f"topic {topic!r} does not exist", found=near, remedy="create it")
@@ -29,9 +29,9 @@ class FakeTopics(SilentKafka):
         return TopicState(topic, found, {0: PartitionState(0, end, end, 1)})
 
     def look_again(self, topic: str) -> TopicState:
-        return self.topic_state(topic)
+        return self.read_topic_state(topic)
 
-    def offsets_at(self, _: str, __: int, state: TopicState) -> dict[int, int]:
+    def read_offsets_at(self, _: str, __: int, state: TopicState) -> dict[int, int]:
         return {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
 
     def read(self, *_: object, **__: object) -> list[object]:

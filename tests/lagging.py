@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dev.planted import plant
-from highwater.orchestration.reporting.consumer_lag import Ages, in_raw, unread_ages
+from highwater.orchestration.reporting.consumer_lag import Ages, measure_unread_ages, read_raw_slices
 from highwater.plans import Generation
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -22,10 +22,10 @@ from tests.written_tables import NOW, STREAM, TIER
 class FakeCluster:
     """A cluster whose records are a minute older than the next one; the last one before offset 100 is a minute old."""
 
-    def topics(self) -> list[str]:
+    def list_topic_names(self) -> list[str]:
         return ["orders", TIER]
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, "A", {p: PartitionState(0, 100, 100, 1) for p in (0, 1)})
 
     def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
@@ -57,9 +57,11 @@ class Deployed:
         import pyarrow as pa
 
         slices = [self.slices[n] for n in ordinals]
-        self.ledger.next_attempts([slice_.key for slice_ in slices])
+        self.ledger.allocate_attempts([slice_.key for slice_ in slices])
         none = pa.table({"slice": pa.array([], pa.string())})
-        plant(self.lake.path("orders", "raw"), none, [SliceCommit(p, 1, 0) for p in slices])
+        plant(self.lake.build_table_path("orders", "raw"), none, [SliceCommit(p, 1, 0) for p in slices])
 
     def ages(self) -> Ages:
-        return unread_ages(self.ledger, self.kafka, STREAM, self.topic, in_raw(self.ledger, self.lake, STREAM))
+        return measure_unread_ages(
+            self.ledger, self.kafka, STREAM, self.topic, read_raw_slices(self.ledger, self.lake, STREAM)
+        )

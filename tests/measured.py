@@ -13,7 +13,7 @@ from typing import Any
 from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import metrics
 from highwater.assets.work import SliceReport, Work
-from highwater.orchestration.checking.slice_status import attempts
+from highwater.orchestration.checking.slice_status import read_attempts
 from highwater.resources.commit_log_writer import replace_slices
 from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
@@ -66,10 +66,10 @@ class Measured:
             self.ledger.add([slice_])
         rows = [_columns(slice_, event) for event in events]
         slice_commit = SliceCommit(slice_, self.attempts[ordinal], len(events), {"events": len(events)})
-        if self.lake.table("orders", "events") is None:
-            create(self.lake.path("orders", "events"), EVENTS)
+        if self.lake.open_stream_table("orders", "events") is None:
+            create(self.lake.build_table_path("orders", "events"), EVENTS)
         made = pa.Table.from_pylist([*with_milliseconds(rows)], EVENTS)
-        replace_slices(self.lake.table_at("orders", "events"), made, [slice_.key], [slice_commit], "")
+        replace_slices(self.lake.open_existing_table("orders", "events"), made, [slice_.key], [slice_commit], "")
         self.held[ordinal] = events
 
     def work(self, *ordinals: int, **changes: Any) -> Work:
@@ -82,7 +82,7 @@ class Measured:
         return metrics.materialise(self.work(*ordinals, **changes))
 
     def lacking(self) -> list[int]:
-        held = attempts(self.lake, self.stream)
+        held = read_attempts(self.lake, self.stream)
         assert held.metrics is not None
         return [o for o in self.held if held.metrics.get(self.slice_(o).key) != self.attempts[o]]
 
@@ -97,7 +97,7 @@ class Measured:
         import pyarrow as pa
         from deltalake import DeltaTable, QueryBuilder
 
-        opened = DeltaTable(self.lake.path("orders", "metrics"))
+        opened = DeltaTable(self.lake.build_table_path("orders", "metrics"))
         result = QueryBuilder().register("t", opened).execute(f"SELECT {columns} FROM t WHERE {where}")
         found: list[dict[str, Any]] = pa.table(result).to_pylist()
         return found
@@ -105,7 +105,7 @@ class Measured:
     def commits(self) -> list[dict[str, Any]]:
         from deltalake import DeltaTable
 
-        return DeltaTable(self.lake.path("orders", "metrics")).history()
+        return DeltaTable(self.lake.build_table_path("orders", "metrics")).history()
 
     def see(self) -> None:
         """See that the table is what the events come to."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from highwater.declaration import Answers, Field, Stream
 from highwater.formats import Protobuf
-from highwater.protobuf import compiled
+from highwater.protobuf import compile_schema
 from highwater.schemas import Schema
 
 TEXT = """
@@ -75,7 +75,7 @@ def message(**fields: Any) -> bytes:
     from google.protobuf.message_factory import GetMessageClass
 
     pool = DescriptorPool()
-    for one in FileDescriptorSet.FromString(compiled(SCHEMA)[0]).file:
+    for one in FileDescriptorSet.FromString(compile_schema(SCHEMA)[0]).file:
         pool.Add(one)
     made: Any = GetMessageClass(pool.FindMessageTypeByName("shop.Order"))()
     made.at.seconds = fields.pop("seconds", 1767225600)

@@ -48,7 +48,7 @@ def main(task: dict[str, Any]) -> int:
         print,
     )
     _arm(point, sign)
-    decided = work.lake.committed_at(work.stream.name, "rejects", work.keys)
+    decided = work.lake.load_commits_and_version(work.stream.name, "rejects", work.keys)
     [slice_] = work.slices
     try:
         dlq._publish(work, slice_, decided[0][slice_.key], ensure(work.kafka, work.stream))
@@ -90,7 +90,7 @@ class Dying(Transactions):
                 self._producer.flush(10)
                 self.die(self.point)
 
-    def _trying(self, call: Callable[[], Any], seconds: float) -> Any:
+    def _call_with_retries(self, call: Callable[[], Any], seconds: float) -> Any:
         if self.calls == OFFSETS and self.point == "sent":
             self._producer.flush(10)
             self.die("sent")
@@ -98,7 +98,7 @@ class Dying(Transactions):
             self.die("marked")
             threading.Thread(target=self.die_soon, daemon=True).start()
         self.calls += 1
-        return super()._trying(call, seconds)
+        return super()._call_with_retries(call, seconds)
 
 
 def _arm(point: str | None, sign: signal.Signals) -> None:

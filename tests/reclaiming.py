@@ -69,7 +69,7 @@ class Reclaiming:
             world.at("events", FIRST, (0, 2))["reclaims"] = 1
         else:
             world.rows["raw"].remove(world.at("raw", FIRST, (0, 2)))
-            world.reject(FIRST, 0, 2, "invalid", PARKED)
+            world.read_reject(FIRST, 0, 2, "invalid", PARKED)
             world.at("rejects", FIRST, (0, 2))["reclaims"] = world.at("dlq", FIRST, (0, 2))["reclaims"] = 1
         for table in ("events", "rejects", "dlq", "current"):
             del world.slice_commits[table][FIRST.key]

@@ -11,7 +11,7 @@ import dagster as dg
 
 from highwater.breaker import Circuit
 from highwater.declaration import Stream
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.repairing import RULES as REPAIR
 from highwater.orchestration.sensing.repairing import repair
@@ -70,7 +70,7 @@ class Repairing:
         run = dg.DagsterRun(
             "orders_slice",
             tags={"dagster/partition": key, "highwater/stream": "orders"},
-            asset_selection=frozenset(table_key(self.stream, name) for name in tables) or None,
+            asset_selection=frozenset(build_table_key(self.stream, name) for name in tables) or None,
         )
         self.instance.add_run(run)
         self.instance.report_run_failed(run)

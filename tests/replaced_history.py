@@ -30,7 +30,7 @@ class FakeReplacedTopic(Kafka):
 
     log_start: int = 0
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, "id", {0: seen(self.log_start, 250, epoch=3)})
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange], **_: object) -> Iterator[Any]:

@@ -65,12 +65,12 @@ class Scene:
             future.result(30)
 
     def recreate(self, partitions: int = 1) -> None:
-        before = self.kafka.topic_state(self.topic).topic_id
+        before = self.kafka.read_topic_state(self.topic).topic_id
         self.admin.delete_topics([self.topic])[self.topic].result(30)
         wait_until(self.absent, 30, "the topic's end")
         self.create(partitions)
         wait_until(self.all_led, 30, "the new topic")
-        assert self.kafka.topic_state(self.topic).topic_id != before
+        assert self.kafka.read_topic_state(self.topic).topic_id != before
 
     def create(self, partitions: int = 1) -> None:
         from confluent_kafka.admin import NewTopic
@@ -79,7 +79,7 @@ class Scene:
 
     def absent(self) -> bool:
         try:
-            self.kafka.topic_state(self.topic)
+            self.kafka.read_topic_state(self.topic)
         except TopicAbsentError:
             return True
         except DependencyAwayError:
@@ -90,7 +90,7 @@ class Scene:
         from confluent_kafka.admin import NewPartitions
 
         self.admin.create_partitions([NewPartitions(self.topic, total)])[self.topic].result(30)
-        wait_until(lambda: len(self.kafka.topic_state(self.topic).partitions) == total, 30, "the new partitions")
+        wait_until(lambda: len(self.kafka.read_topic_state(self.topic).partitions) == total, 30, "the new partitions")
 
     def transaction(self) -> Any:
         from confluent_kafka import Producer
@@ -101,10 +101,12 @@ class Scene:
         return producer
 
     def stable(self, offset: int) -> None:
-        wait_until(lambda: self.kafka.topic_state(self.topic).partitions[0].last_stable == offset, 30, "the marker")
+        wait_until(
+            lambda: self.kafka.read_topic_state(self.topic).partitions[0].last_stable == offset, 30, "the marker"
+        )
 
     def slices(self) -> list[Slice]:
-        return self.ledger.slices(self.stream.name)
+        return self.ledger.list_slices(self.stream.name)
 
     def count(self) -> Counter[tuple[int, int, int]]:
         """How often each offset (generation, partition, offset) is planned."""
@@ -133,7 +135,7 @@ class Scene:
     def all_led(self) -> bool:
         """Whether the broker answers for every partition."""
         try:
-            return all(p.known for p in self.kafka.topic_state(self.topic).partitions.values())
+            return all(p.known for p in self.kafka.read_topic_state(self.topic).partitions.values())
         except HighwaterError:
             return False
 

@@ -25,7 +25,7 @@ def main(topic: str) -> int:
     ends: dict[int, int] = {}
     for partition, offset in read_topic(settings.kafka_bootstrap, topic):
         ends[partition] = max(ends.get(partition, 0), offset + 1)
-    topic_id = Kafka(settings.kafka_bootstrap, {}).topic_state(topic).topic_id
+    topic_id = Kafka(settings.kafka_bootstrap, {}).read_topic_state(topic).topic_id
     ranges = {partition: OffsetRange(0, end) for partition, end in ends.items()}
     slice_ = Slice(stream.name, topic, topic_id, 0, 0, ranges, datetime.now(UTC))
     Ledger(settings.ledger_url).add([slice_])

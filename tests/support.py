@@ -32,7 +32,7 @@ from highwater.assets.work import SliceReport, Work
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError
 from highwater.slices import OffsetRange, Slice
-from highwater.tables import stages_of
+from highwater.tables import select_stages
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -106,16 +106,16 @@ def customers(lake: Lake, known: Sequence[str] = ("c1",)) -> None:
     from deltalake import write_deltalake
 
     table = pa.table({"customer_id": list(known), "region": ["north"] * len(known)})
-    write_deltalake(lake.reference("reference/customers"), table, mode="overwrite")
+    write_deltalake(lake.build_reference_path("reference/customers"), table, mode="overwrite")
 
 
 class SilentKafka:
     """A cluster that gives no answer: what is asked of it beside the matter of a test stays unknown."""
 
-    def admin(self) -> Any:
+    def get_admin(self) -> Any:
         raise DependencyAwayError("nobody answers", remedy="wait")
 
-    topics = admin
+    list_topic_names = get_admin
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Bench:
         slice_ = Slice(
             stream=self.stream.name,
             topic=self.stream.topic,
-            topic_id=self.kafka.topic_state(self.stream.topic).topic_id,
+            topic_id=self.kafka.read_topic_state(self.stream.topic).topic_id,
             generation=0,
             ordinal=ordinal,
             ranges={int(name[1:]): OffsetRange(*bounds) for name, bounds in ranges.items()},
@@ -155,14 +155,14 @@ class Bench:
 
     def materialise(self, *slices: Slice) -> dict[str, list[SliceReport]]:
         """Take slices together through all stages of the stream, which share what they classified, as in a run."""
-        names = stages_of(self.stream)
+        names = select_stages(self.stream)
         stages = [stage for stage in (*STAGES, metrics) if stage.TABLE in names]
         work = self.work(*slices, classified=Classified())
         return {stage.TABLE: self._tried_again(partial(stage.materialise, work)) for stage in stages}
 
     def rejects_from_raw(self, *slices: Slice) -> list[dict[str, Any]]:
         """The rows of rejects of these slices, as a run makes them that finds nothing classified; the table is new."""
-        shutil.rmtree(self.lake.path(self.stream.name, rejects.TABLE))
+        shutil.rmtree(self.lake.build_table_path(self.stream.name, rejects.TABLE))
         rejects.materialise(self.work(*slices))
         return self.rows(rejects.TABLE)
 
@@ -176,7 +176,7 @@ class Bench:
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """The rows of a table, read without a JVM."""
-        return read_rows(self.lake.path(self.stream.name, table))
+        return read_rows(self.lake.build_table_path(self.stream.name, table))
 
     def current(self) -> dict[str, dict[str, Any]]:
         """The rows of `current` by key, each key once."""
@@ -196,7 +196,7 @@ class Bench:
         """Commits of the table so far that wrote slices."""
         from deltalake import DeltaTable
 
-        history = DeltaTable(self.lake.path(self.stream.name, table)).history()
+        history = DeltaTable(self.lake.build_table_path(self.stream.name, table)).history()
         return sum("highwater" in (commit.get("userMetadata") or "") for commit in history)
 
 
@@ -269,13 +269,13 @@ def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
     """What consumer groups have committed of a topic: partition → offset, by group; groups without are left out."""
     from confluent_kafka.admin import AdminClient
 
-    from highwater.resources.groups import group_offsets
+    from highwater.resources.groups import read_group_offsets
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # one that is let go of drops the request under way
     listed = admin.list_consumer_groups().result(60)
     assert not listed.errors
-    places = [(topic, number) for number in kafka.topic_state(topic).partitions]
-    found = {group.group_id: group_offsets(kafka, group.group_id, places) for group in listed.valid}
+    places = [(topic, number) for number in kafka.read_topic_state(topic).partitions]
+    found = {group.group_id: read_group_offsets(kafka, group.group_id, places) for group in listed.valid}
     return {name: {p: one.offset for (_, p), one in by.items()} for name, by in found.items() if by}
 
 

@@ -21,7 +21,7 @@ from highwater.assets import split_decision
 from highwater.assets.breaker_gate import ensure_admitted, ensure_within_limit
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.work import Work
-from highwater.breaker import LONGEST_PROBE, AttemptResult, Circuit, admit, done, fail, judge
+from highwater.breaker import LONGEST_PROBE, AttemptResult, Circuit, admit, complete_probe, fail, judge
 from highwater.declaration import Breaker, OnReject
 from highwater.declaration_parts import ON_REJECT
 from highwater.errors import (
@@ -34,14 +34,14 @@ from highwater.errors import (
     UnbalancedError,
     UnknownSliceError,
 )
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
-from highwater.orchestration.sensing.run_requests import PastRun, forgiven, last_tries, stop
-from highwater.orchestration.sensing.step_breaker import watched
+from highwater.orchestration.sensing.run_requests import PastRun, filter_counted_runs, select_last_tries, stop
+from highwater.orchestration.sensing.step_breaker import report_to_breaker
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger, breakers
@@ -164,7 +164,7 @@ def test_the_breaker_is_what_the_model_says(steps: list[tuple[int, str, int, int
             assert bool(refused) == model.decide(key, records, rejects, now)
             seen |= {key} if counted else set()
             if not refused:
-                circuit = done(circuit, key, now)
+                circuit = complete_probe(circuit, key, now)
                 model.finish(key)
         assert circuit.state == model.state()
         assert Circuit.from_plain(circuit.to_plain()) == circuit
@@ -243,7 +243,7 @@ def test_what_nothing_fixes_is_probed_less_and_less_often_and_still_twice_an_hou
         assert probing is not None
         circuit = fail(probing, RULES, ["a"], set(), "boom", now)
     assert waits == [minutes(5), minutes(10), minutes(20), minutes(30), minutes(30), minutes(30)]
-    assert done(replace(circuit, probe="a"), "a", now) == Circuit(since=now), "the count begins again"
+    assert complete_probe(replace(circuit, probe="a"), "a", now) == Circuit(since=now), "the count begins again"
     rare = Breaker(failures=1, cool_down=timedelta(hours=2))
     assert fail(replace(circuit, probe="a"), rare, ["a"], set(), "boom", now).until == now + timedelta(hours=2)
 
@@ -252,10 +252,10 @@ def test_what_nothing_fixes_is_probed_less_and_less_often_and_still_twice_an_hou
 
 
 def test_the_state_is_one_for_all_processes_and_survives_them(ledger: Ledger, url: str) -> None:
-    assert ledger.breakers.circuit("orders") == Circuit()
+    assert ledger.breakers.read_circuit("orders") == Circuit()
     opened(ledger)
-    assert Ledger(url).breakers.circuit("orders") == OPEN
-    assert Ledger(url).breakers.circuit("payments") == Circuit()
+    assert Ledger(url).breakers.read_circuit("orders") == OPEN
+    assert Ledger(url).breakers.read_circuit("payments") == Circuit()
 
 
 def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) -> None:
@@ -280,7 +280,7 @@ def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) ->
         comer.start()
     for comer in comers:
         comer.join()
-    assert [ledger.breakers.circuit("orders").probe] == probes
+    assert [ledger.breakers.read_circuit("orders").probe] == probes
 
 
 def test_a_change_that_another_made_first_is_recreated(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_a_change_that_another_made_first_is_recreated(ledger: Ledger, monkeypat
 
     ledger.breakers.settle("orders", (), decide)
     assert len(seen) == 2
-    assert ledger.breakers.circuit("orders") == Circuit((AttemptResult("a", 1),), since=NOON)
+    assert ledger.breakers.read_circuit("orders") == Circuit((AttemptResult("a", 1),), since=NOON)
 
 
 # What a run may decide
@@ -332,9 +332,11 @@ def test_a_slice_over_the_limit_is_refused_with_all_of_its_run(ledger: Ledger, w
         ensure_within_limit(ours, [TWO, ONE], {}, counted(s1=(300, 3), s2=(200, 120)))
     assert "none of the 2 slices" in str(raised.value)
     assert "highwater accept-rejects orders@0000002" in str(raised.value)
-    assert ledger.breakers.circuit("orders").state == "open"
-    assert [one.slice_key for one in ledger.breakers.refused("orders")] == [TWO.key]
-    assert ledger.breakers.judgements([ONE.key]) == {}, "a sound slice of a refused run is judged when it is decided"
+    assert ledger.breakers.read_circuit("orders").state == "open"
+    assert [one.slice_key for one in ledger.breakers.list_refused("orders")] == [TWO.key]
+    assert ledger.breakers.read_judgements([ONE.key]) == {}, (
+        "a sound slice of a refused run is judged when it is decided"
+    )
 
 
 def test_while_it_is_open_nothing_is_decided_but_the_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -348,12 +350,12 @@ def test_while_it_is_open_nothing_is_decided_but_the_probe(ledger: Ledger, work:
     with pytest.raises(BreakerOpenError):
         ensure_admitted(work(RETRIED), [RETRIED])
     ensure_admitted(work(TWO), [TWO])
-    assert ledger.breakers.circuit("orders").probe == TWO.key
+    assert ledger.breakers.read_circuit("orders").probe == TWO.key
     with pytest.raises(BreakerOpenError):
         ensure_admitted(work(THREE), [THREE])
     with pytest.raises(RejectsOverLimitError):
         ensure_within_limit(work(TWO), [TWO], {}, counted(s2=(3, 2)))
-    found = ledger.breakers.circuit("orders")
+    found = ledger.breakers.read_circuit("orders")
     assert (found.state, found.since) == ("open", NOON), "few records are judged, since the last ones were rejected"
 
 
@@ -365,7 +367,7 @@ def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) ->
         ensure_within_limit(work(ONE), [ONE], committed, counted(s1=(500, 400)))
     for _ in range(3):
         ensure_within_limit(work(TWO), [TWO], {}, counted(s2=(99, 40)))
-    found = ledger.breakers.circuit("orders")
+    found = ledger.breakers.read_circuit("orders")
     assert found.window == (AttemptResult(TWO.key, 99, 40),)
     assert found.closed
 
@@ -379,15 +381,17 @@ def test_of_a_slice_that_is_materialised_again_only_new_rejects_count(work: Call
 def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Callable[..., Work]) -> None:
     with pytest.raises(RejectsOverLimitError):
         ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
-    before = ledger.breakers.circuit("orders")
+    before = ledger.breakers.read_circuit("orders")
     assert ledger.breakers.accept("orders", [AcceptedSlice(ONE.key, "test data", "ann", NOON)]) == 1
     again = AcceptedSlice(ONE.key, "again", "bob", NOON + minutes(1))
     assert ledger.breakers.accept("orders", [again]) == 0
-    assert ledger.breakers.accepted([ONE.key, TWO.key]) == {ONE.key: again}, "what is given again counts from then"
+    assert ledger.breakers.read_accepted_slices([ONE.key, TWO.key]) == {ONE.key: again}, (
+        "what is given again counts from then"
+    )
     ensure_admitted(work(ONE), [ONE])
     ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
-    assert ledger.breakers.circuit("orders") == before
-    assert ledger.breakers.refused("orders") == []
+    assert ledger.breakers.read_circuit("orders") == before
+    assert ledger.breakers.list_refused("orders") == []
     with pytest.raises(BreakerOpenError, match="orders@0000002 may not"):
         ensure_admitted(work(ONE, TWO), [ONE, TWO])
 
@@ -398,9 +402,9 @@ def test_a_committed_slice_is_no_probe(ledger: Ledger, work: Callable[..., Work]
     opened(ledger, ready)
     with pytest.raises(BreakerOpenError):
         ensure_admitted(work(ONE), [ONE], {ONE.key})
-    assert ledger.breakers.circuit("orders") == ready
+    assert ledger.breakers.read_circuit("orders") == ready
     ensure_admitted(work(TWO), [TWO], {ONE.key})
-    assert ledger.breakers.circuit("orders").probe == TWO.key
+    assert ledger.breakers.read_circuit("orders").probe == TWO.key
 
 
 def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
@@ -419,12 +423,12 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
     with pytest.raises(RetractionError):
         split_decision._ensure_decidable(made, committed, [ONE, TWO], messages)
     assert asked == [[ONE.key, TWO.key]]
-    assert ledger.breakers.judgements([ONE.key, TWO.key]) == {}
-    assert ledger.breakers.circuit("orders") == Circuit()
+    assert ledger.breakers.read_judgements([ONE.key, TWO.key]) == {}
+    assert ledger.breakers.read_circuit("orders") == Circuit()
 
 
 def fails(work: Work, error: Exception, tries: int = 3, table: str = "events") -> None:
-    with pytest.raises(type(error)), watched(work, table, tries):
+    with pytest.raises(type(error)), report_to_breaker(work, table, tries):
         raise error
 
 
@@ -433,13 +437,13 @@ def test_three_failures_in_a_row_open_it(ledger: Ledger, work: Callable[..., Wor
     fails(work(ONE), broken, tries=0)
     fails(work(ONE), broken, tries=0)
     fails(work(TWO), ValueError("secret"), tries=2)
-    assert len(ledger.breakers.circuit("orders").window) == 1, (
+    assert len(ledger.breakers.read_circuit("orders").window) == 1, (
         "a failed slice counts once, a try that is not the last not"
     )
     fails(work(TWO), ValueError("secret"))
     ensure_within_limit(work(THREE, run="another"), [THREE], {}, counted(s3=(10, 0)))
     fails(work(THREE, run="another"), broken, table="dlq")
-    found = ledger.breakers.circuit("orders")
+    found = ledger.breakers.read_circuit("orders")
     assert found.state == "open", "it failed in the run of its first attempt, though after its decision"
     assert "3 runs up to orders@0000003 failed in a row" in found.text
 
@@ -449,13 +453,13 @@ def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[.
     slices = [a_slice(n, 100) for n in range(1, 10)]
     broken = UnbalancedError("rows were changed", remedy="restore them")
     for number, at in enumerate((0, 3, 6)):
-        assert ledger.breakers.circuit("orders").closed
+        assert ledger.breakers.read_circuit("orders").closed
         some = slices[at : at + 3]
         for table in ("rejects", "dlq"):  # tried again in the same run, behind its decision
             messages = {slice_.key: {"raw": 10, "rejects": 0} for slice_ in some}
             ensure_within_limit(work(*some, run=f"run {number}"), some, {}, messages)
             fails(work(*some, run=f"run {number}"), broken, table=table)
-    found = ledger.breakers.circuit("orders")
+    found = ledger.breakers.read_circuit("orders")
     assert found.state == "open"
     assert f"3 runs up to {slices[-1].key} failed in a row" in found.text
 
@@ -468,7 +472,7 @@ def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Cal
         fails(work(slice_), PermanentError("expired", remedy="look"), table="raw")
     ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(10, 0)))
     fails(work(ONE, run="a backfill"), PermanentError("broken", remedy="look"))
-    found = ledger.breakers.circuit("orders")
+    found = ledger.breakers.read_circuit("orders")
     assert found.closed
     assert not any(one.failed for one in found.window)
 
@@ -479,7 +483,7 @@ def test_a_slice_committed_before_there_was_a_breaker_is_no_first_attempt(
     ours = work(ONE, failures=1)
     commit_empty(ours.lake, [ONE], "events")
     fails(ours, PermanentError("broken", remedy="look"))
-    assert ledger.breakers.circuit("orders") == Circuit()
+    assert ledger.breakers.read_circuit("orders") == Circuit()
 
 
 def test_the_probe_closes_it_when_it_is_committed_in_all_tables(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -487,9 +491,9 @@ def test_the_probe_closes_it_when_it_is_committed_in_all_tables(ledger: Ledger, 
     opened(ledger, replace(OPEN, probe=ONE.key))
     commit_empty(ours.lake, [ONE], "raw", "events")
     for table in ("events", "rejects", "current"):
-        with watched(ours, table, 0):
+        with report_to_breaker(ours, table, 0):
             commit_empty(ours.lake, [ONE], *([table] if table != "events" else []))
-        assert ledger.breakers.circuit("orders").closed == (table == "current")
+        assert ledger.breakers.read_circuit("orders").closed == (table == "current")
 
 
 def test_a_probe_that_fails_begins_the_cool_down_again_whatever_failed(
@@ -497,11 +501,11 @@ def test_a_probe_that_fails_begins_the_cool_down_again_whatever_failed(
 ) -> None:
     opened(ledger, replace(OPEN, probe=ONE.key))
     fails(work(ONE), DependencyAwayError("Spark is away", remedy="wait"), tries=2)
-    assert ledger.breakers.circuit("orders").probe == ONE.key, "the step is tried again"
+    assert ledger.breakers.read_circuit("orders").probe == ONE.key, "the step is tried again"
     fails(work(ONE), DependencyAwayError("Spark is away", remedy="wait"))
-    found = ledger.breakers.circuit("orders")
+    found = ledger.breakers.read_circuit("orders")
     assert found.probe is None
-    assert not found.takes_probe(datetime.now(UTC))
+    assert not found.can_admit_probe(datetime.now(UTC))
     assert "the probe orders@0000001 failed: Spark is away" in found.text
 
 
@@ -556,7 +560,7 @@ def test_only_runs_that_were_to_decide_are_tries() -> None:
 
     early = NOON - minutes(1)
     runs = [run("ab", NOON), run("b", early), run("c", NOON, raw_alone=True), run("d", None), run("e", early)]
-    assert last_tries(runs) == {"a": NOON, "b": NOON, "e": early}
+    assert select_last_tries(runs) == {"a": NOON, "b": NOON, "e": early}
 
 
 def test_a_probe_that_comes_to_no_end_makes_room_for_another() -> None:
@@ -577,9 +581,9 @@ def test_a_probe_whose_run_was_lost_is_requested_again() -> None:
 
 def test_runs_from_before_the_breaker_closed_count_no_more() -> None:
     runs = [PastRun(frozenset("ab"), NOON - minutes(1)), PastRun(frozenset("ab"), NOON), PastRun(frozenset("c"))]
-    assert forgiven(runs, None, {}) == runs
-    assert forgiven(runs, NOON, {}) == runs[1:]
-    assert forgiven(runs, None, {"a": NOON}) == [PastRun(frozenset("b"), NOON - minutes(1)), *runs[1:]]
+    assert filter_counted_runs(runs, None, {}) == runs
+    assert filter_counted_runs(runs, NOON, {}) == runs[1:]
+    assert filter_counted_runs(runs, None, {"a": NOON}) == [PastRun(frozenset("b"), NOON - minutes(1)), *runs[1:]]
 
 
 @pytest.fixture
@@ -594,8 +598,8 @@ def test_repair_stops_what_is_in_raw_and_reads_on(repairing: Repairing) -> None:
     opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     requests, tick = repairing.tick()
     assert requests == [([FOUR.key], True, "repair")]
-    [run] = stream_ticks.run_requests(STREAM, tick.requests)
-    assert run.asset_selection == [table_key(STREAM, "raw")]
+    [run] = stream_ticks.build_run_requests(STREAM, tick.requests)
+    assert run.asset_selection == [build_table_key(STREAM, "raw")]
     assert "the breaker is open since 2026-03-01 12:00:00 UTC: poison" in tick.message
     assert "3 wait for the breaker" in tick.message
 
@@ -620,7 +624,7 @@ def test_a_slice_that_fails_whatever_is_fixed_is_not_every_probe(repairing: Repa
         repairing.tick()
     else:
         repairing.fail(ONE.key)
-    assert [one.slice_key for one in repairing.ledger.exhausted_slices.open("orders")] == (
+    assert [one.slice_key for one in repairing.ledger.exhausted_slices.read_open("orders")] == (
         [ONE.key] if exhausted else []
     )
     repairing.read(TWO.key)
@@ -638,10 +642,10 @@ def test_repair_closes_what_has_no_slice_left_to_probe(repairing: Repairing) -> 
     commit_empty(repairing.lake, [ONE, TWO, THREE, FOUR], "raw", "events")
     opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     repairing.tick()
-    assert not repairing.ledger.breakers.circuit("orders").closed, "not before it has cooled down"
+    assert not repairing.ledger.breakers.read_circuit("orders").closed, "not before it has cooled down"
     opened(repairing.ledger)
     repairing.tick()
-    assert repairing.ledger.breakers.circuit("orders").closed
+    assert repairing.ledger.breakers.read_circuit("orders").closed
 
 
 def test_repair_asks_for_an_accepted_slice_however_often_it_failed(repairing: Repairing) -> None:
@@ -660,12 +664,12 @@ def test_repair_asks_for_all_when_it_closed_however_often_they_failed(repairing:
 
 
 def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
-    from highwater.orchestration.sensing.run_requests import first_requests
+    from highwater.orchestration.sensing.run_requests import build_first_requests
 
-    [request] = first_requests(["a", "b"], ["a", "b"], 20, raw_alone=True)
-    [run] = stream_ticks.run_requests(STREAM, [request])
-    assert run.asset_selection == [table_key(STREAM, "raw")]
-    assert stream_ticks.run_requests(STREAM, first_requests(["a"], ["a"], 20))[0].asset_selection is None
+    [request] = build_first_requests(["a", "b"], ["a", "b"], 20, raw_alone=True)
+    [run] = stream_ticks.build_run_requests(STREAM, [request])
+    assert run.asset_selection == [build_table_key(STREAM, "raw")]
+    assert stream_ticks.build_run_requests(STREAM, build_first_requests(["a"], ["a"], 20))[0].asset_selection is None
 
 
 # What a person sees and decides
@@ -673,14 +677,14 @@ def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
 
 def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
     nothing: Any = None
-    closed = alert_conditions._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+    closed = alert_conditions._measure_breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     opened(ledger)
-    open_ = alert_conditions._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+    open_ = alert_conditions._measure_breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert closed is not None
     assert open_ is not None
     assert (closed.over, open_.over) == (False, True)
     assert "open since 2026-03-01 12:00:00 UTC: poison" in open_.value
-    assert alert_conditions._breaker in alert_conditions.CONDITIONS
+    assert alert_conditions._measure_breaker in alert_conditions.CONDITIONS
 
 
 @pytest.mark.usefixtures("impatient")
@@ -689,7 +693,7 @@ def test_status_reports_the_state_and_the_refused_slices(ledger: Ledger, work: C
 
     with pytest.raises(RejectsOverLimitError):
         ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
-    status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
+    status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     assert any("breaker open since" in line for line in status.lines)
     assert any("orders@0000001 is refused: 60 of 100" in line for line in status.lines)
     plain = status.to_plain()
@@ -710,12 +714,12 @@ def test_a_person_lets_a_slice_through_under_a_name(ledger: Ledger, url: str, wo
     assert dry.exit_code == 0, dry.output
     assert "refused" in dry.output
     assert "60 of 100 records" in dry.output
-    assert ledger.breakers.accepted([ONE.key]) == {}
+    assert ledger.breakers.read_accepted_slices([ONE.key]) == {}
     assert "needs the name of the person" in run(ONE.key, "--yes", "--by", "").output
     assert run("orders@0000099", "--yes", "--by", "ann").exit_code == 2
     done_ = run(ONE.key, TWO.key, "--yes", "--by", "ann", "--because", "test data")
     assert done_.exit_code == 0, done_.output
-    found = ledger.breakers.accepted([ONE.key, TWO.key])
+    found = ledger.breakers.read_accepted_slices([ONE.key, TWO.key])
     assert {key: (one.accepted_by, one.because) for key, one in found.items()} == {
         ONE.key: ("ann", "test data"),
         TWO.key: ("ann", "test data"),
@@ -743,11 +747,11 @@ def test_an_accepted_reason_opens_the_breaker_no_more_and_others_do(ledger: Ledg
     accept(ledger, "malformed")
     ensure_within_limit(work(TWO), [TWO], {}, split(TWO.key, 200, malformed=200))
     ensure_within_limit(work(THREE), [THREE], {}, split(THREE.key, 300, malformed=200, invalid=10))
-    assert ledger.breakers.circuit("orders").closed
+    assert ledger.breakers.read_circuit("orders").closed
     with pytest.raises(RejectsOverLimitError, match="60 of 100 records of orders@0000004") as raised:
         ensure_within_limit(work(FOUR), [FOUR], {}, split(FOUR.key, 1_100, malformed=1_000, invalid=60))
     assert "records rejected for malformed do not count" in str(raised.value)
-    assert ledger.breakers.circuit("orders").state == "open"
+    assert ledger.breakers.read_circuit("orders").state == "open"
     # The slice before the first accepted one is judged as before.
     with pytest.raises(RejectsOverLimitError, match="200 of 200 records of orders@0000001"):
         ensure_within_limit(work(ONE), [ONE], {}, split(ONE.key, 200, malformed=200))
@@ -772,7 +776,7 @@ def test_a_revoked_reason_opens_the_breaker_again(ledger: Ledger, work: Callable
     with pytest.raises(RejectsOverLimitError):
         ensure_within_limit(work(THREE), [THREE], {}, split(THREE.key, 200, malformed=200))
     accept(ledger, "malformed", by="cat")
-    assert ledger.breakers.accepted_reasons("orders")["malformed"].accepted_by == "cat"
+    assert ledger.breakers.read_accepted_reasons("orders")["malformed"].accepted_by == "cat"
 
 
 @pytest.mark.usefixtures("impatient")
@@ -786,7 +790,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     command = "highwater accept-rejects orders --reason malformed --from orders@0000001"
 
     def breaker() -> Any:
-        return alert_conditions._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+        return alert_conditions._measure_breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
 
     for slice_ in slices:
         with pytest.raises(RejectsOverLimitError):
@@ -798,7 +802,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     ledger.breakers.settle("orders", (), lambda *_: (Circuit(since=NOON), ()))
     assert breaker().over, "a probe that is sound fixes none of those that are refused"
 
-    status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
+    status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     lines = [line for line in status.lines if "refuse" in line]
     assert len(lines) == 7, "five slices, how many more there are, and the command for all"
     assert lines[-1].endswith(command)
@@ -806,12 +810,12 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
 
     ledger.breakers.settle("orders", (), lambda *_: (replace(OPEN, until=NOON + minutes(30), lost=5), ()))
     accept(ledger, "malformed", from_slice="orders@0000001")
-    assert ledger.breakers.circuit("orders").takes_probe(NOON), "the cool-down of before ends"
+    assert ledger.breakers.read_circuit("orders").can_admit_probe(NOON), "the cool-down of before ends"
     for slice_ in slices:
         ensure_within_limit(work(slice_), [slice_], {}, split(slice_.key, 200, malformed=150, invalid=20))
     ledger.breakers.settle("orders", (), lambda *_: (Circuit(since=NOON), ()))
     assert not breaker().over
-    status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
+    status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     [line] = [line for line in status.lines if "are accepted" in line]
     assert "rejects for malformed are accepted from orders@0000001 on, by ann at 2026-03-01 12:00 UTC: foreign" in line
     assert "--reason malformed --revoke ends that" in line
@@ -854,7 +858,7 @@ def test_a_reason_that_cannot_be_accepted_is_refused(
     ledger.add([TWO, RETRIED])
     with pytest.raises((ConfigurationError, UnknownSliceError), match=reported):
         accept(ledger, *reasons, **asked)
-    assert ledger.breakers.accepted_reasons("orders") == {}
+    assert ledger.breakers.read_accepted_reasons("orders") == {}
 
 
 def test_command_and_job_accept_a_reason_for_a_stream(
@@ -869,11 +873,11 @@ def test_command_and_job_accept_a_reason_for_a_stream(
     ask = ("orders", "--reason", "malformed", "--from", ONE.key)
     dry = run(*ask)
     assert (dry.exit_code, "add --yes --by NAME" in dry.output) == (0, True), dry.output
-    assert ledger.breakers.accepted_reasons("orders") == {}
+    assert ledger.breakers.read_accepted_reasons("orders") == {}
     assert run(*ask, "--yes", "--by", "ann").exit_code == 0
-    assert [*ledger.breakers.accepted_reasons("orders")] == ["malformed"]
+    assert [*ledger.breakers.read_accepted_reasons("orders")] == ["malformed"]
     assert run("orders", "--reason", "malformed", "--revoke", "--yes", "--by", "ann").exit_code == 0
-    assert ledger.breakers.accepted_reasons("orders") == {}
+    assert ledger.breakers.read_accepted_reasons("orders") == {}
     for wrong in (("orders", "--reason", "malformed"), (*ask, "--revoke"), (ONE.key, "--from", ONE.key)):
         assert run(*wrong).exit_code == 2
     job = build_defs(streams=[STREAM]).get_job_def("accept_rejects")
@@ -887,7 +891,7 @@ def test_command_and_job_accept_a_reason_for_a_stream(
     }
     with dg.DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance, run_config=asked).success
-    assert ledger.breakers.accepted_reasons("orders")["invalid"].accepted_by == "bob"
+    assert ledger.breakers.read_accepted_reasons("orders")["invalid"].accepted_by == "bob"
 
 
 def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -897,7 +901,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
     asked = {"stream": "orders", "slices": [ONE.key], "dry_run": False, "by": "ann", "because": "test data"}
     with dg.DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance, run_config=asked).success
-    assert ledger.breakers.accepted([ONE.key])[ONE.key].accepted_by == "ann"
+    assert ledger.breakers.read_accepted_slices([ONE.key])[ONE.key].accepted_by == "ann"
 
 
 def test_what_cannot_be_accepted_is_reported(ledger: Ledger) -> None:

@@ -78,7 +78,7 @@ def test_nested_events_without_a_version(bench: Bench) -> None:
     assert rows[1]["payload"] == '{"action":"started"}'
     issue = json.loads(rows[2]["payload"])["issue"]
     assert (issue["the"], issue["The"], issue["number"], issue["labels"]) == (1, 2, 7, [])
-    assert bench.lake.table(bench.stream.name, "current") is None
+    assert bench.lake.open_stream_table(bench.stream.name, "current") is None
     assert not bench.failing()
 
 
@@ -303,9 +303,9 @@ def test_debezium_in_avro_whose_tombstones_delete(bench: Bench) -> None:
 
 def test_current_with_a_map_is_rebuilt(bench: Bench) -> None:
     """Spark subtracts no rows with maps."""
-    from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
+    from highwater.assets.current_rebuild import RebuildSnapshot, compare_with_events, rebuild
 
     loaded(bench, "10-avro-logical-types")
     work = bench.work()
-    assert differences(work, RebuildSnapshot.take(work)).none
+    assert compare_with_events(work, RebuildSnapshot.take(work)).none
     assert rebuild(work) == 1

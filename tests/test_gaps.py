@@ -12,13 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.processes import wait_until
-from highwater.gaps import compacts, digest_of, missing, offsets_in, places_in, ranges_of, rounds, within
-from highwater.orchestration.checking.gap_checks import gaps_explained
-from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.gaps import (
+    build_reads,
+    can_compact,
+    clip_gaps,
+    compute_digest,
+    compute_gaps,
+    count_offsets,
+    expand_ranges,
+    merge_places,
+)
+from highwater.orchestration.checking.gap_checks import check_gaps_explained
+from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
-from highwater.tiling import tiling_faults
+from highwater.tiling import detect_tiling_faults
 from tests.commits import store_raw
 from tests.conftest import create_topic
 from tests.scene import Scene
@@ -37,16 +46,16 @@ def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
 @given(st.integers(0, 30), st.integers(0, 30), st.sets(st.integers(0, 60)))
 def test_what_is_missing_and_what_is_held_are_the_plan(start: int, size: int, held: set[int]) -> None:
     planned = set(range(start, start + size))
-    found = missing({3: OffsetRange(start, start + size)}, ranges_of({(3, offset) for offset in held}))
-    assert places_in(found) == {(3, offset) for offset in planned - held}
-    assert offsets_in(found) == len(planned - held)
-    assert ranges_of(places_in(found)) == found
+    found = compute_gaps({3: OffsetRange(start, start + size)}, merge_places({(3, offset) for offset in held}))
+    assert expand_ranges(found) == {(3, offset) for offset in planned - held}
+    assert count_offsets(found) == len(planned - held)
+    assert merge_places(expand_ranges(found)) == found
 
 
 @given(st.sets(st.integers(0, 200)), st.integers(1, 30))
 def test_reads_cover_the_gaps_and_little_else(offsets: set[int], apart: int) -> None:
-    gaps = ranges_of({(0, offset) for offset in offsets})
-    reads = [offset for read in rounds(gaps, apart) for r in read.values() for offset in range(r.start, r.end)]
+    gaps = merge_places({(0, offset) for offset in offsets})
+    reads = [offset for read in build_reads(gaps, apart) for r in read.values() for offset in range(r.start, r.end)]
     assert len(reads) == len(set(reads)), "nothing is read twice"
     assert offsets <= set(reads)
     assert len(reads) <= len(offsets) + apart * len(gaps.get(0, []))
@@ -54,7 +63,7 @@ def test_reads_cover_the_gaps_and_little_else(offsets: set[int], apart: int) -> 
 
 def test_gaps_far_apart_are_read_by_themselves_in_all_partitions_at_once() -> None:
     gaps = {0: ranges((1, 2), (5, 6), (100, 101)), 1: ranges((7, 8))}
-    assert rounds(gaps, 10) == [
+    assert build_reads(gaps, 10) == [
         {0: OffsetRange(1, 6), 1: OffsetRange(7, 8)},
         {0: OffsetRange(100, 101)},
     ]
@@ -62,14 +71,14 @@ def test_gaps_far_apart_are_read_by_themselves_in_all_partitions_at_once() -> No
 
 def test_bounds_cut_gaps() -> None:
     gaps = {0: ranges((0, 4), (6, 9)), 1: ranges((0, 1))}
-    assert within(gaps, {0: OffsetRange(2, 7)}) == {0: ranges((2, 4), (6, 7))}
+    assert clip_gaps(gaps, {0: OffsetRange(2, 7)}) == {0: ranges((2, 4), (6, 7))}
 
 
 def test_the_digest_reports_places_apart() -> None:
     same = [{0: ranges((1, 2)), 1: ranges((4, 6))}, {1: ranges((4, 6)), 0: ranges((1, 2))}]
     other = [{0: ranges((1, 2)), 1: ranges((4, 5))}, {0: ranges((4, 6)), 1: ranges((1, 2))}, {}]
-    assert len({digest_of(one) for one in same}) == 1
-    assert len({digest_of(one) for one in [*same, *other]}) == 4
+    assert len({compute_digest(one) for one in same}) == 1
+    assert len({compute_digest(one) for one in [*same, *other]}) == 4
 
 
 @pytest.mark.parametrize(
@@ -77,7 +86,7 @@ def test_the_digest_reports_places_apart() -> None:
     [("delete", False), ("compact", True), ("compact,delete", True), ("unknown", True), (None, False)],
 )
 def test_what_may_have_been_compacted(policy: str | None, may: bool) -> None:
-    assert compacts(policy) is may
+    assert can_compact(policy) is may
 
 
 def a_slice(ordinal: int, start: int, end: int, partition: int = 0) -> Slice:
@@ -109,13 +118,13 @@ TILED: dict[str, tuple[list[Slice], list[Loss], list[tuple[int, int]]]] = {
 @pytest.mark.parametrize("name", TILED)
 def test_slices_tile_or_the_seam_is_named(name: str) -> None:
     slices, losses, expected = TILED[name]
-    assert [(fault.expected, fault.found) for fault in tiling_faults(slices, OPENED, losses)] == expected
+    assert [(fault.expected, fault.found) for fault in detect_tiling_faults(slices, OPENED, losses)] == expected
 
 
 def test_a_slice_is_compared_with_the_one_before_it() -> None:
     before = a_slice(0, 5, 9)
-    assert tiling_faults([a_slice(1, 9, 12)], OPENED, [], before) == []
-    assert "[9, 10) is in no slice" in tiling_faults([a_slice(1, 10, 12)], OPENED, [], before)[0].text
+    assert detect_tiling_faults([a_slice(1, 9, 12)], OPENED, [], before) == []
+    assert "[9, 10) is in no slice" in detect_tiling_faults([a_slice(1, 10, 12)], OPENED, [], before)[0].text
 
 
 # A real broker
@@ -136,7 +145,7 @@ class Real:
         wait_until(self._stable, 30, "the marker")
 
     def _stable(self) -> bool:
-        seen = self.scene.kafka.topic_state(self.scene.topic).partitions[0]
+        seen = self.scene.kafka.read_topic_state(self.scene.topic).partitions[0]
         return seen.last_stable == seen.high_watermark
 
     def plan(self) -> Slice:
@@ -161,8 +170,8 @@ class Real:
         return found
 
     def result(self, slice_: Slice) -> CheckResult:
-        found = in_raw(self.scene.ledger, self.lake, self.scene.stream, [slice_.key])
-        return gaps_explained(self.scene.ledger, self.scene.kafka, found)[slice_.key]
+        found = read_raw_offsets(self.scene.ledger, self.lake, self.scene.stream, [slice_.key])
+        return check_gaps_explained(self.scene.ledger, self.scene.kafka, found)[slice_.key]
 
     def counts(self, slice_: Slice) -> dict[str, int]:
         reported = self.result(slice_)

@@ -27,8 +27,8 @@ from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.inference import Inferred, infer, infer_from_schema
-from highwater.sample_counts import count_sample, records_from_lines
-from highwater.sampling import lacks_repeats, repeats, shares
+from highwater.sample_counts import count_sample, parse_record_lines
+from highwater.sampling import compute_shares, needs_repeats, select_repeats
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
 from highwater.sources import Header, Key, Meta
@@ -70,7 +70,7 @@ def text(moment: datetime) -> str:
 
 
 def field(found: Inferred, name: str) -> Field:
-    return found.stream.field_named(name)
+    return found.stream.find_field(name)
 
 
 # --- Debezium
@@ -921,7 +921,7 @@ PUBLIC: dict[str, tuple[tuple[str, ...], str | None, str | None, list[str]]] = {
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_format_is_recognised_from_three_records(name: str) -> None:
-    records = records_from_lines((FOLDER / f"{name}.jsonl").read_text().splitlines(), name)
+    records = parse_record_lines((FOLDER / f"{name}.jsonl").read_text().splitlines(), name)
     known = dict(REGISTRY)
     known.update({int(n): Schema(int(n), "AVRO", json.dumps(one)) for n, one in json.loads(AVRO.read_text()).items()})
     found = infer(name, records, schemas=known.get)
@@ -945,7 +945,7 @@ def test_a_public_format_is_recognised_from_three_records(name: str) -> None:
     ],
 )
 def test_partitions_give_equal_shares_of_a_sample(sizes: dict[int, int], count: int, expected: dict[int, int]) -> None:
-    assert shares(sizes, count) == expected
+    assert compute_shares(sizes, count) == expected
 
 
 def keyed(*keys: bytes | None, value: bytes = b"{}", first: int = 0) -> list[KafkaRecord]:
@@ -955,26 +955,26 @@ def keyed(*keys: bytes | None, value: bytes = b"{}", first: int = 0) -> list[Kaf
 def test_repeats_have_the_keys_of_the_sample() -> None:
     """Sensors that send in turn gave a sample with each key once: an append-only stream without a key."""
     sample = keyed(b"a", b"b", b"c", b"d", b"e")
-    assert lacks_repeats(sample)
-    found = repeats(sample, keyed(b"a", b"b", b"x", b"y", b"z", b"b", b"x", b"a", b"c"))
+    assert needs_repeats(sample)
+    found = select_repeats(sample, keyed(b"a", b"b", b"x", b"y", b"z", b"b", b"x", b"a", b"c"))
     assert [(record.offset, record.key) for record in found] == [(5, b"b"), (7, b"a")]
 
 
 def test_a_busy_key_alone_is_no_evidence_of_repeats() -> None:
     sample = keyed(*(bytes([one]) for one in range(40)))
-    found = repeats(sample, keyed(*[b"\0"] * 50, b"\x01", first=40))
+    found = select_repeats(sample, keyed(*[b"\0"] * 50, b"\x01", first=40))
     assert [record.key for record in found] == [b"\0"] * 3 + [b"\x01"]
 
 
 def test_large_records_are_not_read_for_repeats() -> None:
     sample = keyed(*(bytes([one]) for one in range(40)))
     large = keyed(*(bytes([one]) for one in range(40)), value=bytes(20 * 2**20), first=40)
-    assert len(repeats(sample, large)) == 3
+    assert len(select_repeats(sample, large)) == 3
 
 
 @pytest.mark.parametrize("keys", [(b"a", None), (b"a", b"a"), ()])
 def test_repeats_are_not_read_where_they_show_nothing(keys: tuple[bytes | None, ...]) -> None:
-    assert not lacks_repeats(keyed(*keys))
+    assert not needs_repeats(keyed(*keys))
 
 
 def test_a_sample_is_counted_with_an_example_of_each_reject() -> None:
@@ -988,7 +988,7 @@ def test_a_sample_is_counted_with_an_example_of_each_reject() -> None:
 
 def test_records_are_read_from_lines() -> None:
     line = '{"key_hex": "61", "value_hex": null, "headers": [["h", "62"]], "timestamp_ms": 5}'
-    [record] = records_from_lines([line, ""], "t")
+    [record] = parse_record_lines([line, ""], "t")
     assert (record.key, record.value, list(record.headers), record.timestamp_ms) == (b"a", None, [("h", b"b")], 5)
     with pytest.raises(ConfigurationError, match="line 1"):
-        records_from_lines(["{}"], "t")
+        parse_record_lines(["{}"], "t")

@@ -15,22 +15,39 @@ from hypothesis import strategies as st
 from dev.planted import plant
 from highwater import envelope as names
 from highwater.assets.dlq_sending import RejectSending, RejectToSend
-from highwater.assets.parked_references import Original, came_as, original, original_of, originals_of, place_of
-from highwater.batching import batch_ranges, batched_by_size
-from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, ValueReference, opened, wrapped
+from highwater.assets.parked_references import (
+    Original,
+    build_original,
+    build_originals,
+    find_place,
+    find_value_reference,
+    read_original,
+)
+from highwater.batching import compute_batch_ranges, split_by_size
+from highwater.envelope import (
+    MOST_BYTES,
+    MOST_DETAIL,
+    Envelope,
+    Header,
+    Origin,
+    Place,
+    ValueReference,
+    add_envelope,
+    open_envelope,
+)
 from highwater.errors import (
     DependencyAwayError,
     RecordTooLargeError,
     SupersededAttemptError,
     UnbalancedError,
 )
-from highwater.message_size import SizeLimits, size_of
+from highwater.message_size import SizeLimits, measure_message
 from highwater.orchestration.operations import redriving
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.producer_records import Record
-from highwater.resources.transactions import PublicationMark, Transactions, _called
+from highwater.resources.transactions import PublicationMark, Transactions, _call_client
 from tests.conftest import create_topic
 from tests.support import read_topic
 from tests.world import STREAM
@@ -58,14 +75,18 @@ OWN = st.none() | st.binary(max_size=90)
 @given(OWN, HEADERS, st.integers(0, 900))
 def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None, own: list[Header], most: int) -> None:
     reported: list[Header] = [("highwater.all", b"x" * 300)]
-    full, headless, least = size_of(key, b"", own + reported), size_of(key, b"", reported), size_of(None, b"", reported)
+    full, headless, least = (
+        measure_message(key, b"", own + reported),
+        measure_message(key, b"", reported),
+        measure_message(None, b"", reported),
+    )
     limits = SizeLimits({PARKED: most}, client=10_000)
     if most < least:
         with pytest.raises(RecordTooLargeError, match=f"max.message.bytes={MOST_BYTES}"):
-            limits.left_out(PARKED, key, own, reported)
+            limits.select_left_out(PARKED, key, own, reported)
         return
     expected = "value" if full <= most else "value,headers" if headless <= most else "value,headers,key"
-    assert ",".join(limits.left_out(PARKED, key, own, reported)) == expected
+    assert ",".join(limits.select_left_out(PARKED, key, own, reported)) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,7 +95,7 @@ def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None,
 )
 def test_what_is_sent_whole(size: int, client: int, *, compresses: bool, whole: bool) -> None:
     """The client counts before compression; what the topic takes after it only the broker knows."""
-    assert SizeLimits({TIER: 100}, client, compresses).admits(TIER, size) is whole
+    assert SizeLimits({TIER: 100}, client, compresses).can_send_whole(TIER, size) is whole
 
 
 @given(
@@ -83,7 +104,7 @@ def test_what_is_sent_whole(size: int, client: int, *, compresses: bool, whole: 
 )
 def test_a_reference_is_read_as_it_was_written(parts: list[str], number: int) -> None:
     written = an_envelope(reference=ValueReference(tuple(parts), Place("ö", 3, 1, number), 5))
-    assert opened(wrapped(written, [("own", b"1")])) == written
+    assert open_envelope(add_envelope(written, [("own", b"1")])) == written
 
 
 @pytest.mark.parametrize(
@@ -101,9 +122,9 @@ def test_a_reference_is_read_as_it_was_written(parts: list[str], number: int) ->
 )
 def test_a_reference_that_cannot_be_believed_is_no_record(header: str, value: bytes) -> None:
     """Its empty value must never be taken for the record's."""
-    sound = an_envelope(reference=ValueReference(("value",), PLACE, 5)).headers()
-    assert opened(sound) is not None
-    assert opened([*sound, (header, value)]) is None
+    sound = an_envelope(reference=ValueReference(("value",), PLACE, 5)).to_headers()
+    assert open_envelope(sound) is not None
+    assert open_envelope([*sound, (header, value)]) is None
 
 
 def test_the_longest_envelope_of_a_reference_has_room() -> None:
@@ -115,22 +136,22 @@ def test_the_longest_envelope_of_a_reference_has_room() -> None:
         slice_key="z" * 260,
         reference=ValueReference(everything, place, 2**40),
     )
-    assert size_of(None, b"", longest.headers()) < MOST_BYTES
+    assert measure_message(None, b"", longest.to_headers()) < MOST_BYTES
 
 
 def test_batches_are_cut_by_number_and_by_size() -> None:
     sizes = [1, 1, 1, 9, 1, 2, 2]
-    assert [*batched_by_size(sizes, lambda one: one, most=2, most_bytes=4)] == [[1, 1], [1], [9], [1, 2], [2]]
-    assert [*batch_ranges(sizes, most=2, most_bytes=4)] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
-    assert [*batch_ranges([], most=2, most_bytes=4)] == []
+    assert [*split_by_size(sizes, lambda one: one, most=2, most_bytes=4)] == [[1, 1], [1], [9], [1, 2], [2]]
+    assert [*compute_batch_ranges(sizes, most=2, most_bytes=4)] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
+    assert [*compute_batch_ranges([], most=2, most_bytes=4)] == []
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 4), st.integers(1, 20))
 def test_one_rule_cuts_what_comes_one_by_one_and_what_only_sizes_are_known_of(
     sizes: list[int], most: int, most_bytes: int
 ) -> None:
-    ranges = batch_ranges(sizes, most, most_bytes)
-    assert [*batched_by_size(sizes, lambda one: one, most, most_bytes)] == [sizes[start:end] for start, end in ranges]
+    ranges = compute_batch_ranges(sizes, most, most_bytes)
+    assert [*split_by_size(sizes, lambda one: one, most, most_bytes)] == [sizes[start:end] for start, end in ranges]
 
 
 @given(OWN, OWN, HEADERS, st.integers(0, 2**62), st.integers(-(10**13), 10**14), st.text(max_size=9))
@@ -139,10 +160,10 @@ def test_a_reject_says_what_its_envelope_says(
 ) -> None:
     """Also one of many that are alike: what they have in common is written once."""
     envelope, found = an_envelope(offset=offset, timestamp=ms, detail=detail), Original(key, value, own)
-    other = RejectToSend.of(an_envelope(detail=detail), TIER, Original(b"k", None, [("own", b"1")]))
-    for one in (RejectToSend.of(envelope, TIER, found), other.template.reject(offset, ms, found)):
-        assert one.headers == wrapped(envelope, own)
-        assert one.size == size_of(key, value, wrapped(envelope, own))
+    other = RejectToSend.from_envelope(an_envelope(detail=detail), TIER, Original(b"k", None, [("own", b"1")]))
+    for one in (RejectToSend.from_envelope(envelope, TIER, found), other.template.read_reject(offset, ms, found)):
+        assert one.headers == add_envelope(envelope, own)
+        assert one.size == measure_message(key, value, add_envelope(envelope, own))
         assert (one.envelope, one.topic, one.found) == (envelope, TIER, found)
 
 
@@ -153,9 +174,9 @@ def test_the_headers_of_many_rows_are_those_of_each() -> None:
     own = [[{"key": "a", "value": b"1"}, {"key": "b", "value": None}], None, [], [{"key": "ö", "value": b""}]]
     columns = {"key": [b"k", None, b"", b"l"], "value": [None, b"v", b"", b"w"], "headers": pa.array(own, header)}
     rows = pa.table(columns)
-    assert [*originals_of(rows)] == [original_of(row) for row in rows.to_pylist()]
-    assert [*originals_of(rows.slice(1, 3))] == [original_of(row) for row in rows.to_pylist()[1:]]
-    assert [*originals_of(rows.slice(0, 0))] == []
+    assert [*build_originals(rows)] == [build_original(row) for row in rows.to_pylist()]
+    assert [*build_originals(rows.slice(1, 3))] == [build_original(row) for row in rows.to_pylist()[1:]]
+    assert [*build_originals(rows.slice(0, 0))] == []
 
 
 def a_raw(lake: Lake, rows: Sequence[tuple[str, Place, Original]]) -> None:
@@ -174,7 +195,7 @@ def a_raw(lake: Lake, rows: Sequence[tuple[str, Place, Original]]) -> None:
     ]
     types = [("slice", pa.string()), ("topic", pa.string()), ("generation", pa.int32()), ("partition", pa.int32())]
     types += [("offset", pa.int64()), ("key", pa.binary()), ("value", pa.binary()), ("headers", header)]
-    plant(lake.path("orders", "raw"), pa.Table.from_pylist(plain, pa.schema(types)))
+    plant(lake.build_table_path("orders", "raw"), pa.Table.from_pylist(plain, pa.schema(types)))
 
 
 def test_a_record_is_found_in_raw_where_its_slice_read_it(tmp_path: Path) -> None:
@@ -182,14 +203,14 @@ def test_a_record_is_found_in_raw_where_its_slice_read_it(tmp_path: Path) -> Non
     on_main = Original(b"k", b"wrong", [])
     copies = [Original(b"k", value, [("own", None), (names.ATTEMPT, b"1")]) for value in (b"right", b"wrong")]
     places = [Place("orders.dlq.1", 0, 1, offset) for offset in (5, 6)]
-    assert original(lake, STREAM, PLACE) is None
+    assert read_original(lake, STREAM, PLACE) is None
     a_raw(lake, [("orders@0000000", PLACE, on_main), *[(tier, *pair) for pair in zip(places, copies, strict=True)]])
-    assert place_of(lake, STREAM, an_envelope(), on_main) == PLACE
-    assert [place_of(lake, STREAM, an_envelope(slice_key=tier), one) for one in copies] == places
-    assert original(lake, STREAM, places[1]) == copies[1]
-    assert original(lake, STREAM, places[1]._replace(offset=7)) is None
+    assert find_place(lake, STREAM, an_envelope(), on_main) == PLACE
+    assert [find_place(lake, STREAM, an_envelope(slice_key=tier), one) for one in copies] == places
+    assert read_original(lake, STREAM, places[1]) == copies[1]
+    assert read_original(lake, STREAM, places[1]._replace(offset=7)) is None
     with pytest.raises(UnbalancedError, match=r"orders\[2\]@17"):
-        place_of(lake, STREAM, an_envelope(slice_key=tier), Original(b"k", b"other", []))
+        find_place(lake, STREAM, an_envelope(slice_key=tier), Original(b"k", b"other", []))
 
 
 @dataclass
@@ -203,7 +224,7 @@ class Refusing:
 
     def commit(self, records: Sequence[Record], mark: PublicationMark, meanwhile: Callable[[], object] = list) -> None:
         meanwhile()
-        refused = [one for one in records if size_of(one.key, one.value, one.headers) > self.takes[one.topic]]
+        refused = [one for one in records if measure_message(one.key, one.value, one.headers) > self.takes[one.topic]]
         if refused:
             raise RecordTooLargeError("too large", remedy="none", refused=refused)
         self.committed.append(([*records], mark))
@@ -231,7 +252,7 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
     sizes = {1: 10, 2: 30_000, 3: 60_000}
     found = {offset: Original(b"k%d" % offset, os.urandom(size), [("own", b"1")]) for offset, size in sizes.items()}
     a_raw(lake, [("orders@0000000", PLACE._replace(offset=offset), one) for offset, one in found.items()])
-    batch = [RejectToSend.of(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
+    batch = [RejectToSend.from_envelope(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
     by_answer = Refusing({TIER: 20_000, PARKED: 40_000})
     by_size = Refusing({TIER: 20_000, PARKED: 20_000}, compresses=False)
     for transactions, room in ((by_answer, 20_000), (by_size, 20_000)):
@@ -247,7 +268,7 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
         assert topics == [TIER, PARKED, PARKED]
         whole = [one.value == found[offset].value for offset, one in enumerate(records, 1)]
         assert whole == [True, transactions is by_answer, False]
-        last = opened(records[2].headers)
+        last = open_envelope(records[2].headers)
         assert last is not None
         assert (records[2].key, records[2].value, records[2].headers[0]) == (b"k3", b"", ("own", b"1"))
         assert last.reference is not None
@@ -263,27 +284,31 @@ def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
     a_raw(lake := Lake(str(tmp_path)), [("orders@0000000", PLACE, one)])
     with pytest.raises(RecordTooLargeError):
         a_sending(lake, Refusing({TIER: 20_000, PARKED: 10}), 20_000).send(
-            [RejectToSend.of(an_envelope(), PARKED, one)], BEFORE, AFTER
+            [RejectToSend.from_envelope(an_envelope(), PARKED, one)], BEFORE, AFTER
         )
 
 
 def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_path: Path) -> None:
     written = an_envelope(reference=ValueReference(("value", "headers"), PLACE, 5))
-    found = Original(b"k", b"", written.headers())
-    assert came_as(found) == written.reference
-    assert came_as(found._replace(value=b"fixed")) is None
+    found = Original(b"k", b"", written.to_headers())
+    assert find_value_reference(found) == written.reference
+    assert find_value_reference(found._replace(value=b"fixed")) is None
     transactions = Refusing({PARKED: 20_000}, compresses=False)
-    again = an_envelope(attempt=2, reference=came_as(found))
-    a_sending(Lake(str(tmp_path)), transactions, 20_000).send([RejectToSend.of(again, PARKED, found)], BEFORE, AFTER)
+    again = an_envelope(attempt=2, reference=find_value_reference(found))
+    a_sending(Lake(str(tmp_path)), transactions, 20_000).send(
+        [RejectToSend.from_envelope(again, PARKED, found)], BEFORE, AFTER
+    )
     [([record], _)] = transactions.committed
-    assert opened(record.headers) == again
+    assert open_envelope(record.headers) == again
 
 
 def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
     transactions, stay = Refusing({TIER: 1_000}), redriving._Stay()
     found = [Original(b"k%d" % n, b"v" * size, []) for n, size in enumerate([10, 5_000, 20])]
-    batch = [redriving._back(f"orders[0]@{n}", TIER, an_envelope(), one, 2) for n, one in enumerate(found)]
-    assert redriving._sent(cast("Any", transactions), batch, stay, before=7) == 2
+    batch = [
+        redriving._build_redrive_record(f"orders[0]@{n}", TIER, an_envelope(), one, 2) for n, one in enumerate(found)
+    ]
+    assert redriving._send_batch(cast("Any", transactions), batch, stay, before=7) == 2
     [(records, mark)] = transactions.committed
     assert ([record.key for record in records], mark) == ([b"k0", b"k2"], PublicationMark(1, 9))
     with pytest.raises(RecordTooLargeError, match="1 records stay parked") as caught:
@@ -311,20 +336,20 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
     A broker's first refusal takes one more producer, with reports; from then on all have them.
     """
     made: list[bool] = []
-    restarted = Transactions._new_producer
+    restarted = Transactions._open_producer
 
     def counted(self: Transactions, *, reports_delivery: bool) -> Any:
         made.append(reports_delivery)
         return restarted(self, reports_delivery=reports_delivery)
 
-    monkeypatch.setattr(Transactions, "_new_producer", counted)
+    monkeypatch.setattr(Transactions, "_open_producer", counted)
     # librdkafka waits for as long as it may before it ends a transaction behind a refused record.
     monkeypatch.setattr("highwater.resources.transactions.CALL_SECONDS", 5.0)
     name = topic(partitions=1, **{"max.message.bytes": "20000"})
     create_topic(bootstrap, other := f"{name}.other", 1, {"max.message.bytes": "50000"})
     head: list[Header] = [("a", b"1"), ("ö", None), *[("b", b"")] * 1_000]
-    exact = Record(name, b"k", b"v" * (20_000 - size_of(b"k", b"", head)), head)
-    assert size_of(exact.key, exact.value, exact.headers) == 20_000
+    exact = Record(name, b"k", b"v" * (20_000 - measure_message(b"k", b"", head)), head)
+    assert measure_message(exact.key, exact.value, exact.headers) == 20_000
     large, small = Record(name, b"large", b"v" * 20_000), Record(other, b"small", b"v" * 20_000)
     kafka = Kafka(bootstrap, {"message.max.bytes": "60000"})
     with Transactions(kafka, f"highwater.pub.{name}", name, most_bytes=20_000) as transactions:
@@ -386,7 +411,7 @@ def test_an_error_of_the_client_that_hits_a_report_is_reported_as_the_clients() 
 
     fenced = KafkaException(KafkaError(KafkaError._FENCED))
     with pytest.raises(KafkaException) as reported:
-        _called(lambda: report(fenced))
+        _call_client(lambda: report(fenced))
     assert reported.value is fenced
     with pytest.raises(SystemError):
-        _called(lambda: report(ValueError("another")))
+        _call_client(lambda: report(ValueError("another")))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.mirroring import MirrorMark, prefix
+from highwater.mirroring import MirrorMark, compute_finished_prefix
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
 
@@ -36,7 +36,7 @@ class Model:
 
     @property
     def planned(self) -> Planned:
-        return Planned.of(self.generations[-1], self.slices[-1] if self.slices else None, self.losses)
+        return Planned.from_generation(self.generations[-1], self.slices[-1] if self.slices else None, self.losses)
 
     def end(self, partition: int) -> int:
         return self.planned.ends.get(partition, 0)
@@ -125,35 +125,37 @@ def test_the_group_is_where_the_first_record_is_that_is_not_done(
     mine = [slice_ for slice_ in model.slices if slice_.topic_id == model.topic_id]
     leading = len([*takewhile(lambda slice_: slice_.key in model.done, mine)])
     given_now = mine[min(known, leading) :] if known else model.slices
-    found = prefix(given_now, model.done, model.planned, model.generations)
+    found = compute_finished_prefix(given_now, model.done, model.planned, model.generations)
     assert {p: found.get(p, 0) for p in model.expected} == model.expected
 
 
 def test_a_partition_whose_start_is_not_decided_has_no_offset() -> None:
     generation = Generation("s", "t", "a", 0, {0: 5, 1: None}, NOW)
-    assert prefix([], set(), Planned.of(generation, None, []), [generation]) == {0: 5}
+    assert compute_finished_prefix([], set(), Planned.from_generation(generation, None, []), [generation]) == {0: 5}
 
 
 def test_slices_of_a_topic_that_is_gone_hold_up_nothing() -> None:
     old = Generation("s", "t", "a", 0, {0: 0}, NOW)
     new = replace(old, topic_id="b", number=1, starts={0: 7})
     unread = Slice("s", "t", "a", 0, 0, {0: OffsetRange(0, 100)}, NOW)
-    assert prefix([unread], set(), Planned.of(new, unread, []), [old, new]) == {0: 7}
+    assert compute_finished_prefix([unread], set(), Planned.from_generation(new, unread, []), [old, new]) == {0: 7}
 
 
 def test_a_generation_that_was_opened_after_the_look_holds_back_what_was_done_before() -> None:
     before = Generation("s", "t", "a", 0, {0: 0}, NOW)
     slice_ = Slice("s", "t", "a", 0, 0, {0: OffsetRange(0, 100)}, NOW)
     opened = replace(before, number=1, starts={0: 60})
-    assert prefix([slice_], {slice_.key}, Planned.of(before, slice_, []), [before, opened]) == {0: 60}
+    assert compute_finished_prefix(
+        [slice_], {slice_.key}, Planned.from_generation(before, slice_, []), [before, opened]
+    ) == {0: 60}
 
 
 def test_a_mark_reads_as_it_was_written() -> None:
     slice_ = Slice("s", "t", "a", 0, 0, {p: OffsetRange(10**15, 10**16) for p in range(1_000)}, NOW)
-    mark = MirrorMark.of("id", slice_, NOW + timedelta(microseconds=3))
+    mark = MirrorMark.from_last_slice("id", slice_, NOW + timedelta(microseconds=3))
     assert MirrorMark.from_json(mark.to_json()) == mark
     assert len(mark.to_json()) < 500, "a broker takes 4,096 bytes"
-    assert MirrorMark.from_json(MirrorMark.of("id", None, NOW).to_json()) == MirrorMark("id", "", "", NOW)
+    assert MirrorMark.from_json(MirrorMark.from_last_slice("id", None, NOW).to_json()) == MirrorMark("id", "", "", NOW)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from highwater.partitioners import (
     PartitionedBy,
     Partitioner,
     Why,
+    count_by_explanation,
+    estimate_shares,
+    explain_key_spread,
     fnv1a,
     murmur2,
-    shares,
-    tallied,
-    why_several,
 )
 
 MURMUR2, CRC32, FNV1A = Partitioner
@@ -52,7 +52,7 @@ OF_LIBRDKAFKA = {
 @pytest.mark.parametrize(("key", "signed"), OF_KAFKA.items())
 def test_murmur2_is_that_of_java(key: bytes, signed: int) -> None:
     assert murmur2(key) == signed % 2**32
-    assert MURMUR2.partition(key, 7) == (signed & 0x7FFFFFFF) % 7
+    assert MURMUR2.choose_partition(key, 7) == (signed & 0x7FFFFFFF) % 7
 
 
 @pytest.mark.parametrize(("key", "hashed"), OF_SARAMA.items())
@@ -62,12 +62,12 @@ def test_fnv1a_is_that_of_sarama(key: bytes, hashed: int) -> None:
 
 @pytest.mark.parametrize(("key", "hashes"), OF_LIBRDKAFKA.items())
 def test_partitions_are_those_of_librdkafka(key: bytes, hashes: tuple[int, ...]) -> None:
-    assert tuple(one.partition(key, 17) for one in Partitioner) == tuple(hashed % 17 for hashed in hashes)
+    assert tuple(one.choose_partition(key, 17) for one in Partitioner) == tuple(hashed % 17 for hashed in hashes)
 
 
 @given(st.binary(max_size=40), st.integers(1, 1000))
 def test_a_partition_is_one_of_them(key: bytes, partitions: int) -> None:
-    assert all(0 <= one.partition(key, partitions) < partitions for one in Partitioner)
+    assert all(0 <= one.choose_partition(key, partitions) < partitions for one in Partitioner)
 
 
 def keys(count: int) -> list[bytes]:
@@ -77,7 +77,7 @@ def keys(count: int) -> list[bytes]:
 def placed(
     partitioner: Partitioner, some: list[bytes], partitions: int, known: int = 0
 ) -> list[tuple[bytes, KeyPlace]]:
-    return [(key, KeyPlace(partitioner.partition(key, partitions), known or partitions)) for key in some]
+    return [(key, KeyPlace(partitioner.choose_partition(key, partitions), known or partitions)) for key in some]
 
 
 @pytest.mark.parametrize("partitions", [2, 3, 12])
@@ -85,13 +85,13 @@ def test_two_fleets_have_their_shares(partitions: int) -> None:
     """With two partitions every other key of one fleet lies where the other would have put it."""
     some = keys(20_000)
     found = [*placed(MURMUR2, some[:19_600], partitions), *placed(CRC32, some[19_600:], partitions)]
-    reported = shares(tallied(found, {partitions}))
+    reported = estimate_shares(count_by_explanation(found, {partitions}))
     assert reported[PartitionedBy(MURMUR2, partitions)] == pytest.approx(0.98, abs=0.01)
     assert reported[PartitionedBy(CRC32, partitions)] == pytest.approx(0.02, abs=0.01)
 
 
 def test_a_single_fleet_is_no_mixture() -> None:
-    reported = shares(tallied(placed(CRC32, keys(5_000), 6), {6}))
+    reported = estimate_shares(count_by_explanation(placed(CRC32, keys(5_000), 6), {6}))
     assert reported == {PartitionedBy(CRC32, 6): pytest.approx(1, abs=0.001)}
 
 
@@ -99,7 +99,7 @@ def test_what_nobody_hashed_is_of_no_partitioner() -> None:
     """A producer that names partitions itself puts some keys by chance where a partitioner would have."""
     chosen = random.Random(3)
     found = [(key, KeyPlace(chosen.randrange(4), 4)) for key in keys(20_000)]
-    reported = shares(tallied(found, {4}))
+    reported = estimate_shares(count_by_explanation(found, {4}))
     assert next(iter(reported)) is None
     assert reported[None] > 0.95
 
@@ -107,20 +107,20 @@ def test_what_nobody_hashed_is_of_no_partitioner() -> None:
 def test_records_from_before_partitions_were_added_are_distinguished() -> None:
     some = keys(10_000)
     found = [*placed(MURMUR2, some[:3_000], 4, known=6), *placed(MURMUR2, some[3_000:], 6)]
-    reported = shares(tallied(found, {4, 6}))
+    reported = estimate_shares(count_by_explanation(found, {4, 6}))
     assert reported[PartitionedBy(MURMUR2, 4)] == pytest.approx(0.3, abs=0.02)
     assert reported[PartitionedBy(MURMUR2, 6)] == pytest.approx(0.7, abs=0.02)
 
 
 def test_records_weigh() -> None:
     some = keys(2_000)
-    found = [(key, KeyPlace(MURMUR2.partition(key, 8), 8, records=9)) for key in some[:1_000]]
-    reported = shares(tallied([*found, *placed(CRC32, some[1_000:], 8)], {8}))
+    found = [(key, KeyPlace(MURMUR2.choose_partition(key, 8), 8, records=9)) for key in some[:1_000]]
+    reported = estimate_shares(count_by_explanation([*found, *placed(CRC32, some[1_000:], 8)], {8}))
     assert reported[PartitionedBy(CRC32, 8)] == pytest.approx(0.1, abs=0.01)
 
 
 def test_of_no_record_there_is_no_share() -> None:
-    assert shares(Counter()) == {}
+    assert estimate_shares(Counter()) == {}
 
 
 def a_key(*unlike: tuple[Partitioner, int]) -> bytes:
@@ -128,21 +128,24 @@ def a_key(*unlike: tuple[Partitioner, int]) -> bytes:
     return next(
         key
         for key in keys(10_000)
-        if len({one.partition(key, count) for one, count in unlike}) == len(unlike)
-        and 11 not in {one.partition(key, count) for one in Partitioner for count in (4, 12)}
+        if len({one.choose_partition(key, count) for one, count in unlike}) == len(unlike)
+        and 11 not in {one.choose_partition(key, count) for one in Partitioner for count in (4, 12)}
     )
 
 
 def test_why_a_key_is_in_several_partitions() -> None:
     key = a_key((MURMUR2, 4), (MURMUR2, 12), (CRC32, 12), (FNV1A, 12))
-    before = KeyPlace(MURMUR2.partition(key, 4), 4)
-    after, other = (KeyPlace(one.partition(key, 12), 12) for one in (MURMUR2, CRC32))
-    assert why_several(key, [before, after], {4, 12}) is Why.ADDED
-    assert why_several(key, [after, other], {12}) is Why.FLEETS
-    assert why_several(key, [after, KeyPlace(11, 12)], {4, 12}) is Why.OTHER
+    before = KeyPlace(MURMUR2.choose_partition(key, 4), 4)
+    after, other = (KeyPlace(one.choose_partition(key, 12), 12) for one in (MURMUR2, CRC32))
+    assert explain_key_spread(key, [before, after], {4, 12}) is Why.ADDED
+    assert explain_key_spread(key, [after, other], {12}) is Why.FLEETS
+    assert explain_key_spread(key, [after, KeyPlace(11, 12)], {4, 12}) is Why.OTHER
 
 
 def test_a_slice_knows_no_partitions_that_were_added_later() -> None:
     key = a_key((MURMUR2, 4), (MURMUR2, 12))
-    assert why_several(key, [KeyPlace(MURMUR2.partition(key, 12), 4), KeyPlace(11, 12)], {4, 12}) is Why.OTHER
-    assert zlib.crc32(key) % 12 == CRC32.partition(key, 12)
+    assert (
+        explain_key_spread(key, [KeyPlace(MURMUR2.choose_partition(key, 12), 4), KeyPlace(11, 12)], {4, 12})
+        is Why.OTHER
+    )
+    assert zlib.crc32(key) % 12 == CRC32.choose_partition(key, 12)

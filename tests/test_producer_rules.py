@@ -9,11 +9,11 @@ import pytest
 
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.producer_files import producer_facts, version_of
+from highwater.producer_files import parse_producer_facts, parse_version
 from highwater.producer_rules import UNTOLD, Client, ProducerFacts, Version, check_producer
 from highwater.resources.kafka import Kafka
-from highwater.resources.live_producer import live_producer, own_producers
-from highwater.resources.producer_properties import producer_properties
+from highwater.resources.live_producer import list_own_producers, read_producer_facts
+from highwater.resources.producer_properties import build_producer_properties
 from highwater.topic_rules import Finding, Level
 from tests.scene import Scene
 from tests.support import make_stream
@@ -125,48 +125,52 @@ consumer.group.id=x
 
 
 def test_files_of_both_clients_are_read(tmp_path: Path) -> None:
-    java = producer_facts("app.properties", JAVA_FILE)
+    java = parse_producer_facts("app.properties", JAVA_FILE)
     assert (java.client, java.set("acks"), java.set("group.id")) == (JAVA, "1", None)
     assert java.set("sasl.jaas.config") == 'org.apache.kafka.Login required password="planted";'
     assert "planted" not in repr(java)
     plain = {"message.timeout.ms": 60000, "enable.idempotence": True, "request.required.acks": -1}
-    other = producer_facts("app.json", json.dumps(plain))
+    other = parse_producer_facts("app.json", json.dumps(plain))
     assert (other.client, other.set("delivery.timeout.ms"), other.idempotence.text) == (LIBRDKAFKA, "60000", "true")
     assert levels({one.rule: one for one in check_producer(other)}).keys() >= {name for name, _ in UNTOLD}
 
 
 def test_a_file_with_the_prefix_of_topics_reports_librdkafka() -> None:
-    assert producer_facts("x", "topic.message.timeout.ms=60000").client is LIBRDKAFKA
+    assert parse_producer_facts("x", "topic.message.timeout.ms=60000").client is LIBRDKAFKA
 
 
 def test_a_file_that_reports_no_client_asks_for_it() -> None:
     with pytest.raises(ConfigurationError, match="--client"):
-        producer_facts("x", "acks=all")
-    assert producer_facts("x", "acks=all", JAVA).client is JAVA
+        parse_producer_facts("x", "acks=all")
+    assert parse_producer_facts("x", "acks=all", JAVA).client is JAVA
     with pytest.raises(ConfigurationError, match="begins as JSON") as caught:
-        producer_facts("x", '{"sasl.password": "planted"')
+        parse_producer_facts("x", '{"sasl.password": "planted"')
     assert "planted" not in str(caught.value)
     for text in ('["acks", "all"]', '{"acks": {"x": 1}}'):
         with pytest.raises(ConfigurationError, match="no flat object"):
-            producer_facts("x", text)
+            parse_producer_facts("x", text)
     with pytest.raises(ConfigurationError):
-        version_of("newest")
-    assert version_of("3.6.1") == (3, 6, 1)
+        parse_version("newest")
+    assert parse_version("3.6.1") == (3, 6, 1)
 
 
 def test_our_producer_is_asked_what_it_is() -> None:
     """By the client itself: a property under another name, and its effect, are found."""
     secret = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "u"}
-    [ours] = own_producers(Kafka("127.0.0.1:1", {**secret, "sasl.password": "planted"}), make_stream("orders"))
+    [ours] = list_own_producers(Kafka("127.0.0.1:1", {**secret, "sasl.password": "planted"}), make_stream("orders"))
     reported = {one.rule: one for one in check_producer(ours)}
     assert {one.level for one in reported.values()} == {Level.OK}
     assert reported["partitioner"].value == "murmur2_random"
     assert reported["acks"].where == "set"
     assert "planted" not in str(dict(ours.properties))
-    plain = live_producer("weak", {**producer_properties("127.0.0.1:1"), "enable.idempotence": "false", "acks": "1"})
+    plain = read_producer_facts(
+        "weak", {**build_producer_properties("127.0.0.1:1"), "enable.idempotence": "false", "acks": "1"}
+    )
     assert {one.rule: one.level for one in check_producer(plain)}["acks"] is Level.ERROR
     with pytest.raises(ConfigurationError, match="refuses"):
-        live_producer("impossible", {"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": "true", "acks": "1"})
+        read_producer_facts(
+            "impossible", {"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": "true", "acks": "1"}
+        )
 
 
 def test_the_command_refuses_a_file_that_it_cannot_read(tmp_path: Path) -> None:

@@ -13,9 +13,17 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import OnReject, Start
 from highwater.declaration_parts import ON_REJECT
-from highwater.envelope import MOST_BYTES, PREFIX, Envelope, unwrapped, wrapped
+from highwater.envelope import MOST_BYTES, PREFIX, Envelope, add_envelope, remove_envelope
 from highwater.errors import DeclarationError
-from highwater.routing import RETRY_JITTER, destination, due_after, on_tier, option_for, stream_of_topic, tier_of
+from highwater.routing import (
+    RETRY_JITTER,
+    build_stream_of_topic,
+    compute_retry_delay,
+    find_destination,
+    find_tier,
+    format_topic_option,
+    on_tier,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +39,14 @@ from highwater.routing import RETRY_JITTER, destination, due_after, on_tier, opt
     ],
 )
 def test_a_record_goes_through_the_tiers_and_is_parked(reason: str, retries: int, topic: str) -> None:
-    assert destination(ORDERS, reason, retries) == topic
+    assert find_destination(ORDERS, reason, retries) == topic
 
 
 def test_the_declaration_decides() -> None:
     parked = replace(ORDERS, on_reject={**ON_REJECT, "unresolved": OnReject.PARK, "invalid": OnReject.RETRY})
-    assert destination(parked, "unresolved", 0) == "orders.parked"
-    assert destination(parked, "invalid", 0) == "orders.dlq.1"
-    assert destination(PAYMENTS, "unresolved", 0) == "payments.parked", "without tiers every reject is parked"
+    assert find_destination(parked, "unresolved", 0) == "orders.parked"
+    assert find_destination(parked, "invalid", 0) == "orders.dlq.1"
+    assert find_destination(PAYMENTS, "unresolved", 0) == "payments.parked", "without tiers every reject is parked"
 
 
 @st.composite
@@ -63,7 +71,7 @@ def test_every_record_goes_where_the_table_of_the_documentation_says(
         left = []
     if how[reason] == OnReject.HOLD and park and retries == 0:  # on a tier it holds nothing, and is retried
         left = []
-    assert destination(made, reason, retries, park=park) == [*left, "orders.parked"][0]
+    assert find_destination(made, reason, retries, park=park) == [*left, "orders.parked"][0]
 
 
 DAY = timedelta(days=1)
@@ -88,12 +96,12 @@ def test_a_declaration_that_contradicts_itself_is_refused(changes: dict[str, obj
 
 @given(st.timedeltas(timedelta(seconds=1), timedelta(days=7)), st.text(min_size=1))
 def test_nothing_is_due_before_its_delay_nor_a_fifth_after_it(delay: timedelta, key: str) -> None:
-    assert delay <= due_after(delay, key) <= delay * (1 + RETRY_JITTER)
-    assert due_after(delay, key) == due_after(delay, key)
+    assert delay <= compute_retry_delay(delay, key) <= delay * (1 + RETRY_JITTER)
+    assert compute_retry_delay(delay, key) == compute_retry_delay(delay, key)
 
 
 def test_slices_of_a_tier_do_not_come_back_together() -> None:
-    waits = {due_after(DAY, f"orders.dlq.1@{n:07d}") for n in range(100)}
+    waits = {compute_retry_delay(DAY, f"orders.dlq.1@{n:07d}") for n in range(100)}
     assert len(waits) == 100
     assert max(waits) - min(waits) > DAY * RETRY_JITTER * 0.8
 
@@ -102,10 +110,13 @@ def test_a_tier_is_planned_from_its_beginning_and_at_once() -> None:
     tier = on_tier(replace(ORDERS, start=Start.LATEST), "orders.dlq.2")
     assert (tier.topic, tier.start, tier.limits.min_offsets) == ("orders.dlq.2", Start.EARLIEST, 1)
     assert tier.publishes is None, "what the stream has published is no sign that the tier was planned before"
-    assert [tier_of(ORDERS, topic) for topic in ("orders", *ORDERS.tier_topics)] == [0, 1, 2, 3]
-    assert stream_of_topic(ORDERS, "orders.dlq.2").topic == "orders.dlq.2"
-    assert stream_of_topic(ORDERS, None) is stream_of_topic(ORDERS, "orders") is ORDERS
-    assert (option_for(ORDERS, "orders"), option_for(tier, "orders.dlq.2")) == ("", " --topic orders.dlq.2")
+    assert [find_tier(ORDERS, topic) for topic in ("orders", *ORDERS.tier_topics)] == [0, 1, 2, 3]
+    assert build_stream_of_topic(ORDERS, "orders.dlq.2").topic == "orders.dlq.2"
+    assert build_stream_of_topic(ORDERS, None) is build_stream_of_topic(ORDERS, "orders") is ORDERS
+    assert (format_topic_option(ORDERS, "orders"), format_topic_option(tier, "orders.dlq.2")) == (
+        "",
+        " --topic orders.dlq.2",
+    )
 
 
 def envelope(**changes: object) -> Envelope:
@@ -119,24 +130,24 @@ HEADERS = st.lists(st.tuples(st.text(), st.none() | st.binary()))
 
 @given(HEADERS)
 def test_headers_pass_through_and_do_not_grow(own: list[tuple[str, bytes | None]]) -> None:
-    once = wrapped(envelope(), own)
-    again = wrapped(envelope(attempt=2), once)
-    assert unwrapped(again) == [header for header in own if not header[0].startswith(PREFIX)]
+    once = add_envelope(envelope(), own)
+    again = add_envelope(envelope(attempt=2), once)
+    assert remove_envelope(again) == [header for header in own if not header[0].startswith(PREFIX)]
     assert len(again) == len(once)
     assert dict(again)["highwater.attempt"] == b"2"
 
 
 def test_an_envelope_stays_within_its_room() -> None:
     wide = envelope(topic="t" * 249, detail="d" * 100_000, slice_key="s" * 270)
-    assert sum(len(name) + len(value or b"") for name, value in wide.headers()) < MOST_BYTES
+    assert sum(len(name) + len(value or b"") for name, value in wide.to_headers()) < MOST_BYTES
 
 
 def test_a_partition_that_could_not_be_asked_is_not_taken_for_due() -> None:
-    from highwater.orchestration.sensing.retries import _up_to
+    from highwater.orchestration.sensing.retries import _limit_to_due
     from highwater.resources.topic_state import PartitionState
 
     seen = PartitionState(0, 100, 100, 1)
-    assert _up_to(seen, None, 0).last_stable is None
-    assert _up_to(seen, 40, 0).last_stable == 40
-    assert _up_to(seen, 40, 60).last_stable == 60, "the next slice may wait longer than the one before"
-    assert _up_to(seen, 40, 120).last_stable == 100, "a log that really ends before its plan is not hidden"
+    assert _limit_to_due(seen, None, 0).last_stable is None
+    assert _limit_to_due(seen, 40, 0).last_stable == 40
+    assert _limit_to_due(seen, 40, 60).last_stable == 60, "the next slice may wait longer than the one before"
+    assert _limit_to_due(seen, 40, 120).last_stable == 100, "a log that really ends before its plan is not hidden"

@@ -15,10 +15,10 @@ from highwater.schemas import (
     FramingError,
     Schema,
     SchemaReference,
-    framing_of,
-    message_indexes,
-    protobuf_message,
-    self_contained_avro,
+    build_self_contained_avro,
+    parse_framing,
+    parse_message_indexes,
+    parse_protobuf_message,
 )
 
 IDS = st.integers(0, 2**31 - 1)
@@ -37,33 +37,33 @@ def written(*, schema_id: int | None = None, guid: str | None = None, indexes: l
 
 @given(IDS, st.binary())
 def test_a_framing_in_front_of_the_value_gives_id_and_payload(schema_id: int, payload: bytes) -> None:
-    assert framing_of(written(schema_id=schema_id) + payload, []) == Framed(schema_id, None, payload)
+    assert parse_framing(written(schema_id=schema_id) + payload, []) == Framed(schema_id, None, payload)
 
 
 @given(IDS, st.binary())
 def test_a_header_may_hold_the_id_of_a_bare_value(schema_id: int, value: bytes) -> None:
     headers = [("other", b"x"), (VALUE_HEADER, written(schema_id=schema_id))]
-    assert framing_of(value, headers) == Framed(schema_id, None, value, b"")
+    assert parse_framing(value, headers) == Framed(schema_id, None, value, b"")
 
 
 @given(GUIDS, st.binary())
 def test_a_header_may_hold_the_guid_of_a_bare_value(guid: str, value: bytes) -> None:
-    assert framing_of(value, [(VALUE_HEADER, written(guid=guid))]) == Framed(None, guid, value, b"")
+    assert parse_framing(value, [(VALUE_HEADER, written(guid=guid))]) == Framed(None, guid, value, b"")
 
 
 def test_the_last_header_of_a_name_counts() -> None:
     headers = [(VALUE_HEADER, written(schema_id=1)), (VALUE_HEADER, written(schema_id=2))]
-    assert framing_of(b"value", headers) == Framed(2, None, b"value", b"")
+    assert parse_framing(b"value", headers) == Framed(2, None, b"value", b"")
 
 
 def test_a_key_has_a_header_of_its_own() -> None:
     headers = [(VALUE_HEADER, written(schema_id=1)), ("__key_schema_id", written(schema_id=2))]
-    assert framing_of(b"key", headers, header="__key_schema_id") == Framed(2, None, b"key", b"")
+    assert parse_framing(b"key", headers, header="__key_schema_id") == Framed(2, None, b"key", b"")
 
 
 @pytest.mark.parametrize("headers", [[], [(VALUE_HEADER, b"\x00\x00\x00\x00\x01")]])
 def test_a_record_without_a_value_has_no_framing(headers: list[tuple[str, bytes | None]]) -> None:
-    assert framing_of(None, headers) is None
+    assert parse_framing(None, headers) is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_record_without_a_value_has_no_framing(headers: list[tuple[str, bytes 
 )
 def test_a_value_without_a_whole_framing_is_refused(value: bytes, position: int, text: str) -> None:
     with pytest.raises(FramingError) as caught:
-        framing_of(value, [])
+        parse_framing(value, [])
     assert (caught.value.position, str(caught.value)) == (position, text)
 
 
@@ -93,26 +93,26 @@ def test_a_value_without_a_whole_framing_is_refused(value: bytes, position: int,
 )
 def test_a_header_without_a_whole_framing_is_refused(content: bytes | None, position: int, text: str) -> None:
     with pytest.raises(FramingError) as caught:
-        framing_of(written(schema_id=1) + b"value", [(VALUE_HEADER, content)])
+        parse_framing(written(schema_id=1) + b"value", [(VALUE_HEADER, content)])
     assert (caught.value.position, str(caught.value)) == (position, text)
 
 
 @given(IDS, INDEXES, st.binary())
 def test_message_indexes_stand_between_id_and_message(schema_id: int, indexes: list[int], message: bytes) -> None:
-    framed = framing_of(written(schema_id=schema_id, indexes=indexes) + message, [])
+    framed = parse_framing(written(schema_id=schema_id, indexes=indexes) + message, [])
     assert framed is not None
-    assert protobuf_message(framed) == (tuple(indexes), message)
+    assert parse_protobuf_message(framed) == (tuple(indexes), message)
 
 
 @given(GUIDS, INDEXES, st.binary())
 def test_message_indexes_follow_the_guid_in_a_header(guid: str, indexes: list[int], message: bytes) -> None:
-    framed = framing_of(message, [(VALUE_HEADER, written(guid=guid, indexes=indexes))])
+    framed = parse_framing(message, [(VALUE_HEADER, written(guid=guid, indexes=indexes))])
     assert framed is not None
-    assert protobuf_message(framed) == (tuple(indexes), message)
+    assert parse_protobuf_message(framed) == (tuple(indexes), message)
 
 
 def test_a_single_zero_is_the_first_message() -> None:
-    assert message_indexes(b"\x00rest") == ((0,), b"rest")
+    assert parse_message_indexes(b"\x00rest") == ((0,), b"rest")
 
 
 @given(INDEXES)
@@ -120,7 +120,7 @@ def test_cut_message_indexes_are_refused_at_their_end(indexes: list[int]) -> Non
     whole = written(schema_id=1, indexes=indexes)[5:]
     for length in range(len(whole)):
         with pytest.raises(FramingError, match="cut short") as caught:
-            message_indexes(whole[:length])
+            parse_message_indexes(whole[:length])
         assert caught.value.position == length
 
 
@@ -135,7 +135,7 @@ def test_cut_message_indexes_are_refused_at_their_end(indexes: list[int]) -> Non
 )
 def test_message_indexes_that_cannot_be_are_refused(payload: bytes, position: int, text: str) -> None:
     with pytest.raises(FramingError, match=text) as caught:
-        message_indexes(payload)
+        parse_message_indexes(payload)
     assert caught.value.position == position
 
 
@@ -143,7 +143,7 @@ def test_message_indexes_that_cannot_be_are_refused(payload: bytes, position: in
 def test_any_bytes_give_indexes_or_a_position_in_them(payload: bytes) -> None:
     position, rest = 0, b""
     try:
-        _, rest = message_indexes(payload)
+        _, rest = parse_message_indexes(payload)
     except FramingError as error:
         position = error.position
     assert 0 <= position <= len(payload)
@@ -208,14 +208,14 @@ def test_an_avro_schema_with_references_becomes_one_that_reads_what_the_original
     fastavro.schemaless_writer(stream, original, {**record, "next": record})
     stream.seek(0)
 
-    alone = fastavro.parse_schema(json.loads(self_contained_avro(order_schema())))
+    alone = fastavro.parse_schema(json.loads(build_self_contained_avro(order_schema())))
 
     assert fastavro.schemaless_reader(stream, alone, None) == {**record, "next": record}
 
 
 def test_each_type_is_defined_once_where_it_is_used_first() -> None:
     """`Currency` is used before `Money`, in whose text it is defined."""
-    alone = json.loads(self_contained_avro(order_schema()))
+    alone = json.loads(build_self_contained_avro(order_schema()))
     currency, lines, total, following, by_day = (field["type"] for field in alone["fields"])
 
     assert currency == {"type": "enum", "name": "Currency", "namespace": "shop", "symbols": ["CHF", "EUR"]}
@@ -230,8 +230,8 @@ def test_each_type_is_defined_once_where_it_is_used_first() -> None:
 def test_a_type_by_its_name_needs_no_object_around_it() -> None:
     order = {"type": "record", "name": "Order", "fields": [{"name": "total", "type": {"type": "shop.Money"}}]}
     schema = Schema(1, "AVRO", json.dumps(order), (SchemaReference("shop.Money", "money", 1, json.dumps(MONEY)),))
-    assert json.loads(self_contained_avro(schema))["fields"][0]["type"]["name"] == "Money"
+    assert json.loads(build_self_contained_avro(schema))["fields"][0]["type"]["name"] == "Money"
 
 
 def test_an_avro_schema_without_references_stays_as_it_is() -> None:
-    assert self_contained_avro(Schema(1, "AVRO", ' "string"')) == ' "string"'
+    assert build_self_contained_avro(Schema(1, "AVRO", ' "string"')) == ' "string"'

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from highwater.classifying import Classification, classify
-from highwater.column_comparison import same
+from highwater.column_comparison import matches_stored
 from highwater.declaration import Field
-from highwater.decoding import document
+from highwater.decoding import decode_value
 from highwater.errors import DeclarationError
-from highwater.field_rules import field_problems
-from highwater.format_rules import java_pattern, python_pattern
+from highwater.field_rules import find_field_problems
+from highwater.format_rules import to_java_pattern, to_python_pattern
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
-from highwater.protobuf import compiled
+from highwater.protobuf import compile_schema
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord, MisfitError
 from highwater.sources import Key, Meta
@@ -200,15 +200,15 @@ def test_bytes_that_are_not_parsed() -> None:
 
 def test_a_schema_with_a_reference() -> None:
     """Its types are defined where they are used first."""
-    from highwater.decoding import document
+    from highwater.decoding import decode_value
     from highwater.schemas import SchemaReference
 
     money = json.dumps({"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]})
     order = json.dumps({"type": "record", "name": "shop.Order", "fields": [{"name": "sum", "type": "shop.Money"}]})
     schema = Schema(1, "AVRO", order, (SchemaReference("shop.Money", "money", 1, money),))
-    assert document(Avro(), KafkaRecord(b"\x00\x00\x00\x00\x01\x0e"), lambda _: schema) == {"sum": {"cents": 7}}
+    assert decode_value(Avro(), KafkaRecord(b"\x00\x00\x00\x00\x01\x0e"), lambda _: schema) == {"sum": {"cents": 7}}
     with pytest.raises(MisfitError, match="bytes follow"):
-        document(Avro(), KafkaRecord(b"\x00\x00\x00\x00\x01\x0e\x00"), lambda _: schema)
+        decode_value(Avro(), KafkaRecord(b"\x00\x00\x00\x00\x01\x0e\x00"), lambda _: schema)
 
 
 def json_field(kind: str, **declared: Any) -> Any:
@@ -497,7 +497,7 @@ def message(name: str = "M") -> Any:
     from google.protobuf.message_factory import GetMessageClass
 
     pool = DescriptorPool()
-    for one in FileDescriptorSet.FromString(compiled(SCHEMA)[0]).file:
+    for one in FileDescriptorSet.FromString(compile_schema(SCHEMA)[0]).file:
         pool.Add(one)
     return GetMessageClass(pool.FindMessageTypeByName(f"p.{name}"))()
 
@@ -700,8 +700,8 @@ def test_a_group_is_repeated_in_a_loop_alone(quantifier: str) -> None:
 
 def test_groups_are_named_in_either_syntax() -> None:
     for written in (r"(?P<a>.)\(?<b>[(?<c>](?<d>.)", r"(?<a>.)\(?<b>[(?<c>](?P<d>.)"):
-        assert java_pattern(written) == r"(?<a>.)\(?<b>[(?<c>](?<d>.)"
-        assert python_pattern(written) == r"(?P<a>.)\(?<b>[(?<c>](?P<d>.)"
+        assert to_java_pattern(written) == r"(?<a>.)\(?<b>[(?<c>](?<d>.)"
+        assert to_python_pattern(written) == r"(?P<a>.)\(?<b>[(?<c>](?P<d>.)"
 
 
 # --- Rules of nested fields
@@ -726,7 +726,7 @@ def test_groups_are_named_in_either_syntax() -> None:
 )
 def test_a_field_that_cannot_be_is_refused_with_a_sentence(declared: Field, reported: str) -> None:
     """A wrong path of a member raised ValueError, and a name with a backtick failed in Spark."""
-    assert any(reported in problem for problem in field_problems(declared))
+    assert any(reported in problem for problem in find_field_problems(declared))
 
 
 def nested(depth: int) -> Field:
@@ -734,8 +734,8 @@ def nested(depth: int) -> Field:
 
 
 def test_fields_are_nested_16_times_at_most() -> None:
-    assert field_problems(nested(16)) == []
-    assert "16 times at the most" in field_problems(nested(17))[0]
+    assert find_field_problems(nested(16)) == []
+    assert "16 times at the most" in find_field_problems(nested(17))[0]
 
 
 # --- What a table holds
@@ -757,8 +757,8 @@ def test_fields_are_nested_16_times_at_most() -> None:
 def test_json_of_decoded_values_is_compared(read: Any, stored: str) -> None:
     """Times and dates of Avro never equalled their texts: the check called sound events unlike."""
     declared = Field("x", "json")
-    assert same(declared, read, stored)
-    assert not same(declared, read, stored.replace("1", "2").replace("P", "Q").replace("Inf", "-Inf"))
+    assert matches_stored(declared, read, stored)
+    assert not matches_stored(declared, read, stored.replace("1", "2").replace("P", "Q").replace("Inf", "-Inf"))
 
 
 def test_an_enum_of_avro_has_no_negative_symbols() -> None:
@@ -766,10 +766,10 @@ def test_an_enum_of_avro_has_no_negative_symbols() -> None:
     kind = {"type": "enum", "name": "K", "symbols": ["A", "B"]}
     fields = [{"name": "a", "type": kind}, {"name": "b", "type": ["null", "K"]}]
     declared = Avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
-    assert document(declared, KafkaRecord(b"\x02\x02\x00"), None) == {"a": "B", "b": "A"}
+    assert decode_value(declared, KafkaRecord(b"\x02\x02\x00"), None) == {"a": "B", "b": "A"}
     for value in (b"\x01\x00", b"\x00\x02\x01", b"\x04\x00"):
         with pytest.raises(MisfitError, match="no Avro at byte"):
-            document(declared, KafkaRecord(value), None)
+            decode_value(declared, KafkaRecord(value), None)
 
 
 def test_nested_values_are_compared_with_rows_of_a_table() -> None:
@@ -777,8 +777,8 @@ def test_nested_values_are_compared_with_rows_of_a_table() -> None:
     declared = Field("x", "map", of=Field("v", "array", of=Field("e", "struct", of=(at, Field("n", "long")))))
     read = {"k": [{"at": MICRO, "n": 1}, None]}
     moment = datetime(2026, 1, 1)  # noqa: DTZ001 - a local time
-    assert same(declared, read, [("k", [{"at": moment, "n": 1}, None])])
-    assert not same(declared, read, {"k": [{"at": moment, "n": 2}, None]})
-    assert not same(declared, read, {"k": [{"at": moment, "n": True}, None]})
-    assert not same(declared, read, {"k": [{"n": 1}, None]})
-    assert not same(declared, read, [("l", [{"at": moment, "n": 1}, None])])
+    assert matches_stored(declared, read, [("k", [{"at": moment, "n": 1}, None])])
+    assert not matches_stored(declared, read, {"k": [{"at": moment, "n": 2}, None]})
+    assert not matches_stored(declared, read, {"k": [{"at": moment, "n": True}, None]})
+    assert not matches_stored(declared, read, {"k": [{"n": 1}, None]})
+    assert not matches_stored(declared, read, [("l", [{"at": moment, "n": 1}, None])])

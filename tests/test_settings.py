@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from highwater.errors import ConfigurationError
-from highwater.settings import CHECKOUT, SECRETS, Settings, home_folder, secret
-from highwater.stream_files import streams_folder
+from highwater.settings import CHECKOUT, SECRETS, Settings, find_home_folder, read_secret
+from highwater.stream_files import find_streams_folder
 
 
 @pytest.mark.parametrize(
@@ -33,32 +33,32 @@ def test_the_home_is_the_projects_from_any_folder_of_it(below: str, tmp_path: Pa
     (tmp_path / "workspace.yaml").write_text("")
     # A folder on the way, with a workspace of another kind, and without streams.
     (tmp_path / "src" / "workspace.yaml").write_text("")
-    assert home_folder({}, tmp_path / below) == tmp_path / ".highwater"
-    assert streams_folder({}, tmp_path / below) == tmp_path / "streams"
+    assert find_home_folder({}, tmp_path / below) == tmp_path / ".highwater"
+    assert find_streams_folder({}, tmp_path / below) == tmp_path / "streams"
 
 
 def test_the_home_follows_the_streams_that_are_named(tmp_path: Path) -> None:
     code = tmp_path / "project" / "src" / "shop"
     (code / "defs").mkdir(parents=True)
     named = {"HIGHWATER_STREAMS": str(code / "defs")}
-    assert home_folder(named, tmp_path) == code / ".highwater", "beside the streams"
+    assert find_home_folder(named, tmp_path) == code / ".highwater", "beside the streams"
     (tmp_path / "project" / "pyproject.toml").write_text("")
-    assert home_folder(named, tmp_path) == tmp_path / "project" / ".highwater", "in the project of dg"
-    assert home_folder({**named, "HIGHWATER_HOME": "given"}, tmp_path) == tmp_path / "given"
+    assert find_home_folder(named, tmp_path) == tmp_path / "project" / ".highwater", "in the project of dg"
+    assert find_home_folder({**named, "HIGHWATER_HOME": "given"}, tmp_path) == tmp_path / "given"
 
 
 def test_the_home_is_beside_a_workspace_whose_streams_are_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "workspace.yaml").write_text("")
-    assert home_folder({}, tmp_path / "src") == tmp_path / ".highwater"
+    assert find_home_folder({}, tmp_path / "src") == tmp_path / ".highwater"
 
 
 def test_the_home_is_below_the_working_folder_where_no_project_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert home_folder({}, tmp_path) == CHECKOUT / ".highwater", "whose streams are found from there"
+    assert find_home_folder({}, tmp_path) == CHECKOUT / ".highwater", "whose streams are found from there"
     monkeypatch.setattr("highwater.settings.CHECKOUT", tmp_path / "site-packages")
-    assert home_folder({}, tmp_path) == tmp_path / ".highwater"
+    assert find_home_folder({}, tmp_path) == tmp_path / ".highwater"
 
 
 @pytest.mark.parametrize("url", ["http://user:pa/ss@host:8081", "https://user:pa#ss@host", "http://[bad", "http://h:x"])
@@ -75,9 +75,9 @@ def test_a_file_may_hold_what_is_secret(name: str, end: str, tmp_path: Path) -> 
     """Its line's end, which every editor writes, is no part of the value."""
     file = tmp_path / "secret"
     file.write_bytes(f"a value{end}".encode())
-    assert secret({f"{name}_FILE": str(file)}, name) == "a value"
+    assert read_secret({f"{name}_FILE": str(file)}, name) == "a value"
     file.write_text("another")
-    assert secret({f"{name}_FILE": str(file), name: ""}, name) == "another", "it is read each time"
+    assert read_secret({f"{name}_FILE": str(file), name: ""}, name) == "another", "it is read each time"
 
 
 def test_the_settings_are_those_of_the_files(tmp_path: Path) -> None:

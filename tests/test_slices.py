@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import UnknownSliceError
-from highwater.plans import Loss, left_to_read
-from highwater.slices import OffsetRange, Slice, SliceKey, merge_ranges, ranges_from_plain, ranges_to_plain
+from highwater.plans import Loss, subtract_losses
+from highwater.slices import OffsetRange, Slice, SliceKey, decode_ranges, encode_ranges, merge_ranges
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -44,14 +44,14 @@ def test_a_range_that_runs_backwards_or_below_zero_is_refused(start: int, end: i
 
 @given(offset_ranges, offset_ranges)
 def test_ranges_meet_where_one_ends_and_the_other_starts(one: OffsetRange, other: OffsetRange) -> None:
-    assert one.meets(other) == (one.end == other.start)
+    assert one.is_followed_by(other) == (one.end == other.start)
 
 
 @given(range_maps)
 def test_ranges_survive_being_written(ranges: dict[int, OffsetRange]) -> None:
-    written = json.loads(a_slice(ranges).ranges_json())
-    assert ranges_from_plain(written) == ranges
-    assert list(ranges_to_plain(ranges)) == [str(p) for p in sorted(ranges)]
+    written = json.loads(a_slice(ranges).encode_ranges_json())
+    assert decode_ranges(written) == ranges
+    assert list(encode_ranges(ranges)) == [str(p) for p in sorted(ranges)]
 
 
 @given(st.lists(range_maps, max_size=6))
@@ -101,7 +101,7 @@ def test_keys_of_more_than_seven_digits_have_one_form() -> None:
 @given(offset_ranges, bounds)
 def test_a_slice_keeps_what_a_loss_at_its_border_leaves(offsets: OffsetRange, lost: list[int]) -> None:
     loss = OffsetRange(*lost)
-    left = left_to_read(a_slice({0: offsets}), [a_loss(0, loss)]).ranges[0]
+    left = subtract_losses(a_slice({0: offsets}), [a_loss(0, loss)]).ranges[0]
     stored = set(range(offsets.start, offsets.end)) - set(range(loss.start, loss.end))
     amid = offsets.start < loss.start and loss.end < offsets.end and len(loss) > 0
     assert set(range(left.start, left.end)) == (set(range(offsets.start, offsets.end)) if amid else stored)
@@ -109,4 +109,4 @@ def test_a_slice_keeps_what_a_loss_at_its_border_leaves(offsets: OffsetRange, lo
 
 def test_a_loss_of_another_generation_takes_nothing() -> None:
     slice_ = a_slice({0: OffsetRange(0, 9)}, generation=1)
-    assert left_to_read(slice_, [a_loss(0, OffsetRange(0, 5))]).ranges == {0: OffsetRange(0, 9)}
+    assert subtract_losses(slice_, [a_loss(0, OffsetRange(0, 5))]).ranges == {0: OffsetRange(0, 9)}

@@ -16,7 +16,7 @@ from highwater.errors import DeclarationError
 from highwater.formats import BigEndian, Json
 from highwater.sources import Header, Key, Rest
 from highwater.stream_files import load_streams, read_streams
-from highwater.stream_yaml import TYPE, load_yaml, stream_model, to_stream
+from highwater.stream_yaml import TYPE, build_stream_model, load_yaml, to_stream
 
 ORDERS = """
 type: highwater.orchestration.components.StreamComponent
@@ -70,7 +70,7 @@ def write(file: Path, attributes: dict[str, object]) -> Path:
 
 
 def declared(**changes: object) -> Stream:
-    return to_stream(stream_model().model_validate(small(**changes)))
+    return to_stream(build_stream_model().model_validate(small(**changes)))
 
 
 def test_the_shipped_stream_is_the_same_in_yaml(tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ def test_the_shipped_stream_is_the_same_in_yaml(tmp_path: Path) -> None:
 
 
 def test_attributes_are_those_of_the_dataclass() -> None:
-    properties = stream_model().model_json_schema()["properties"]
+    properties = build_stream_model().model_json_schema()["properties"]
     assert [*properties] == [field.name for field in dataclasses.fields(Stream)]
 
 
 def test_every_format_and_source_has_a_name_in_yaml() -> None:
     """A new format must not be left out of YAML."""
-    text = str(stream_model().model_json_schema()["$defs"])
+    text = str(build_stream_model().model_json_schema()["$defs"])
     hints = typing.get_type_hints(Stream)
     for cls in (*typing.get_args(hints["value"]), *typing.get_args(hints["key_format"]), Key, Header, Rest):
         assert f"{cls.__name__}Choice" in text

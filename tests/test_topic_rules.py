@@ -20,8 +20,8 @@ from highwater.topic_rules import (
     check_published_topic,
     check_room,
     check_topic,
-    endurance,
-    together,
+    describe_endurance,
+    merge_broker_settings,
 )
 from tests.support import make_stream
 from tests.topic_facts import OF_BROKER, SAFE, with_setting
@@ -31,7 +31,7 @@ ONE = replace(SAFE, brokers=1, replicas={0: 1, 1: 1}, in_sync={0: 1, 1: 1})
 
 def test_a_safe_topic_breaks_no_rule() -> None:
     assert {finding.level for finding in check_topic(SAFE)} == {Level.OK}
-    assert endurance(SAFE).startswith("1 of 3 brokers may fail with writes going on, 2 with reads")
+    assert describe_endurance(SAFE).startswith("1 of 3 brokers may fail with writes going on, 2 with reads")
 
 
 @pytest.mark.parametrize(
@@ -129,19 +129,23 @@ def test_an_age_that_could_not_be_read_is_not_reported_as_nothing_unread() -> No
 )
 def test_how_many_brokers_may_fail_is_reported_the_replicas_in_sync_now(changes: dict[str, Any], reported: str) -> None:
     """One of three was in sync and min.insync.replicas 2: writes hung, and one broker was said to be spare."""
-    assert endurance(replace(SAFE, **changes)).startswith(reported)
+    assert describe_endurance(replace(SAFE, **changes)).startswith(reported)
 
 
 def test_a_broker_that_is_away_is_one_of_the_cluster_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one of three away the page reported that two of two might fail with reads going on."""
     nodes = [SimpleNamespace(id=number) for number in (1, 2, 3)]
     partition = SimpleNamespace(id=0, replicas=nodes, isr=nodes[:2], leader=nodes[0])
-    kafka: Any = SimpleNamespace(bootstrap="broker:9092", description=lambda _: SimpleNamespace(partitions=[partition]))
-    monkeypatch.setattr(topic_facts, "_brokers", lambda _: [1, 2])
-    monkeypatch.setattr(topic_facts, "_settings", lambda *_: SAFE.settings)
-    facts = topic_facts.topic_facts(kafka, "orders")
+    kafka: Any = SimpleNamespace(
+        bootstrap="broker:9092", read_description=lambda _: SimpleNamespace(partitions=[partition])
+    )
+    monkeypatch.setattr(topic_facts, "_list_brokers", lambda _: [1, 2])
+    monkeypatch.setattr(topic_facts, "_fetch_settings", lambda *_: SAFE.settings)
+    facts = topic_facts.fetch_topic_facts(kafka, "orders")
     assert (facts.brokers, facts.broker_ids) == (3, [1, 2])
-    assert endurance(facts).startswith("now 0 more of 3 brokers may fail with writes going on, 1 more with reads; once")
+    assert describe_endurance(facts).startswith(
+        "now 0 more of 3 brokers may fail with writes going on, 1 more with reads; once"
+    )
 
 
 def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> None:
@@ -192,7 +196,7 @@ def test_too_little_room_in_the_dlq_is_a_warning_and_no_error() -> None:
 def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too little of the topic of accepted events is drift, which its publication shows."""
     small = with_setting(SAFE, max_message_bytes="20000")
-    monkeypatch.setattr(topic_audit, "topic_facts", lambda _, topic: replace(small, topic=topic))
+    monkeypatch.setattr(topic_audit, "fetch_topic_facts", lambda _, topic: replace(small, topic=topic))
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
     kafka: Any = None
     for main, reported in ((small, {*stream.dlq_topics}), (None, set())):
@@ -208,7 +212,7 @@ def test_what_may_not_be_read_is_reported_as_such() -> None:
     allow = "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:NAME --operation DescribeConfigs "
     assert commands == {f"{allow}{what}, with this user's name" for what in ("--topic orders", "--cluster")}
     assert unknown == {finding.rule for finding in check_topic(SAFE)} - {"replication", "replicas in sync"}
-    assert "is unknown" in endurance(hidden)
+    assert "is unknown" in describe_endurance(hidden)
 
 
 def test_the_command_of_a_reassignment_gives_each_partition_what_it_lacks() -> None:
@@ -233,12 +237,15 @@ def test_the_settings_of_all_brokers_count() -> None:
     off = {**OF_BROKER, "replica.lag.time.max.ms": Setting("10000", "DEFAULT_CONFIG")}
     on = {**OF_BROKER, "auto.create.topics.enable": Setting("true", "DEFAULT_CONFIG")}
     for brokers in ({1: off, 2: on, 3: off}, {1: on, 2: off}):
-        shown = {one.rule: one for one in check_topic(replace(SAFE, broker_settings=together(brokers)))}
+        shown = {one.rule: one for one in check_topic(replace(SAFE, broker_settings=merge_broker_settings(brokers)))}
         assert shown["auto-creation"].level is Level.WARNING
         assert shown["replica lag"].value.startswith("30,000 ms")
-    assert together({1: off, 2: on, 3: off})["auto.create.topics.enable"].source == "DEFAULT_CONFIG of broker 2"
-    assert together({1: off, 2: None}) is None
-    assert together({}) is None
+    assert (
+        merge_broker_settings({1: off, 2: on, 3: off})["auto.create.topics.enable"].source
+        == "DEFAULT_CONFIG of broker 2"
+    )
+    assert merge_broker_settings({1: off, 2: None}) is None
+    assert merge_broker_settings({}) is None
 
 
 def test_times_of_brokers_are_shown() -> None:
@@ -256,7 +263,7 @@ class Answering:
 
     bootstrap = "broker:9092"
 
-    def description(self, _: str) -> Any:
+    def read_description(self, _: str) -> Any:
         node = {n: SimpleNamespace(id=n) for n in (-1, 1)}
         leaders = {0: node[-1], 1: node[1], 2: None}
         parts = [
@@ -265,7 +272,7 @@ class Answering:
         ]
         return SimpleNamespace(partitions=parts)
 
-    def admin(self) -> Any:
+    def get_admin(self) -> Any:
         return self
 
     def list_topics(self, **_: object) -> Any:
@@ -279,6 +286,6 @@ class Answering:
 
 def test_what_the_client_writes_for_unknown_is_no_fact() -> None:
     """Broker -1 led a partition and was counted as a broker, and the text "None" was the value of a setting."""
-    facts = topic_facts.topic_facts(cast("Any", Answering()), "orders")
+    facts = topic_facts.fetch_topic_facts(cast("Any", Answering()), "orders")
     assert (facts.leaderless, facts.brokers) == (frozenset({0, 2}), 1)
     assert {name: one.value for name, one in (facts.settings or {}).items()} == {"retention.ms": "60000"}

@@ -70,4 +70,4 @@ class Ticking:
             if table == "current":
                 commit_current(self.lake, self.stream.name, {s.key: attempt for s in slices})
                 continue
-            plant(self.lake.path(self.stream.name, table), table_rows, slice_commits)
+            plant(self.lake.build_table_path(self.stream.name, table), table_rows, slice_commits)

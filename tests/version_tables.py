@@ -24,8 +24,8 @@ from dev.shapes import SHAPES
 from highwater.declaration import Severity, Stream
 from highwater.envelope import Origin
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.slice_status import version_order
-from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
+from highwater.orchestration.checking.slice_status import check_version_order
+from highwater.orchestration.checking.version_checks import check_stream_versions, check_version_gaps, check_versions
 from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice, SliceKey
@@ -137,23 +137,23 @@ class Planted:
         names = set(schema.names)
         stored = [{name: cell for name, cell in row.items() if name in names} for row in with_milliseconds(rows)]
         made = pa.Table.from_pylist(stored, schema)
-        plant(self.lake.path("orders", table), made, slice_commits, replace=True)
+        plant(self.lake.build_table_path("orders", table), made, slice_commits, replace=True)
 
-    def results(self) -> dict[str, dict[str, CheckResult]]:
+    def check_slices(self) -> dict[str, dict[str, CheckResult]]:
         """Each check's result on each slice, of one run over all of them, and on the stream, under the name ``."""
         self.write()
         keys = [key for key in self.slices if key not in self.undecided]
         found = {
-            **version_checks(self.lake, self.stream, keys),
-            **missing_checks(self.lake, self.stream, keys, self.reclaim_numbers),
-            "versions_in_order": version_order(self.lake, self.stream, keys),
+            **check_versions(self.lake, self.stream, keys),
+            **check_version_gaps(self.lake, self.stream, keys, self.reclaim_numbers),
+            "versions_in_order": check_version_order(self.lake, self.stream, keys),
         }
-        whole = over_the_stream(self.lake, self.stream, self.reclaim_numbers)
+        whole = check_stream_versions(self.lake, self.stream, self.reclaim_numbers)
         return {name: {**by_slice, "": whole[name]} for name, by_slice in found.items()}
 
     def red(self) -> dict[str, dict[str, Severity]]:
         """For each check that fails where it does, and how hard."""
-        return red(self.stream, self.results())
+        return red(self.stream, self.check_slices())
 
 
 def red(stream: Stream, results: dict[str, dict[str, CheckResult]]) -> dict[str, dict[str, Severity]]:
@@ -162,7 +162,7 @@ def red(stream: Stream, results: dict[str, dict[str, CheckResult]]) -> dict[str,
     for name, by_slice in results.items():
         for key, result in by_slice.items():
             if not result.passed:
-                found.setdefault(name, {})[key] = Severity.WARN if result.warning else stream.severity(name)
+                found.setdefault(name, {})[key] = Severity.WARN if result.warning else stream.find_severity(name)
     return found
 
 
@@ -238,10 +238,10 @@ class Generated:
         """By check the keys that it names as wrong in a slice, or over the stream, after this many decided slices."""
         planted = self.write(decided)
         if judged is None:
-            found = over_the_stream(planted.lake, planted.stream)
+            found = check_stream_versions(planted.lake, planted.stream)
         else:
             keys = [judged]
-            by = version_checks(planted.lake, ORDERS, keys) | missing_checks(planted.lake, ORDERS, keys)
+            by = check_versions(planted.lake, ORDERS, keys) | check_version_gaps(planted.lake, ORDERS, keys)
             found = {name: by_slice[judged] for name, by_slice in by.items()}
         wrong = {name: result for name, result in found.items() if not result.passed and not result.warning}
         return {name: {str(row["key"]) for row in result.samples} for name, result in wrong.items()}

@@ -28,7 +28,7 @@ from highwater.resources import commit_log
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.spark_tables import name_of, parts_of
+from highwater.resources.spark_tables import read_column_name, split_columns
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
@@ -43,10 +43,10 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ID = "A" * 22
 COLUMNS = {
     "raw": raw.COLUMNS,
-    "events": events.columns(STREAM),
+    "events": events.build_sql_columns(STREAM),
     "rejects": rejects.COLUMNS,
     "dlq": dlq.COLUMNS,
-    "current": current.columns(STREAM),
+    "current": current.build_sql_columns(STREAM),
 }
 Row = dict[str, Any]
 _WHOLE: Row = {"value": b"{}", "headers": [{"key": "trace", "value": b"1"}]}
@@ -119,7 +119,7 @@ class Topics:
     reads: list[tuple[str, bool]] = field(default_factory=list)
     records: Mapping[tuple[str, Place], Row] = field(default_factory=dict)
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         states = {p: PartitionState(self.log_start, end, end, 1) for p, end in self.ends[topic].items()}
         return TopicState(topic, self.topic_id, states)
 
@@ -188,22 +188,22 @@ class World:
         )
 
     def _like_first(self, one: Slice, of: str) -> None:
-        self.event(one, 0, 0, f"o1{of}", 1)
-        self.event(one, 0, 1, f"o2{of}", 1)
-        self.reject(one, 0, 2, "malformed", PARKED)
+        self.build_event(one, 0, 0, f"o1{of}", 1)
+        self.build_event(one, 0, 1, f"o2{of}", 1)
+        self.read_reject(one, 0, 2, "malformed", PARKED)
         self.read(one, 0, 3, f"o1{of}", value=None)
-        self.reject(one, 0, 4, "unresolved", TIER)
-        self.event(one, 1, 0, f"o3{of}", 1)
-        self.event(one, 1, 2, f"o4{of}", 1)
-        self.event(one, 1, 3, f"o3{of}", 2)
+        self.read_reject(one, 0, 4, "unresolved", TIER)
+        self.build_event(one, 1, 0, f"o3{of}", 1)
+        self.build_event(one, 1, 2, f"o4{of}", 1)
+        self.build_event(one, 1, 3, f"o3{of}", 2)
         self.win(one, (0, 0), (0, 1), (1, 2), (1, 3))
         for partition in range(2, len(one.ranges)):
-            self.event(one, partition, 0, f"o6{of}.{partition}", 1)
+            self.build_event(one, partition, 0, f"o6{of}.{partition}", 1)
             self.win(one, (partition, 0))
 
     def _second(self) -> None:
-        self.event(self.second, 0, 0, "o1", 2)
-        self.event(self.second, 0, 1, "o2", 1)
+        self.build_event(self.second, 0, 0, "o1", 2)
+        self.build_event(self.second, 0, 1, "o2", 1)
         self.win(self.second, (0, 0), (0, 1))
 
     def _retried(self) -> None:
@@ -232,7 +232,7 @@ class World:
             }
         )
 
-    def event(self, of: Slice, partition: int, offset: int, key: str, version: int) -> None:
+    def build_event(self, of: Slice, partition: int, offset: int, key: str, version: int) -> None:
         """A record that was accepted."""
         reported = order(key, version, event_time=self._happened(version).isoformat())
         self.read(of, partition, offset, key, value=json.dumps(reported).encode())
@@ -258,7 +258,7 @@ class World:
     def _happened(self, version: int) -> datetime:
         return datetime(2026, 3, 1, 10, version, tzinfo=UTC) + timedelta(days=self._day)
 
-    def reject(self, of: Slice, partition: int, offset: int, reason: str, to: str) -> None:
+    def read_reject(self, of: Slice, partition: int, offset: int, reason: str, to: str) -> None:
         """A record that was rejected and published."""
         self.read(of, partition, offset, "o5")
         reported = {"reason": reason, "detail": "why", "next_topic": to, "first_failed_at": NOON, "retries": 0}
@@ -269,7 +269,7 @@ class World:
 
     def win(self, of: Slice, *places: Place) -> None:
         """Hold events of the slice against the rows of `current`: the version rule decides which stay."""
-        names = [name_of(column) for column in parts_of(COLUMNS["current"])]
+        names = [read_column_name(column) for column in split_columns(COLUMNS["current"])]
         for place in places:
             event = self.at("events", of, place)
             row = {**{name: event[name] for name in names if name in event}, "updated_by_slice": of.key}
@@ -355,7 +355,7 @@ class World:
 
         # Commit records of an earlier call would count on.
         for table in ("current", commit_log.TABLE):
-            shutil.rmtree(self.lake.path("orders", table), ignore_errors=True)
+            shutil.rmtree(self.lake.build_table_path("orders", table), ignore_errors=True)
         for table, rows in self.rows.items():
             if table == "current":
                 attempts = {key: slice_commit.attempt for key, slice_commit in self.slice_commits[table].items()}
@@ -364,7 +364,7 @@ class World:
                 commit_current(self.lake, "orders", attempts, made, replace=True, counted=counted, ledger=self.ledger)
                 continue
             made = pa.Table.from_pylist([*with_milliseconds(rows)], self._schema(table))
-            plant(self.lake.path("orders", table), made, self._slice_commits_of(table), replace=True)
+            plant(self.lake.build_table_path("orders", table), made, self._slice_commits_of(table), replace=True)
 
     def _slice_commits_of(self, table: str) -> list[SliceCommit]:
         slice_commits = self.slice_commits[table]
@@ -379,9 +379,9 @@ class World:
     def _schema(self, table: str) -> Any:
         if table in COLUMNS:
             return schema_of(COLUMNS[table])
-        return publication_log.schema() if table == "published" else minute_rows.schema(self.stream)
+        return publication_log.build_schema() if table == "published" else minute_rows.build_schema(self.stream)
 
-    def results(self, keys: Iterable[str] = ()) -> dict[str, dict[str, CheckResult]]:
+    def check_slices(self, keys: Iterable[str] = ()) -> dict[str, dict[str, CheckResult]]:
         """Every check of these slices or of all, on the tables as they are now."""
         self.write()
         wanted = [*keys] or self.keys
@@ -389,12 +389,12 @@ class World:
         return {
             name: by_slice
             for checks in CHECKS
-            for name, by_slice in checks.results(sources, self.stream, wanted).items()
+            for name, by_slice in checks.check_slices(sources, self.stream, wanted).items()
         }
 
     def red(self, keys: Iterable[str] = ()) -> dict[str, list[str]]:
         """The checks that fail, each with the slices in which it does."""
-        found = {n: [key for key, one in v.items() if not one.passed] for n, v in self.results(keys).items()}
+        found = {n: [key for key, one in v.items() if not one.passed] for n, v in self.check_slices(keys).items()}
         return {name: failing for name, failing in found.items() if failing}
 
 
@@ -435,7 +435,7 @@ def headers_of(offset: int) -> list[dict[str, object]]:
     """The envelope of a record of partition 0."""
     at = round(_moment(0, offset).timestamp() * 1000)
     envelope = Envelope("orders", 0, 0, offset, at, 1, "unresolved", "why", FIRST.key, NOON)
-    return [{"key": name, "value": value} for name, value in envelope.headers()]
+    return [{"key": name, "value": value} for name, value in envelope.to_headers()]
 
 
 def schema_of(columns: str) -> Any:
@@ -454,5 +454,5 @@ def schema_of(columns: str) -> Any:
             pa.struct([("key", pa.string()), ("value", pa.binary())])
         ),
     }
-    found = [(name_of(column), kinds[column.split(maxsplit=1)[1]]) for column in parts_of(columns)]
+    found = [(read_column_name(column), kinds[column.split(maxsplit=1)[1]]) for column in split_columns(columns)]
     return pa.schema(found)

@@ -84,7 +84,7 @@ class Written:
         for table, slice_commits in self.slice_commits.items():
             if slice_commits or self.rows[table]:
                 made = pa.Table.from_pylist(self.rows[table], schema)
-                plant(self.lake.path("orders", table), made, slice_commits.values(), replace=True)
+                plant(self.lake.build_table_path("orders", table), made, slice_commits.values(), replace=True)
 
     def ends(self) -> Ends:
         self.write()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.dlq_copies import Ends, concerned
-from highwater.assets.event_json import fingerprint
+from highwater.assets.dlq_copies import Ends, may_have_copies
+from highwater.assets.event_json import compute_fingerprint
 from highwater.envelope import (
     LATE,
     MOST_COUNT,
@@ -30,10 +30,10 @@ from highwater.envelope import (
     Header,
     Origin,
 )
-from highwater.erasing import moment_of
+from highwater.erasing import to_moment
 from highwater.publishing import Known, Late, State
 from highwater.resources.delta import query, query_all
-from highwater.resources.delta_rs_writes import rewrite_table, storage
+from highwater.resources.delta_rs_writes import rewrite_table, translate_write_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +60,7 @@ _NUMBERS = {
 }
 
 
-def schema() -> pa.Schema:
+def build_schema() -> pa.Schema:
     """The table's columns."""
     import pyarrow as pa
 
@@ -95,14 +95,14 @@ class Copy:
     late: Late | None
     fingerprint: str | None
 
-    def row(self, sent_ms: int) -> dict[str, Any]:
+    def build_row(self, sent_ms: int) -> dict[str, Any]:
         """The row of the table; `sent_ms` is the record's own time."""
         return {
             **dict(zip(ORIGIN, self.origin, strict=True)),
             "revision": self.revision,
             "late": self.late and self.late.value,
             "fingerprint": self.fingerprint,
-            "published_at": moment_of(sent_ms),
+            "published_at": to_moment(sent_ms),
         }
 
 
@@ -127,7 +127,7 @@ def read(headers: Iterable[Header], value: bytes | None) -> Copy:
         texts.get(SLICE, ""),
         numbers[REVISION],
         Late(texts[LATE]) if LATE in texts else None,
-        None if value is None else fingerprint(value),
+        None if value is None else compute_fingerprint(value),
     )
 
 
@@ -143,16 +143,16 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
     Raises:
         DependencyAwayError: the storage is away.
     """
-    rewrite_table(lake.path(stream, TABLE), schema(), batches, json.dumps(ends))
+    rewrite_table(lake.build_table_path(stream, TABLE), build_schema(), batches, json.dumps(ends))
 
 
-def opened(lake: Lake, stream: Stream) -> Before | None:
+def open_copies(lake: Lake, stream: Stream) -> Before | None:
     """The copies of events that had been sent; None of a stream that was never restarted, or publishes nothing.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    table = None if stream.publishes is None else lake.table(stream.name, TABLE)
+    table = None if stream.publishes is None else lake.open_stream_table(stream.name, TABLE)
     return None if table is None else Before(table, stream.topic)
 
 
@@ -172,22 +172,24 @@ class Before:
     table: DeltaTable
     main: str
 
-    def concerns(self, slice_: Slice) -> bool:
+    def may_contain(self, slice_: Slice) -> bool:
         """Whether some of a slice's events may have been sent; a tier's offsets do not show it."""
-        return slice_.topic != self.main or concerned([slice_], self._ends)
+        return slice_.topic != self.main or may_have_copies([slice_], self._ends)
 
     @cached_property
     def _ends(self) -> Mapping[str, Mapping[str, int]]:
         found: Mapping[str, Mapping[str, int]] = json.loads(self.table.metadata().description or "{}")
         return found
 
-    def beside(self, known: Mapping[Origin, Known], events: DeltaTable, origins: str) -> dict[Origin, Known]:
+    def merge_earlier_copies(
+        self, known: Mapping[Origin, Known], events: DeltaTable, origins: str
+    ) -> dict[Origin, Known]:
         """The known copies of origins, with the earlier publications that a question to `e` gives.
 
         What this lake knows of an origin counts, unless the topic had a higher revision of it.
         """
         sql = f"SELECT {_KNOWN} FROM c LEFT SEMI JOIN ({origins}) o ON {_SAME} ORDER BY c.revision, c.published_at"
-        found = {Origin.of_row(row): _known(row) for row in query_all({"c": self.table, "e": events}, sql)}
+        found = {Origin.from_row(row): _build_known(row) for row in query_all({"c": self.table, "e": events}, sql)}
         more = {one: it for one, it in found.items() if one not in known or it.revision > known[one].revision}
         return {**known, **more}
 
@@ -195,17 +197,17 @@ class Before:
     def passed(self) -> dict[tuple[str, int, int], int]:
         """By partition the last offset whose event had been sent: lower offsets come late."""
         sql = f"SELECT {', '.join(ORIGIN[:-1])}, max(origin_offset) AS origin_offset FROM t"
-        origins = map(Origin.of_row, query(self.table, f"{sql} GROUP BY {', '.join(ORIGIN[:-1])}"))
+        origins = map(Origin.from_row, query(self.table, f"{sql} GROUP BY {', '.join(ORIGIN[:-1])}"))
         return {(one.topic, one.generation, one.partition): one.offset for one in origins}
 
 
-def _known(row: Mapping[str, Any]) -> Known:
+def _build_known(row: Mapping[str, Any]) -> Known:
     state = State.RETRACTED if row["fingerprint"] is None else State.SENT
     late = None if row["late"] is None else Late(row["late"])
     return Known(state, row["revision"], row["fingerprint"], "", row["published_at"], late)
 
 
-def refused(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
+def list_refused_events(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
     """Events that had been sent and are rejected now by slices: the slice, the origin, and when it was sent.
 
     Args:
@@ -218,12 +220,12 @@ def refused(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
     """
     from pyspark.sql import functions as F
 
-    before = opened(work.lake, work.stream)
-    concerning = [slice_.key for slice_ in work.slices if before is not None and before.concerns(slice_)]
+    before = open_copies(work.lake, work.stream)
+    concerning = [slice_.key for slice_ in work.slices if before is not None and before.may_contain(slice_)]
     mine = [key for key in keys if key in concerning]
     if not mine:
         return []
-    copies = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
+    copies = work.spark.read.format("delta").load(work.lake.build_table_path(work.stream.name, TABLE))
     copied = rejected.where(F.col("slice").isin(*mine)).select("slice", *ORIGIN).join(copies, [*ORIGIN])
     content = F.struct(F.col("fingerprint").isNotNull().alias("sent"), F.unix_micros("published_at").alias("us"))
     last = copied.groupBy("slice", *ORIGIN).agg(F.max_by(content, F.struct("revision", "published_at")).alias("last"))
@@ -237,7 +239,7 @@ def forget(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:
     Raises:
         DependencyAwayError: the storage is away, or another writer was first; it may be tried again.
     """
-    before = opened(lake, stream) if origins else None
+    before = open_copies(lake, stream) if origins else None
     if before is None:
         return
     places: dict[tuple[str, int, int], list[int]] = {}
@@ -246,7 +248,7 @@ def forget(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:
     for (topic, generation, partition), offsets in places.items():
         for start in range(0, len(offsets), NAMED_AT_ONCE):
             named = ", ".join(map(str, offsets[start : start + NAMED_AT_ONCE]))
-            with storage(str(before.table.table_uri)):
+            with translate_write_errors(str(before.table.table_uri)):
                 before.table.delete(
                     f"origin_topic = '{topic}' AND origin_generation = {generation} AND "
                     f"origin_partition = {partition} AND origin_offset IN ({named})"

@@ -24,10 +24,10 @@ def without_members(value: Column, schema: Any) -> Column:
     Raises:
         ValueError: a type is inside of itself, which Spark does not read.
     """
-    return _plain(value, _expanded(schema, {}, "", ()))
+    return _replace_unions(value, _expand_schema(schema, {}, "", ()))
 
 
-def texts_are_sound(value: Column, schema: Any) -> Column:
+def has_valid_utf8(value: Column, schema: Any) -> Column:
     """Whether all texts of a value are UTF-8: Spark keeps their bytes as they are, and a variant would replace some.
 
     Args:
@@ -36,7 +36,7 @@ def texts_are_sound(value: Column, schema: Any) -> Column:
     """
     from pyspark.sql import functions as F
 
-    return F.coalesce(_sound(value, _expanded(schema, {}, "", ())), F.lit(True))  # noqa: FBT003 - a literal column
+    return F.coalesce(_has_valid_utf8(value, _expand_schema(schema, {}, "", ())), F.lit(True))  # noqa: FBT003 - a literal column
 
 
 def with_nullable_doubles(schema: Any) -> Any:
@@ -61,33 +61,35 @@ def with_nullable_doubles(schema: Any) -> Any:
     return {**schema, **found}
 
 
-def _sound(value: Column, schema: Any) -> Column:
+def _has_valid_utf8(value: Column, schema: Any) -> Column:
     """Whether texts are sound; true or null without any."""
     from pyspark.sql import functions as F
 
     yes = F.lit(True)  # noqa: FBT003 - a literal column
     if isinstance(schema, list):
-        types = _types(schema)
+        types = _select_non_null_types(schema)
         if len(types) == 1:
-            return _sound(value, types[0])
+            return _has_valid_utf8(value, types[0])
         if _is_widened(types):
             return yes
-        return _all(_sound(value[f"member{at}"], one) for at, one in enumerate(types) if _has_texts(one))
+        return _combine_conditions(
+            _has_valid_utf8(value[f"member{at}"], one) for at, one in enumerate(types) if _has_texts(one)
+        )
     kind = schema["type"] if isinstance(schema, Mapping) else schema
     if not _has_texts(schema):
         return yes
     if kind == "string":
         return F.is_valid_utf8(value)
     if kind == "array":
-        return F.forall(value, lambda one: F.coalesce(_sound(one, schema["items"]), yes))
+        return F.forall(value, lambda one: F.coalesce(_has_valid_utf8(one, schema["items"]), yes))
     if kind == "map":
         keys = F.forall(F.map_keys(value), F.is_valid_utf8)
-        return keys & F.forall(F.map_values(value), lambda one: F.coalesce(_sound(one, schema["values"]), yes))
+        return keys & F.forall(F.map_values(value), lambda one: F.coalesce(_has_valid_utf8(one, schema["values"]), yes))
     fields = [one for one in schema["fields"] if _has_texts(one["type"])]
-    return _all(_sound(value[one["name"]], one["type"]) for one in fields)
+    return _combine_conditions(_has_valid_utf8(value[one["name"]], one["type"]) for one in fields)
 
 
-def _all(sound: Iterable[Column]) -> Column:
+def _combine_conditions(sound: Iterable[Column]) -> Column:
     from pyspark.sql import functions as F
 
     found = F.lit(True)  # noqa: FBT003 - a literal column
@@ -98,7 +100,7 @@ def _all(sound: Iterable[Column]) -> Column:
 
 def _has_texts(schema: Any) -> bool:
     if isinstance(schema, list):
-        return any(map(_has_texts, _types(schema)))
+        return any(map(_has_texts, _select_non_null_types(schema)))
     if not isinstance(schema, Mapping):
         return bool(schema == "string")
     inside = [schema[name] for name in ("items", "values") if name in schema]
@@ -106,7 +108,7 @@ def _has_texts(schema: Any) -> bool:
     return schema["type"] in {"string", "map"} or any(map(_has_texts, inside))
 
 
-def _expanded(schema: Any, names: dict[str, Any], space: str, around: tuple[str, ...]) -> Any:
+def _expand_schema(schema: Any, names: dict[str, Any], space: str, around: tuple[str, ...]) -> Any:
     """The schema with each type in the place of its name.
 
     Args:
@@ -121,12 +123,12 @@ def _expanded(schema: Any, names: dict[str, Any], space: str, around: tuple[str,
             return schema
         if full in around:
             raise ValueError(f"the type {schema} is inside of itself")
-        return _expanded(names[full][0], {**names}, names[full][1], around)
+        return _expand_schema(names[full][0], {**names}, names[full][1], around)
     if isinstance(schema, list):
-        return [_expanded(one, names, space, around) for one in schema]
+        return [_expand_schema(one, names, space, around) for one in schema]
     kind = schema["type"]
     if not isinstance(kind, str) or (kind not in _NAMED | _CONTAINERS and ("." in kind or f"{space}.{kind}" in names)):
-        return _expanded(kind, names, space, around)
+        return _expand_schema(kind, names, space, around)
     if kind in _NAMED:
         name = schema["name"]
         if "." not in name and schema.get("namespace", space):
@@ -134,13 +136,13 @@ def _expanded(schema: Any, names: dict[str, Any], space: str, around: tuple[str,
         names[name] = (schema, space)
         space, around = name.rpartition(".")[0], (*around, name)
     if "fields" in schema:
-        fields = [{**one, "type": _expanded(one["type"], names, space, around)} for one in schema["fields"]]
+        fields = [{**one, "type": _expand_schema(one["type"], names, space, around)} for one in schema["fields"]]
         return {**schema, "fields": fields}
-    inner = {name: _expanded(schema[name], names, space, around) for name in ("items", "values") if name in schema}
+    inner = {name: _expand_schema(schema[name], names, space, around) for name in ("items", "values") if name in schema}
     return {**schema, **inner}
 
 
-def _types(union: Any) -> list[Any]:
+def _select_non_null_types(union: Any) -> list[Any]:
     return [one for one in union if one not in ("null", {"type": "null"})]
 
 
@@ -152,7 +154,7 @@ def _is_widened(types: list[Any]) -> bool:
 def _has_members(schema: Any) -> bool:
     """Whether there is a union of several types in an expanded schema."""
     if isinstance(schema, list):
-        types = _types(schema)
+        types = _select_non_null_types(schema)
         return (len(types) > 1 and not _is_widened(types)) or any(map(_has_members, types))
     if not isinstance(schema, Mapping):
         return False
@@ -160,27 +162,27 @@ def _has_members(schema: Any) -> bool:
     return any(map(_has_members, [*inside, *(one["type"] for one in schema.get("fields", ()))]))
 
 
-def _plain(value: Column, schema: Any) -> Column:
+def _replace_unions(value: Column, schema: Any) -> Column:
     from pyspark.sql import functions as F
 
     if not _has_members(schema):
         return value
     if isinstance(schema, list):
-        types = _types(schema)
+        types = _select_non_null_types(schema)
         if len(types) == 1:
-            return _plain(value, types[0])
-        return F.coalesce(*[_variant(value[f"member{at}"], one) for at, one in enumerate(types)])
+            return _replace_unions(value, types[0])
+        return F.coalesce(*[_to_variant(value[f"member{at}"], one) for at, one in enumerate(types)])
     if schema["type"] == "array":
-        return F.transform(value, lambda one: _plain(one, schema["items"]))
+        return F.transform(value, lambda one: _replace_unions(one, schema["items"]))
     if schema["type"] == "map":
-        return F.transform_values(value, lambda _, one: _plain(one, schema["values"]))
-    fields = [_plain(value[one["name"]], one["type"]).alias(one["name"]) for one in schema["fields"]]
+        return F.transform_values(value, lambda _, one: _replace_unions(one, schema["values"]))
+    fields = [_replace_unions(value[one["name"]], one["type"]).alias(one["name"]) for one in schema["fields"]]
     return F.when(value.isNotNull(), F.struct(*fields))
 
 
-def _variant(value: Column, schema: Any) -> Column:
+def _to_variant(value: Column, schema: Any) -> Column:
     from pyspark.sql import functions as F
 
     kind = schema["type"] if isinstance(schema, Mapping) else schema
-    plain = _plain(value, schema)
+    plain = _replace_unions(value, schema)
     return F.to_variant_object(plain) if kind in _CONTAINERS else plain.cast("variant")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from highwater.breaker import AttemptResult, Circuit, admit, done, judge
+from highwater.breaker import AttemptResult, Circuit, admit, complete_probe, judge
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
 from highwater.resources.ledger.breakers import Judgement
 
@@ -37,22 +37,22 @@ def ensure_admitted(work: Work, slices: Sequence[Slice], committed: Collection[s
         BreakerOpenError: they have to wait.
     """
     breakers, now = work.ledger.breakers, datetime.now(UTC)
-    if not slices or breakers.circuit(work.stream.name).closed:
+    if not slices or breakers.read_circuit(work.stream.name).closed:
         return
-    accepted = breakers.accepted([slice_.key for slice_ in slices])
+    accepted = breakers.read_accepted_slices([slice_.key for slice_ in slices])
     undecided = [slice_ for slice_ in slices if slice_.key not in accepted]
     main = [slice_.key for slice_ in undecided if slice_.topic == work.stream.topic and slice_.key not in committed]
 
     def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
         found = None if len(main) < len(undecided) and not circuit.closed else admit(circuit, main, now)
         if found is None:
-            raise _open(work, circuit, undecided)
+            raise _build_open_error(work, circuit, undecided)
         return found, ()
 
     work.log(f"breaker: {breakers.settle(work.stream.name, (), decide).text}")
 
 
-def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenError:
+def _build_open_error(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenError:
     some = slices[0].key if len(slices) == 1 else f"{slices[0].key} .. {slices[-1].key}"
     return BreakerOpenError(
         f"{some} may not be decided: the breaker of {work.stream.name} is {circuit.text}",
@@ -79,10 +79,10 @@ def ensure_within_limit(
         RejectsOverLimitError: one of them is over the limit; none of them is to be committed.
     """
     main = sorted((p for p in slices if p.topic == work.stream.topic), key=attrgetter("ordinal"))
-    accepted = work.ledger.breakers.accepted([slice_.key for slice_ in main])
-    reasons = work.ledger.breakers.accepted_reasons(work.stream.name)
-    seen = {p.key: _counted(p, committed, measured.get(p.key, {}), reasons) for p in main}
-    cases = [_case(key, one) for key, one in seen.items() if key not in accepted]
+    accepted = work.ledger.breakers.read_accepted_slices([slice_.key for slice_ in main])
+    reasons = work.ledger.breakers.read_accepted_reasons(work.stream.name)
+    seen = {p.key: _measure_slice(p, committed, measured.get(p.key, {}), reasons) for p in main}
+    cases = [_build_result(key, one) for key, one in seen.items() if key not in accepted]
     if not main:
         return
     refused: tuple[str, ...] = ()
@@ -93,15 +93,17 @@ def ensure_within_limit(
         first = {case.key for case in cases if case.key not in known and case.key not in committed}
         circuit, refused = judge(circuit, work.stream.breaker, cases, first, now)
         judged_cases = [case for case in cases if not refused or case.key in refused]
-        judged_cases += [_case(key, seen[key]) for key in accepted]
+        judged_cases += [_build_result(key, seen[key]) for key in accepted]
         return circuit, [
-            _judgement(work, case, seen[case.key][2], known.get(case.key), now, case.key in refused)
+            _build_judgement(work, case, seen[case.key][2], known.get(case.key), now, case.key in refused)
             for case in judged_cases
         ]
 
     circuit = work.ledger.breakers.settle(work.stream.name, [slice_.key for slice_ in main], decide)
     if refused:
-        raise _over(work, circuit, [case for case in cases if case.key in refused], len(slices), reasons)
+        raise _build_over_limit_error(
+            work, circuit, [case for case in cases if case.key in refused], len(slices), reasons
+        )
 
 
 def end_probe(
@@ -120,19 +122,21 @@ def end_probe(
     Raises:
         RejectsOverLimitError: the probe is over the limit, and the cool-down begins again.
     """
-    probe = work.ledger.breakers.circuit(work.stream.name).probe
+    probe = work.ledger.breakers.read_circuit(work.stream.name).probe
     if probe is None or probe not in {slice_.key for slice_ in slices}:
         return
     ensure_within_limit(work, slices, committed, measured)
     now = datetime.now(UTC)
-    circuit = work.ledger.breakers.settle(work.stream.name, (), lambda circuit, _: (done(circuit, probe, now), ()))
+    circuit = work.ledger.breakers.settle(
+        work.stream.name, (), lambda circuit, _: (complete_probe(circuit, probe, now), ())
+    )
     work.log(f"breaker: {circuit.text}")
 
 
 _Counted = tuple[int, int, dict[str, int]]
 
 
-def _counted(
+def _measure_slice(
     slice_: Slice,
     committed: Mapping[str, SliceCommit],
     counts: Mapping[str, int],
@@ -142,7 +146,7 @@ def _counted(
     before = committed[slice_.key].counts if slice_.key in committed else {}
     left_out = {f"{REJECTS}_{reason}" for reason, one in accepted.items() if slice_.ordinal >= one.from_ordinal}
 
-    def rejects(found: Mapping[str, int]) -> int:
+    def count_rejects(found: Mapping[str, int]) -> int:
         return found.get(REJECTS, 0) - sum(found.get(name, 0) for name in left_out)
 
     reasons = {
@@ -151,14 +155,14 @@ def _counted(
         if name.startswith(f"{REJECTS}_") and name not in left_out
     }
     records = counts.get("raw", 0) - sum(counts.get(name, 0) for name in left_out)
-    return records, max(0, rejects(counts) - rejects(before)), reasons
+    return records, max(0, count_rejects(counts) - count_rejects(before)), reasons
 
 
-def _case(key: str, counted: _Counted) -> AttemptResult:
+def _build_result(key: str, counted: _Counted) -> AttemptResult:
     return AttemptResult(key, counted[0], counted[1])
 
 
-def _judgement(
+def _build_judgement(
     work: Work,
     case: AttemptResult,
     reasons: Mapping[str, int],
@@ -171,7 +175,7 @@ def _judgement(
     return replace(counted, refused=refused, judged_at=now)
 
 
-def _over(
+def _build_over_limit_error(
     work: Work, circuit: Circuit, refused: Sequence[AttemptResult], together: int, accepted: Collection[str]
 ) -> RejectsOverLimitError:
     shares = "; ".join(f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected" for one in refused)

@@ -45,12 +45,14 @@ class Classified:
         """
         self._cached.append(_CachedRows(rows, published))
 
-    def committed(self, attempts: Mapping[str, int]) -> None:
+    def record_attempts(self, attempts: Mapping[str, int]) -> None:
         """Note the attempts that were committed of what was kept last."""
         for last in self._cached[-1:]:
             last.attempts.update({key: attempt for key, attempt in attempts.items() if key in last.published})
 
-    def of(self, attempts: Mapping[str, int], published: Mapping[str, int]) -> list[tuple[DataFrame, list[str]]]:
+    def select_frames(
+        self, attempts: Mapping[str, int], published: Mapping[str, int]
+    ) -> list[tuple[DataFrame, list[str]]]:
         """The records of decisions.
 
         Args:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from highwater.resources.delta_rs_writes import folders_with_files, remove_folder, rewrite_table
+from highwater.resources.delta_rs_writes import list_folders_with_files, remove_folder, rewrite_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ LEFT_OVER = timedelta(days=1)
 _MOMENT = "%Y%m%dT%H%M%S"
 
 
-def stage(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> str:
+def stage_records(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> str:
     """Read ranges of a topic into a table of their own; returns its path.
 
     Raises:
@@ -39,8 +39,10 @@ def stage(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> str:
         OffsetsExpiredError: the log begins behind the start of a range.
     """
     name = f"{datetime.now(UTC):{_MOMENT}}-{uuid.uuid4().hex}"
-    path = work.lake.path(work.stream.name, f"{FOLDER}/{name}")
-    rewrite_table(path, _schema(), _batches(work.kafka, topic, ranges), f"ranges of {topic}, while a run reads them")
+    path = work.lake.build_table_path(work.stream.name, f"{FOLDER}/{name}")
+    rewrite_table(
+        path, _build_schema(), _read_batches(work.kafka, topic, ranges), f"ranges of {topic}, while a run reads them"
+    )
     return path
 
 
@@ -67,13 +69,15 @@ def remove_left_over(lake: Lake, stream: str, age: timedelta = LEFT_OVER) -> int
         DependencyAwayError: the storage is away.
     """
     before = f"{datetime.now(UTC) - age:{_MOMENT}}"
-    old = [name for name in folders_with_files(lake.root, f"{stream}/{FOLDER}") if name.partition("-")[0] <= before]
+    old = [
+        name for name in list_folders_with_files(lake.root, f"{stream}/{FOLDER}") if name.partition("-")[0] <= before
+    ]
     for name in old:
         remove_folder(lake.root, f"{stream}/{FOLDER}/{name}")
     return len(old)
 
 
-def _schema() -> pa.Schema:
+def _build_schema() -> pa.Schema:
     import pyarrow as pa
 
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -91,7 +95,7 @@ def _schema() -> pa.Schema:
     )
 
 
-def _batches(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[list[dict[str, Any]]]:
+def _read_batches(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
     size = 0
     for message in kafka.read(topic, ranges):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 from highwater.assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord, with_slice_commit
 from highwater.errors import HighwaterError, LeaseHeldError, SupersededAttemptError
-from highwater.log_fields import fields
-from highwater.resources.catalog import name_in_catalog, register
-from highwater.resources.commit_log import committed_in
-from highwater.resources.delta import commit_info, rows_by_slice
+from highwater.log_fields import bind_log_fields
+from highwater.resources.catalog import build_catalog_name, register
+from highwater.resources.commit_log import read_committed_slices
+from highwater.resources.delta import commit_info, count_slice_rows
 from highwater.resources.numbered_commits import Target, close_intents, commit_slices
 from highwater.resources.spark import is_connect
 from highwater.resources.spark_tables import create_table, write_slices
@@ -46,7 +46,7 @@ class Clock:
         """Count the time of the block under a name, which its log lines carry."""
         begin = time.monotonic()
         try:
-            with fields(phase=name):
+            with bind_log_fields(phase=name):
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
@@ -67,9 +67,9 @@ class CommittedSlices:
     @classmethod
     def read(cls, work: Work, table: str) -> CommittedSlices:
         """Look at the table now."""
-        return cls(*work.lake.committed_at(work.stream.name, table, work.keys))
+        return cls(*work.lake.load_commits_and_version(work.stream.name, table, work.keys))
 
-    def attempt(self, key: str) -> int:
+    def find_attempt(self, key: str) -> int:
         """The attempt that the table held; 0 for none."""
         return self.slice_commits[key].attempt if key in self.slice_commits else 0
 
@@ -81,19 +81,19 @@ class RowsToCommit(Protocol):
     def spread(self) -> str:
         """The column that spreads a slice over files."""
 
-    def slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
+    def build_slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
         """The slice commit that goes with a slice's rows."""
 
-    def files(self, keys: Sequence[str]) -> int:
+    def count_files(self, keys: Sequence[str]) -> int:
         """Data files at the most, when these slices are committed together."""
 
-    def tasks(self, keys: Sequence[str]) -> int:
+    def count_tasks(self, keys: Sequence[str]) -> int:
         """The number of tasks that read the rows of these slices; 1 where Spark holds them."""
 
-    def refused(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
+    def find_refusal(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
         """The reason why the slice keeps its committed rows, or None if its new rows may replace them."""
 
-    def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
+    def select_rows(self, attempts: Mapping[str, int]) -> DataFrame:
         """The rows of the slices that are named with their attempts, with the table's columns."""
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
@@ -128,18 +128,18 @@ def commit_until_settled(
     clock, notes = Clock(), dict(skipped)
     pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
     if not pending:
-        return reports(work, table, committed.slice_commits, notes, clock, committed.version)
+        return build_reports(work, table, committed.slice_commits, notes, clock, committed.version)
     batch = prepare(work, pending, clock)
     try:
-        notes.update(_refusals(batch, pending, committed))
+        notes.update(_find_refusals(batch, pending, committed))
         final, version = _settle(work, table, committed, batch, notes, clock)
     finally:
         release_quietly(batch.release, work)
-    return reports(work, table, final, notes, clock, version)
+    return build_reports(work, table, final, notes, clock, version)
 
 
-def _refusals(batch: RowsToCommit, pending: Sequence[Slice], committed: CommittedSlices) -> dict[str, str]:
-    found = {slice_.key: batch.refused(slice_, committed.slice_commits.get(slice_.key)) for slice_ in pending}
+def _find_refusals(batch: RowsToCommit, pending: Sequence[Slice], committed: CommittedSlices) -> dict[str, str]:
+    found = {slice_.key: batch.find_refusal(slice_, committed.slice_commits.get(slice_.key)) for slice_ in pending}
     return {key: reason for key, reason in found.items() if reason is not None}
 
 
@@ -157,7 +157,7 @@ def _settle(
                 slice_commits, version = _commit(work, table, seen, batch, pending)
         except SupersededAttemptError:
             seen = CommittedSlices.read(work, table)
-            taken = _taken_over(pending, committed, seen)
+            taken = _describe_takeovers(pending, committed, seen)
             notes.update(taken)
             if not taken and tries == TRIES:
                 raise
@@ -171,11 +171,11 @@ def _settle(
     )
 
 
-def _taken_over(pending: Sequence[Slice], before: CommittedSlices, now: CommittedSlices) -> dict[str, str]:
+def _describe_takeovers(pending: Sequence[Slice], before: CommittedSlices, now: CommittedSlices) -> dict[str, str]:
     return {
-        slice_.key: f"attempt {now.attempt(slice_.key)} of another run was first and is taken over"
+        slice_.key: f"attempt {now.find_attempt(slice_.key)} of another run was first and is taken over"
         for slice_ in pending
-        if now.attempt(slice_.key) != before.attempt(slice_.key)
+        if now.find_attempt(slice_.key) != before.find_attempt(slice_.key)
     }
 
 
@@ -183,8 +183,8 @@ def _commit(
     work: Work, table: str, seen: CommittedSlices, batch: RowsToCommit, pending: Sequence[Slice]
 ) -> tuple[dict[str, SliceCommit], int]:
     keys = [slice_.key for slice_ in pending]
-    attempts = work.ledger.next_attempts(keys)
-    slice_commits = {slice_.key: batch.slice_commit(slice_, attempts[slice_.key]) for slice_ in pending}
+    attempts = work.ledger.allocate_attempts(keys)
+    slice_commits = {slice_.key: batch.build_slice_commit(slice_, attempts[slice_.key]) for slice_ in pending}
     work.log(f"{table}: committing {len(keys)} slices")
     with batch.around_commit(keys) as ensure_held, commit_turn(work, table):
         work.before_commit()
@@ -192,12 +192,12 @@ def _commit(
         version = commit_rows(
             work,
             table,
-            batch.rows_of(attempts),
+            batch.select_rows(attempts),
             list(slice_commits.values()),
             seen,
-            files=batch.files(keys),
+            files=batch.count_files(keys),
             spread=batch.spread,
-            tasks=batch.tasks(keys),
+            tasks=batch.count_tasks(keys),
         )
     return slice_commits, version
 
@@ -232,14 +232,14 @@ def commit_rows(
         SupersededAttemptError: another attempt committed since that look; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away.
     """
-    target, keys = target_of(work, table), [slice_commit.key for slice_commit in slice_commits]
-    if work.ledger.intents.of(work.stream.name, table):
+    target, keys = build_target(work, table), [slice_commit.key for slice_commit in slice_commits]
+    if work.ledger.intents.list_for_table(work.stream.name, table):
         close_intents(target)
-    opened = target.opened()
-    seen = committed_in(opened, keys)
+    opened = target.open_table()
+    seen = read_committed_slices(opened, keys)
     ensure_unchanged(table, committed, seen, keys)
     # Without rows to replace Delta need not look for any. That there are none, records and a look must say both.
-    replace = any(one.rows != 0 for one in seen.records.values()) or any(rows_by_slice(opened, keys).values())
+    replace = any(one.rows != 0 for one in seen.records.values()) or any(count_slice_rows(opened, keys).values())
     write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
     base = CommitRecord("", 0, None, batch="")
     return commit_slices(
@@ -254,16 +254,16 @@ def ensure_unchanged(table: str, committed: CommittedSlices, seen: Committed, ke
         SupersededAttemptError: one is not.
     """
     for key in keys:
-        if seen.attempt(key) != committed.attempt(key) or seen.version_of(key) > committed.version:
+        if seen.find_attempt(key) != committed.find_attempt(key) or seen.find_version(key) > committed.version:
             raise SupersededAttemptError(
                 f"another attempt at {key} in {table} was first",
-                stored=f"attempt {committed.attempt(key)}, version {committed.version} of the table",
-                found=f"attempt {seen.attempt(key)}, committed in version {seen.version_of(key)}",
+                stored=f"attempt {committed.find_attempt(key)}, version {committed.version} of the table",
+                found=f"attempt {seen.find_attempt(key)}, committed in version {seen.find_version(key)}",
                 remedy="nothing to do: its commit is taken over",
             )
 
 
-def target_of(work: Work, table: str) -> Target:
+def build_target(work: Work, table: str) -> Target:
     """A table of the stream, as numbered commits write it."""
     return Target(work.spark, work.lake, work.ledger, work.stream.name, table)
 
@@ -315,7 +315,7 @@ def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) 
 
     What a dead run left open is settled, so that the caller's first look finds its records.
     """
-    path = work.lake.path(work.stream.name, table)
+    path = work.lake.build_table_path(work.stream.name, table)
     of_stream = {"highwater.stream": work.stream.name, "highwater.owner": work.stream.owner}
     absent = create_table(
         work.spark,
@@ -328,22 +328,22 @@ def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) 
     )
     if absent and work.lake.catalog is not None:
         _register(work, table, work.lake.catalog)
-    if work.ledger.intents.of(work.stream.name, table):
+    if work.ledger.intents.list_for_table(work.stream.name, table):
         # A run at work on the table, or one that just committed, leaves nothing to settle.
         with suppress(LeaseHeldError, SupersededAttemptError), commit_turn(work, table, wait=0.0):
-            close_intents(target_of(work, table))
+            close_intents(build_target(work, table))
 
 
 def _register(work: Work, table: str, catalog: str) -> None:
     """Register a new table. A catalog that is away fails no slice: maintenance registers missing tables."""
-    name = name_in_catalog(work.stream.name, table)
+    name = build_catalog_name(work.stream.name, table)
     try:
-        register(work.spark, catalog, {name: work.lake.path(work.stream.name, table)})
+        register(work.spark, catalog, {name: work.lake.build_table_path(work.stream.name, table)})
     except HighwaterError as error:
         work.log(f"{catalog}.{name} is not registered: {error}; the next maintenance tries it again")
 
 
-def reports(
+def build_reports(
     work: Work,
     table: str,
     slice_commits: Mapping[str, SliceCommit],
@@ -361,10 +361,10 @@ def reports(
         clock: seconds by phase.
         version: the version of the table after the commit; without a commit the version that holds the slices.
     """
-    rows = work.lake.rows_of(work.stream.name, table, work.keys)
+    rows = work.lake.count_slice_rows(work.stream.name, table, work.keys)
     cost = write_cost(work, table, version) if set(work.keys) - notes.keys() else {}
     found = [
-        report_of(slice_, slice_commits[slice_.key], rows.get(slice_.key), version, clock, notes)
+        build_report(slice_, slice_commits[slice_.key], rows.get(slice_.key), version, clock, notes)
         for slice_ in work.slices
     ]
     found = [one if one.note is not None else replace(one, measures=cost) for one in found]
@@ -395,12 +395,12 @@ _COST = {
 
 def write_cost(work: Work, table: str, version: int) -> dict[str, float]:
     """The files and bytes that the commit of a version wrote for all its slices; empty where Delta does not say."""
-    said = commit_info(work.lake.table_at(work.stream.name, table), version) or {}
+    said = commit_info(work.lake.open_existing_table(work.stream.name, table), version) or {}
     metrics = said.get("operationMetrics") or {}
     return {name: float(metrics[key]) for name, keys in _COST.items() for key in keys if key in metrics}
 
 
-def report_of(
+def build_report(
     slice_: Slice, slice_commit: SliceCommit, rows: int | None, version: int, clock: Clock, notes: Mapping[str, str]
 ) -> SliceReport:
     """The report of a slice: its commit record, with the rows that the table has; those of the record if None."""

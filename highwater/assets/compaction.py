@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from highwater.assets.commit import commit_turn, target_of
+from highwater.assets.commit import build_target, commit_turn
 from highwater.errors import SupersededAttemptError, UnbalancedError
-from highwater.resources.commit_log import committed_in
+from highwater.resources.commit_log import read_committed_slices
 from highwater.resources.delta import add_actions, query, slice_is_one_of
 from highwater.resources.numbered_commits import close_intents, commit_slices
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
-from highwater.resources.table_maintenance import files_of, slice_keys_in
+from highwater.resources.spark_tables import read_table_version
+from highwater.resources.table_maintenance import list_files, read_slice_keys
 from highwater.tables import BY_SLICE
 
 if TYPE_CHECKING:
@@ -60,22 +60,22 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
     """
     assert table in BY_SLICE, "the other tables have no column slice, or partitions of their own"
     with commit_turn(work, table) as lease, delta_errors(f"{table} of {work.stream.name}"):
-        target = target_of(work, table)
-        if work.ledger.intents.of(work.stream.name, table):
+        target = build_target(work, table)
+        if work.ledger.intents.list_for_table(work.stream.name, table):
             close_intents(target)  # or this commit would take the number of one that a dead run left open
-        opened = target.opened()
-        keys, before = _movable(opened, group)[:MOST_SLICES], rows_in(opened)
+        opened = target.open_table()
+        keys, before = _list_movable_slices(opened, group)[:MOST_SLICES], count_rows(opened)
         if not keys:
             return False
-        seen = committed_in(opened, [])
-        mine = rows_at(work.spark, target.path, seen.version).where(slice_is_one_of(keys))
+        seen = read_committed_slices(opened, [])
+        mine = read_table_version(work.spark, target.path, seen.version).where(slice_is_one_of(keys))
         # A column that was declared since is not in the table before the next run.
         by = [name for name in cluster_columns(work.stream, table) if name in mine.columns]
         ordered = mine.repartition(1).sortWithinPartitions(*by or ["slice"])
 
         def write(options: Mapping[str, str]) -> None:
             writer = ordered.write.format("delta").mode("overwrite").options(**options)
-            with _unchecked(work.spark):
+            with _skip_replace_check(work.spark):
                 writer.option("replaceWhere", slice_is_one_of(keys)).save(target.path)
 
         lease.check()
@@ -85,7 +85,7 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
 
 
 @contextmanager
-def _unchecked(spark: SparkSession) -> Iterator[None]:
+def _skip_replace_check(spark: SparkSession) -> Iterator[None]:
     """Let a write that replaces slices not hold each new row against their list, by which the rows were read.
 
     Spark compares a row with one slice of the list after another there.
@@ -98,13 +98,13 @@ def _unchecked(spark: SparkSession) -> Iterator[None]:
             spark.conf.unset(_CHECK)
 
 
-def _movable(opened: DeltaTable, group: FileGroup) -> list[str]:
+def _list_movable_slices(opened: DeltaTable, group: FileGroup) -> list[str]:
     """The slices in the files of a group that have no row in any other file.
 
     Raises:
         SupersededAttemptError: a file of the group is no longer the table's.
     """
-    there = {file.path: file for file in files_of(opened)}
+    there = {file.path: file for file in list_files(opened)}
     if any(file.path not in there for file in group.files):
         raise SupersededAttemptError(
             f"files of {opened.table_uri} were replaced before they were joined",
@@ -113,7 +113,7 @@ def _movable(opened: DeltaTable, group: FileGroup) -> list[str]:
     mine = {file.path for file in group.files}
     first, last = min(file.first for file in group.files), max(file.last for file in group.files)
     beside = [file for file in there.values() if file.path not in mine and file.first <= last and file.last >= first]
-    return sorted(slice_keys_in(opened, group.files) - slice_keys_in(opened, beside))
+    return sorted(read_slice_keys(opened, group.files) - read_slice_keys(opened, beside))
 
 
 def ensure_same_rows(work: Work, table: str, rewrite: str, before: int, version: int) -> None:
@@ -129,7 +129,7 @@ def ensure_same_rows(work: Work, table: str, rewrite: str, before: int, version:
     Raises:
         UnbalancedError: it has another number of rows.
     """
-    after = rows_in(work.lake.table_at(work.stream.name, table, version))
+    after = count_rows(work.lake.open_existing_table(work.stream.name, table, version))
     if after != before:
         raise UnbalancedError(
             f"{rewrite} of {table} of {work.stream.name} changed the number of its rows",
@@ -139,7 +139,7 @@ def ensure_same_rows(work: Work, table: str, rewrite: str, before: int, version:
         )
 
 
-def rows_in(opened: DeltaTable) -> int:
+def count_rows(opened: DeltaTable) -> int:
     """The rows of a table: by its log, or counted where somebody wrote a file without statistics."""
     counts = add_actions(opened)["num_records"].to_pylist()
     if None not in counts:

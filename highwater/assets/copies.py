@@ -42,11 +42,11 @@ class Twice:
     slices: Sequence[Slice]
     decisions: Mapping[str, SliceCommit]
 
-    def any(self) -> bool:
+    def has_copies(self) -> bool:
         """Whether there are any copies; nearly always there are none. It needs neither fields nor rows."""
         return bool(len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")))
 
-    def copies(self, book: Book, known: Mapping[Origin, Known]) -> list[PossibleCopy]:
+    def list_copies(self, book: Book, known: Mapping[Origin, Known]) -> list[PossibleCopy]:
         """Events of versions that came more than once, in the batch or in slices that were published.
 
         Args:
@@ -54,11 +54,11 @@ class Twice:
             known: what became before of the origins of the batch.
         """
         rows = query_arrow({"e": self.events}, self._question)
-        prints = event_json.fingerprints(event_json.values(self.stream, rows))
+        prints = event_json.compute_fingerprints(event_json.encode_values(self.stream, rows))
         origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
         slices, ms = rows["slice"].to_pylist(), rows[MILLISECONDS].to_pylist()
         place = {slice_.key: at for at, slice_ in enumerate(self.slices)}
-        published = {**known, **self._published_elsewhere(book, sorted(set(slices) - place.keys()))}
+        published = {**known, **self._read_published_elsewhere(book, sorted(set(slices) - place.keys()))}
         ordered = sorted(zip(slices, origins, prints, ms, strict=True), key=lambda one: (place.get(one[0], -1), one[1]))
         found = []
         for at, (key, origin, print_, when) in enumerate(ordered):
@@ -69,9 +69,9 @@ class Twice:
                 found.append(PossibleCopy(key, origin, print_, when, at))
         return found
 
-    def _published_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:
+    def _read_published_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:
         """The outcome of the copies in other slices; one that was not published yet is not among them."""
-        return book.known_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
+        return book.load_outcomes_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
 
     @property
     def _twice(self) -> str:
@@ -84,7 +84,7 @@ class Twice:
 
     @property
     def _question(self) -> str:
-        fields = fields_of(self.stream, self.events)
+        fields = build_select_list(self.stream, self.events)
         return f"""
             WITH {self._twice}
             SELECT slice, {_ORIGIN}, {MILLISECONDS}, {fields} FROM near x LEFT SEMI JOIN twice y ON {_SAME}"""
@@ -95,19 +95,19 @@ class Twice:
         for slice_ in self.slices:
             counts = self.decisions[slice_.key].counts
             if "first_event_us" in counts and "last_event_us" in counts:
-                first, last = (_timestamp(counts[name]) for name in ("first_event_us", "last_event_us"))
+                first, last = (_format_timestamp(counts[name]) for name in ("first_event_us", "last_event_us"))
                 spans.append(f"event_time BETWEEN {first} AND {last}")
             elif self.decisions[slice_.key].rows:
                 return "true"
         return f"({' OR '.join(spans)})" if spans else "false"
 
 
-def fields_of(stream: Stream, events: DeltaTable) -> str:
+def build_select_list(stream: Stream, events: DeltaTable) -> str:
     """The key and the declared fields in SQL; one that was just declared becomes a column with the next slice."""
     there = {one.name for one in events.schema().fields}
     names = dict.fromkeys(["key", *(one.name for one in stream.fields)])
     return ", ".join(f'"{name}"' if name in there else f'CAST(NULL AS VARCHAR) AS "{name}"' for name in names)
 
 
-def _timestamp(us: int) -> str:
+def _format_timestamp(us: int) -> str:
     return f"arrow_cast({us}, 'Timestamp(Microsecond, Some(\"UTC\"))')"

@@ -13,12 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from highwater.assets import commit, events
-from highwater.assets.commit import Clock, commit_turn, ensure_table, log_reports, require_newer, target_of, write_cost
+from highwater.assets.commit import (
+    Clock,
+    build_target,
+    commit_turn,
+    ensure_table,
+    log_reports,
+    require_newer,
+    write_cost,
+)
 from highwater.assets.events import require
 from highwater.assets.evolution import adapt_types, with_added_fields
-from highwater.assets.fields import sql_type
+from highwater.assets.fields import build_sql_type
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP
-from highwater.assets.parsing import field_columns, quoted, version_type
+from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
 from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord
@@ -27,7 +35,7 @@ from highwater.errors import SupersededAttemptError
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.numbered_commits import close_intents, commit_slices, session_options
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at, table_in_sql
+from highwater.resources.spark_tables import quote_table, read_table_version
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -46,10 +54,10 @@ WAIT_SECONDS = 600.0
 _SOURCE = "highwater_current_source"
 
 
-def columns(stream: Stream) -> str:
+def build_sql_columns(stream: Stream) -> str:
     """The columns of the stream's table in SQL; it has versions."""
-    version = version_type(stream)
-    fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
+    version = find_version_type(stream)
+    fields = "".join(f", {quote_column(f.name)} {build_sql_type(f)}" for f in select_column_fields(stream))
     return (
         f"key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "
         "origin_generation INT, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
@@ -57,23 +65,23 @@ def columns(stream: Stream) -> str:
     )
 
 
-def columns_of(stream: Stream) -> list[str]:
+def quote_column_names(stream: Stream) -> list[str]:
     """The names of the columns, quoted for Spark."""
-    fields = [quoted(f.name) for f in field_columns(stream)]
+    fields = [quote_column(f.name) for f in select_column_fields(stream)]
     return ["key", "version", "event_time", *fields, *ORIGIN, *TIMESTAMP, "updated_by_slice"]
 
 
-def winners(rows: DataFrame, *by: str) -> DataFrame:
+def select_winners(rows: DataFrame, *by: str) -> DataFrame:
     """The row of each key with the highest version; among equal versions the one with the earliest origin."""
     from pyspark.sql import functions as F
 
-    best = F.max_by(F.struct("*"), F.expr(precedence())).alias("best")
+    best = F.max_by(F.struct("*"), F.expr(build_precedence())).alias("best")
     return rows.groupBy(*by).agg(best).select("best.*")
 
 
 def has_deletes(work: Work, events_version: int) -> bool:
     """Whether events may hold deletes: they stay such when the stream no longer declares any."""
-    table = work.lake.table_at(work.stream.name, events.TABLE, events_version)
+    table = work.lake.open_existing_table(work.stream.name, events.TABLE, events_version)
     return "deleted" in {field.name for field in table.schema().fields}
 
 
@@ -85,7 +93,7 @@ def with_deleted_as_boolean(events: DataFrame) -> DataFrame:
     return events.withColumn("deleted", F.coalesce("deleted", no) if "deleted" in events.columns else no)
 
 
-def precedence(alias: str = "") -> str:
+def build_precedence(alias: str = "") -> str:
     """The order of the version rule in SQL: the greatest value wins.
 
     Args:
@@ -107,8 +115,8 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was committed, or the next run completes it.
     """
     work = with_added_fields(work)
-    ensure_table(work, TABLE, columns(work.stream), SEARCHED)
-    adapt_types(work, TABLE, columns(work.stream))
+    ensure_table(work, TABLE, build_sql_columns(work.stream), SEARCHED)
+    adapt_types(work, TABLE, build_sql_columns(work.stream))
     clock = Clock()
     for tries in range(1, TRIES + 1):
         try:
@@ -127,23 +135,23 @@ def merge_lease(work: Work) -> AbstractContextManager[Lease]:
 
 def settle(work: Work) -> None:
     """Settle what dead runs left open; the caller holds the lease of merges."""
-    if work.ledger.intents.of(work.stream.name, TABLE):
+    if work.ledger.intents.list_for_table(work.stream.name, TABLE):
         with commit_turn(work, TABLE):
-            close_intents(target_of(work, TABLE))
+            close_intents(build_target(work, TABLE))
 
 
 def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     with merge_lease(work) as lease:
         settle(work)
         decided = require(work, events.TABLE)
-        seen = work.lake.commits(work.stream.name, TABLE, work.keys)
+        seen = work.lake.load_commits(work.stream.name, TABLE, work.keys)
         behind = [
             slice_commit
             for key, slice_commit in decided.slice_commits.items()
-            if seen.attempt(key) != slice_commit.attempt
+            if seen.find_attempt(key) != slice_commit.attempt
         ]
         require_newer(
-            decided.slice_commits, {slice_commit.key: seen.attempt(slice_commit.key) for slice_commit in behind}
+            decided.slice_commits, {slice_commit.key: seen.find_attempt(slice_commit.key) for slice_commit in behind}
         )
         version = seen.version
         if behind:
@@ -154,13 +162,13 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     found = [
         SliceReport(
             slice_=slice_,
-            attempt=decided.attempt(slice_.key),
+            attempt=decided.find_attempt(slice_.key),
             rows=decided.slice_commits[slice_.key].rows or 0,
             delta_version=version,
             counts=dict(decided.slice_commits[slice_.key].counts),
             seconds=dict(clock.seconds),
             note=None if slice_.key in merged else "already followed the events",
-            measures={**cost, **_freshness(decided.slice_commits[slice_.key])} if slice_.key in merged else {},
+            measures={**cost, **_measure_freshness(decided.slice_commits[slice_.key])} if slice_.key in merged else {},
         )
         for slice_ in work.slices
     ]
@@ -168,7 +176,7 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     return found
 
 
-def _freshness(decided: SliceCommit) -> dict[str, float]:
+def _measure_freshness(decided: SliceCommit) -> dict[str, float]:
     """The age in seconds of the newest event of a slice as `current` gets it; empty without events."""
     last = decided.counts.get("last_event_us")
     return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
@@ -177,30 +185,35 @@ def _freshness(decided: SliceCommit) -> dict[str, float]:
 def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], seen: Committed, lease: Lease) -> int:
     """Merge slices in one commit; returns the version of the table."""
     keys = [slice_commit.key for slice_commit in behind]
-    again = [key for key in keys if seen.attempt(key)]
+    again = [key for key in keys if seen.find_attempt(key)]
     reads_events = again or has_deletes(work, decided.version)
-    tables = [work.lake.path(work.stream.name, name) for name in (TABLE, *([events.TABLE] if reads_events else []))]
+    tables = [
+        work.lake.build_table_path(work.stream.name, name)
+        for name in (TABLE, *([events.TABLE] if reads_events else []))
+    ]
     with interpret_if_small(work, tables), delta_errors(f"current of {work.stream.name}"):
-        names = _common_columns(work, decided.version)
-        rows = _event_rows(work, decided.version, names)
+        names = _list_common_columns(work, decided.version)
+        rows = _read_events(work, decided.version, names)
         if again:
-            source, actions = _recomputed(work, rows, keys, again, seen), _REPLACE
+            source, actions = _recompute_winners(work, rows, keys, again, seen), _REPLACE
         elif reads_events:
             source, actions = _with_earlier_deletes(work, rows, keys), _UPSERT_OR_DELETE
         else:
-            source, actions = winners(rows.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT
+            source, actions = select_winners(rows.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT
         source.createOrReplaceTempView(_SOURCE)
-        statement = _statement(work, names, actions)
+        statement = _build_merge_statement(work, names, actions)
         lease.check()
         records = [
             CommitRecord(slice_commit.key, slice_commit.attempt, slice_commit.rows, batch="") for slice_commit in behind
         ]
         with commit_turn(work, TABLE):
             work.before_commit()
-            return commit_slices(target_of(work, TABLE), seen, records, work.run, partial(_run, work, statement))
+            return commit_slices(
+                build_target(work, TABLE), seen, records, work.run, partial(_run_statement, work, statement)
+            )
 
 
-def _run(work: Work, statement: str, options: Mapping[str, str]) -> None:
+def _run_statement(work: Work, statement: str, options: Mapping[str, str]) -> None:
     with session_options(work.spark, options):
         work.spark.sql(statement).collect()
 
@@ -224,10 +237,10 @@ WHEN NOT MATCHED AND s.updated_by_slice IS NOT NULL THEN INSERT ({names}) VALUES
 """
 
 
-def _statement(work: Work, names: Sequence[str], actions: str) -> str:
-    path = work.lake.path(work.stream.name, TABLE)
-    return f"MERGE INTO {table_in_sql(path)} t USING {_SOURCE} s ON t.key = s.key" + actions.format(
-        newer=f"{precedence('s.')} > {precedence('t.')}",
+def _build_merge_statement(work: Work, names: Sequence[str], actions: str) -> str:
+    path = work.lake.build_table_path(work.stream.name, TABLE)
+    return f"MERGE INTO {quote_table(path)} t USING {_SOURCE} s ON t.key = s.key" + actions.format(
+        newer=f"{build_precedence('s.')} > {build_precedence('t.')}",
         assignments=", ".join(f"t.{name} = s.{name}" for name in names),
         names=", ".join(names),
         values=", ".join(f"s.{name}" for name in names),
@@ -240,28 +253,30 @@ def _with_earlier_deletes(work: Work, rows: DataFrame, keys: Sequence[str]) -> D
     A deleted key has no row in the table, so an older event of it would be inserted.
     """
     brought = rows.where(slice_is_one_of(keys))
-    earlier = _of_slices(work, rows.where("deleted"), work.lake.holds(work.stream.name, TABLE))
+    earlier = _filter_slices(work, rows.where("deleted"), work.lake.list_slice_keys(work.stream.name, TABLE))
     theirs = earlier.join(brought.select("key").distinct(), "key", "left_semi").select(*brought.columns)
-    return winners(brought.unionByName(theirs).drop("slice"), "key")
+    return select_winners(brought.unionByName(theirs).drop("slice"), "key")
 
 
-def _of_slices(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
+def _filter_slices(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
     from pyspark.sql import functions as F
 
     counted = work.spark.createDataFrame([(key,) for key in keys], "slice STRING")
     return rows.join(F.broadcast(counted), "slice", "left_semi")
 
 
-def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], seen: Committed) -> DataFrame:
+def _recompute_winners(
+    work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], seen: Committed
+) -> DataFrame:
     """For every key that the slices bring or had brought its winner; a key without one has null in all other columns.
 
     Events of slices that are not merged yet do not count: they are merged in their turn.
     """
     from pyspark.sql import functions as F
 
-    there = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), seen.version)
-    merged = work.lake.holds(work.stream.name, TABLE) | set(keys)
-    mine = _of_slices(work, rows, merged)
+    there = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, TABLE), seen.version)
+    merged = work.lake.list_slice_keys(work.stream.name, TABLE) | set(keys)
+    mine = _filter_slices(work, rows, merged)
     affected = (
         there.where(F.col("updated_by_slice").isin(list(again)))
         .select("key")
@@ -269,11 +284,11 @@ def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequenc
         .distinct()
     )
     if "deleted" not in rows.columns:
-        won = winners(mine.join(affected, "key", "left_semi").drop("slice"), "key")
+        won = select_winners(mine.join(affected, "key", "left_semi").drop("slice"), "key")
         return affected.join(won, "key", "left")
     # Where the slices had brought a delete there is no row in `current`, so the keys that it concerns are found by the
     # difference between `current` and the events.
-    alive = winners(mine.drop("slice"), "key").where("NOT deleted")
+    alive = select_winners(mine.drop("slice"), "key").where("NOT deleted")
     names = (*ORIGIN, "updated_by_slice")
     ours, theirs = (
         frame.select("key", F.struct(*names).alias(name)) for name, frame in (("ours", alive), ("theirs", there))
@@ -283,26 +298,28 @@ def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequenc
     return affected.join(alive, "key", "left")
 
 
-def _common_columns(work: Work, events_version: int) -> list[str]:
+def _list_common_columns(work: Work, events_version: int) -> list[str]:
     """The columns of `current` that events have too, quoted for Spark.
 
     Not those of the declaration: a run that began before a field was added must not take it from rows with it.
     """
     lake, stream = work.lake, work.stream.name
-    here = {field.name for field in lake.table_at(stream, TABLE).schema().fields}
-    there = {field.name for field in lake.table_at(stream, events.TABLE, events_version).schema().fields}
-    return [*[quoted(name) for name in sorted(here & there)], "updated_by_slice"]
+    here = {field.name for field in lake.open_existing_table(stream, TABLE).schema().fields}
+    there = {field.name for field in lake.open_existing_table(stream, events.TABLE, events_version).schema().fields}
+    return [*[quote_column(name) for name in sorted(here & there)], "updated_by_slice"]
 
 
-def _event_rows(work: Work, events_version: int, names: Sequence[str]) -> DataFrame:
+def _read_events(work: Work, events_version: int, names: Sequence[str]) -> DataFrame:
     """The events of one version of their table, with `slice` beside the columns of `current`."""
-    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version)
+    rows = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, events.TABLE), events_version)
     deleted = ["deleted"] if "deleted" in rows.columns else []
     rows = with_deleted_as_boolean(rows) if deleted else rows
-    return rows.select("slice", *[name for name in names if name != "updated_by_slice"], *deleted, _brought_by())
+    return rows.select(
+        "slice", *[name for name in names if name != "updated_by_slice"], *deleted, _build_updated_by_slice()
+    )
 
 
-def _brought_by() -> Column:
+def _build_updated_by_slice() -> Column:
     from pyspark.sql import functions as F
 
     return F.col("slice").alias("updated_by_slice")

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import current, events
-from highwater.assets.commit import commit_turn, ensure_table, target_of
+from highwater.assets.commit import build_target, commit_turn, ensure_table
 from highwater.assets.current import TABLE
 from highwater.assets.evolution import adapt_types, with_added_fields
-from highwater.assets.parsing import quoted
+from highwater.assets.parsing import quote_column
 from highwater.assets.work import Work
 from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.field_rules import CONTAINERS
 from highwater.resources.numbered_commits import commit_slices
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
+from highwater.resources.spark_tables import read_table_version
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -60,13 +60,15 @@ class Differences:
         """The differences in sentences."""
         found = [f"{self.slices:,} slices with events; {self.lacking:,} rows are lacking, {self.wrong:,} are wrong"]
         if self.behind:
-            found.append(f"{len(self.behind):,} slices are not in current at their attempt: {_some(self.behind)}")
+            found.append(
+                f"{len(self.behind):,} slices are not in current at their attempt: {_format_keys(self.behind)}"
+            )
         if self.unknown:
-            found.append(f"{len(self.unknown):,} slices are in current and not in events: {_some(self.unknown)}")
+            found.append(f"{len(self.unknown):,} slices are in current and not in events: {_format_keys(self.unknown)}")
         return found
 
 
-def _some(keys: Sequence[str]) -> str:
+def _format_keys(keys: Sequence[str]) -> str:
     return ", ".join(keys[:5]) + (" and more" if len(keys) > 5 else "")
 
 
@@ -98,8 +100,8 @@ class RebuildSnapshot:
                 stored="the stream declares no version",
                 remedy="declare a key and a version, then materialise current of its slices",
             )
-        seen = work.lake.commits(work.stream.name, TABLE)
-        decisions, version = work.lake.committed_at(work.stream.name, events.TABLE)
+        seen = work.lake.load_commits(work.stream.name, TABLE)
+        decisions, version = work.lake.load_commits_and_version(work.stream.name, events.TABLE)
         if not decisions:
             raise ConfigurationError(
                 f"{work.stream.name} has no events from which current could be computed",
@@ -112,7 +114,9 @@ class RebuildSnapshot:
     @property
     def behind(self) -> list[str]:
         """Slices that `current` does not hold at the attempt of their events."""
-        return sorted(key for key, decision in self.decisions.items() if self.seen.attempt(key) != decision.attempt)
+        return sorted(
+            key for key, decision in self.decisions.items() if self.seen.find_attempt(key) != decision.attempt
+        )
 
     @property
     def unknown(self) -> list[str]:
@@ -120,7 +124,7 @@ class RebuildSnapshot:
         return sorted(self.seen.records.keys() - self.decisions.keys())
 
 
-def differences(work: Work, look: RebuildSnapshot) -> Differences:
+def compare_with_events(work: Work, look: RebuildSnapshot) -> Differences:
     """Compare `current` with the events, row by row.
 
     Raises:
@@ -130,9 +134,9 @@ def differences(work: Work, look: RebuildSnapshot) -> Differences:
 
     work = with_added_fields(work)
     with delta_errors(f"current of {work.stream.name}"):
-        names = current.columns_of(work.stream)
-        columns = [_comparable(work, name) for name in names]
-        right, there = _right_rows(work, look).select(*columns), _rows_there(work).select(*columns)
+        names = current.quote_column_names(work.stream)
+        columns = [_build_comparable(work, name) for name in names]
+        right, there = _compute_expected_rows(work, look).select(*columns), _read_stored_rows(work).select(*columns)
         found = (
             right.exceptAll(there)
             .withColumn("what", F.lit("lacking"))
@@ -149,37 +153,39 @@ def differences(work: Work, look: RebuildSnapshot) -> Differences:
     return Differences(len(look.decisions), look.behind, look.unknown, counts["lacking"], counts["wrong"], samples)
 
 
-def _comparable(work: Work, name: str) -> Column:
+def _build_comparable(work: Work, name: str) -> Column:
     """A column as rows can be subtracted by: Spark compares no maps."""
     from pyspark.sql import functions as F
 
-    nested = {quoted(f.name) for f in work.stream.fields if f.type in CONTAINERS}
+    nested = {quote_column(f.name) for f in work.stream.fields if f.type in CONTAINERS}
     return F.to_json(F.struct(name)).alias(name.strip("`")) if name in nested else F.col(name)
 
 
-def _right_rows(work: Work, look: RebuildSnapshot) -> DataFrame:
+def _compute_expected_rows(work: Work, look: RebuildSnapshot) -> DataFrame:
     """The rows that `current` must hold: the winners among the events of all slices."""
     from pyspark.sql import functions as F
 
-    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), look.version)
+    rows = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, events.TABLE), look.version)
     known = work.spark.createDataFrame([(key,) for key in look.decisions], "slice STRING")
     mine = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
     if "deleted" not in rows.columns:
-        return current.winners(_with_columns_of(work, mine), "key")
-    won = current.winners(current.with_deleted_as_boolean(mine), "key").where("NOT deleted")
+        return current.select_winners(_with_columns_of(work, mine), "key")
+    won = current.select_winners(current.with_deleted_as_boolean(mine), "key").where("NOT deleted")
     return _with_columns_of(work, won.drop("deleted"))
 
 
-def _rows_there(work: Work) -> DataFrame:
+def _read_stored_rows(work: Work) -> DataFrame:
     """The rows of `current`; none where there is no table."""
-    if work.lake.table(work.stream.name, TABLE) is None:
-        return work.spark.createDataFrame([], current.columns(work.stream))
-    return _with_columns_of(work, work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE)))
+    if work.lake.open_stream_table(work.stream.name, TABLE) is None:
+        return work.spark.createDataFrame([], current.build_sql_columns(work.stream))
+    return _with_columns_of(
+        work, work.spark.read.format("delta").load(work.lake.build_table_path(work.stream.name, TABLE))
+    )
 
 
 def _with_columns_of(work: Work, rows: DataFrame) -> DataFrame:
     """The rows with the declared columns: a field that was added has null in older rows."""
-    empty = work.spark.createDataFrame([], current.columns(work.stream))
+    empty = work.spark.createDataFrame([], current.build_sql_columns(work.stream))
     return empty.unionByName(rows, allowMissingColumns=True).select(*empty.columns)
 
 
@@ -194,8 +200,8 @@ def rebuild(work: Work) -> int:
     """
     RebuildSnapshot.take(work)  # before a table is made: without events there is nothing to make
     work = with_added_fields(work)
-    ensure_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
-    adapt_types(work, TABLE, current.columns(work.stream))
+    ensure_table(work, TABLE, current.build_sql_columns(work.stream), current.SEARCHED)
+    adapt_types(work, TABLE, current.build_sql_columns(work.stream))
     for tries in range(1, current.TRIES + 1):
         try:
             with current.merge_lease(work):
@@ -207,19 +213,19 @@ def rebuild(work: Work) -> int:
             work.log("current: another run committed at the same time; looking again")
             time.sleep(tries)
         else:
-            path = work.lake.path(work.stream.name, TABLE)
+            path = work.lake.build_table_path(work.stream.name, TABLE)
             return work.spark.read.format("delta").load(path).count()
     raise AssertionError("unreachable")
 
 
 def replace_all(work: Work, look: RebuildSnapshot) -> int:
     """Commit the winners of all slices in place of the whole table; returns the version of the table."""
-    rows = _right_rows(work, look)
+    rows = _compute_expected_rows(work, look)
     records = [CommitRecord(key, one.attempt, one.rows, batch="") for key, one in look.decisions.items()]
 
     def write(options: Mapping[str, str]) -> None:
-        path = work.lake.path(work.stream.name, TABLE)
+        path = work.lake.build_table_path(work.stream.name, TABLE)
         rows.write.format("delta").mode("overwrite").options(**options).save(path)
 
     with delta_errors(f"current of {work.stream.name}"), commit_turn(work, TABLE):
-        return commit_slices(target_of(work, TABLE), look.seen, records, work.run, write, replaces=True)
+        return commit_slices(build_target(work, TABLE), look.seen, records, work.run, write, replaces=True)

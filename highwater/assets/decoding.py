@@ -2,7 +2,7 @@
 
 # The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`,
 # the fields of such records (see `highwater.assets.fast_expressions`). For other records `json` is the variant, null
-# where there is none; `unread` is the fault; and `markable` (see `highwater.assets.documents.takes_marks`).
+# where there is none; `unread` is the fault; and `markable` (see `highwater.assets.documents.needs_number_marks`).
 # `unknown_schema` is the schema that the registry does not know yet.
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.avro_values import texts_are_sound, with_nullable_doubles, without_members
+from highwater.assets.avro_values import has_valid_utf8, with_nullable_doubles, without_members
 from highwater.assets.documents import (
-    escapes_half_a_pair,
-    exact_numbers,
-    invalid_utf8,
-    scanned,
-    sound_part,
-    takes_marks,
+    describe_invalid_utf8,
+    extract_valid_part,
+    mark_inexact_numbers,
+    may_have_lone_surrogate,
+    needs_number_marks,
+    scan_document,
 )
 from highwater.assets.fast_expressions import (
-    all_are_usual,
+    build_null_values,
+    build_typed_values,
     has_usual_records,
-    no_values,
-    typed_are_usual,
-    typed_values,
+    has_usual_typed_values,
+    has_usual_values,
     with_usual_fields,
 )
-from highwater.assets.field_parts import outermost, takes_infinite, whole_fields
-from highwater.assets.framing import behind_header, schemas_by_id, without_framing
+from highwater.assets.field_parts import can_hold_infinity, select_outermost_names, select_whole_fields
+from highwater.assets.framing import fetch_schemas_by_id, skip_header_id, without_framing
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
-from highwater.schemas import self_contained_avro
+from highwater.schemas import build_self_contained_avro
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -63,22 +63,22 @@ def with_json(work: Work, raw: DataFrame) -> DataFrame:
     stream = work.stream
     value = stream.value
     if isinstance(value, Json | Protobuf):
-        return _documents(stream, with_payload(work, value, raw))
+        return _parse_documents(stream, with_payload(work, value, raw))
     if isinstance(value, Avro):
         return with_avro(work, value, raw)
-    readers = {Csv: _separated, Lines: _matched, Raw: _opaque}
-    read = readers[type(value)](stream, _bare(raw))
+    readers = {Csv: _parse_csv, Lines: _parse_lines, Raw: _wrap_raw_value}
+    read = readers[type(value)](stream, _with_unframed_payload(raw))
     return read.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
 
 
 def with_payload(work: Work, declared: Json | Protobuf, raw: DataFrame) -> DataFrame:
     """Rows with the JSON document of a value as `payload`, the fault of its framing, and `unknown_schema`."""
     if isinstance(declared, Protobuf):
-        return _protobuf(work, declared, raw)
-    return without_framing(work, raw, by_guid=False) if declared.registry else _bare(raw)
+        return _decode_protobuf(work, declared, raw)
+    return without_framing(work, raw, by_guid=False) if declared.registry else _with_unframed_payload(raw)
 
 
-def _bare(raw: DataFrame) -> DataFrame:
+def _with_unframed_payload(raw: DataFrame) -> DataFrame:
     """Rows whose values have no framing."""
     from pyspark.sql import functions as F
 
@@ -86,7 +86,7 @@ def _bare(raw: DataFrame) -> DataFrame:
     return raw.withColumns({"payload": F.col("value"), "misframed": nothing, "unknown_schema": nothing})
 
 
-def _documents(stream: Stream, rows: DataFrame) -> DataFrame:
+def _parse_documents(stream: Stream, rows: DataFrame) -> DataFrame:
     """The payload as a variant, null where it is not one JSON document in UTF-8, and `scan` where that is in doubt.
 
     `try_parse_json` stops at the end of the first document and would drop what follows in silence. Read as the first
@@ -98,22 +98,22 @@ def _documents(stream: Stream, rows: DataFrame) -> DataFrame:
 
     text = F.col("payload").cast("string")
     # In a message NaN is a number like others, also in a field that nobody declared.
-    infinite = takes_infinite(stream) or isinstance(stream.value, Protobuf)
+    infinite = can_hold_infinity(stream) or isinstance(stream.value, Protobuf)
     rows = _with_usual(stream, rows.withColumn("is_text", F.is_valid_utf8(text)), text)
     left = ~F.col("usual")
     markable = F.col("markable")
-    marked = rows.withColumn("markable", F.when(left, takes_marks(text, infinite=infinite)))
-    pair = F.when(left & F.col("is_text"), _ended(exact_numbers(text, markable, infinite=infinite)))
+    marked = rows.withColumn("markable", F.when(left, needs_number_marks(text, infinite=infinite)))
+    pair = F.when(left & F.col("is_text"), _parse_with_end(mark_inexact_numbers(text, markable, infinite=infinite)))
     whole = F.when(_is_sound(text, "json_and_end"), F.try_variant_get("json_and_end", "$[0]", "variant"))
     read = marked.withColumn("json_and_end", pair).withColumn("whole", whole)
     refused = left & F.col("whole").isNull() & F.col("is_text")
-    parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
-    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", *_scanned_names(stream)))
-    scans = parts.withColumn("scan", evaluated_once(scan))
-    fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), markable, infinite=infinite))
+    parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, extract_valid_part(text))})
+    scan = F.when(F.col("text").isNotNull(), scan_document("text", "sound", *_select_scanned_names(stream)))
+    scans = parts.withColumn("scan", evaluate_once(scan))
+    fields = F.try_parse_json(mark_inexact_numbers(F.col("scan.fields"), markable, infinite=infinite))
     fields = F.when(F.col("scan.problem").isNull(), fields)
-    found = scans.withColumn("json", evaluated_once(F.coalesce("whole", fields)))
-    return found.withColumn("unread", F.when(left, F.coalesce("misframed", _document_problem(stream))))
+    found = scans.withColumn("json", evaluate_once(F.coalesce("whole", fields)))
+    return found.withColumn("unread", F.when(left, F.coalesce("misframed", _find_document_problem(stream))))
 
 
 def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
@@ -122,15 +122,15 @@ def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
 
     if not has_usual_records(stream):
         return rows.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
-    read = rows.withColumn("rounded", F.when(F.col("is_text"), _ended(text)))
+    read = rows.withColumn("rounded", F.when(F.col("is_text"), _parse_with_end(text)))
     values = with_usual_fields(stream, read, "rounded", "$[0]")
     is_object = F.startswith(text, F.lit("{")) | text.rlike(_OBJECT)
-    usual = all_are_usual(stream, "rounded", "$[0]") & _is_sound(text, "rounded") & is_object
+    usual = has_usual_values(stream, "rounded", "$[0]") & _is_sound(text, "rounded") & is_object
     usual &= F.col("misframed").isNull()
     return values.withColumn("usual", F.coalesce(usual, F.lit(False)))  # noqa: FBT003 - a literal column
 
 
-def _ended(text: Column) -> Column:
+def _parse_with_end(text: Column) -> Column:
     """A document and our text behind it as a variant."""
     from pyspark.sql import functions as F
 
@@ -142,28 +142,28 @@ def _is_sound(text: Column, pair: str) -> Column:
     from pyspark.sql import functions as F
 
     alone = F.try_variant_get(pair, "$[1]", "string") == _END
-    return alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
+    return alone & ~F.contains(text, F.lit(_END)) & ~may_have_lone_surrogate(text)
 
 
-def _scanned_names(stream: Stream) -> tuple[Sequence[str] | None, Sequence[str]]:
+def _select_scanned_names(stream: Stream) -> tuple[Sequence[str] | None, Sequence[str]]:
     """The outermost members that are read, None for all, and those whose objects and arrays are read too."""
-    return (None, ()) if stream.reads_all_members else (outermost(stream), whole_fields(stream))
+    return (None, ()) if stream.reads_all_members else (select_outermost_names(stream), select_whole_fields(stream))
 
 
-def _document_problem(stream: Stream) -> Column:
+def _find_document_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     text = F.col("payload").cast("string")
     # Without a problem it is longer than Jackson's limit for strings, or a variant's; or within it is what both refuse.
     refused = "a declared field is longer than 16 MiB"
-    if stream.reads_all_members or whole_fields(stream):
+    if stream.reads_all_members or select_whole_fields(stream):
         refused += ", nested too deep, or has a name twice"
     problem = F.coalesce("scan.problem", F.lit(refused))
-    unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("payload")))
+    unread = F.when(F.is_valid_utf8(text), problem).otherwise(describe_invalid_utf8(F.col("payload")))
     return F.when(F.col("json").isNull(), unread).when(~text.rlike(_OBJECT), F.lit("the value is no JSON object"))
 
 
-def evaluated_once(column: Column) -> Column:
+def evaluate_once(column: Column) -> Column:
     """The column's values, in a form that the optimizer does not copy into the filters above.
 
     It never inlines a non-deterministic expression. Copies of the scan made the plan of a filter on `reason` take 20 s.
@@ -191,42 +191,42 @@ def with_avro(work: Work, declared: Avro, raw: DataFrame, *, usual: bool = True)
     from pyspark.sql import functions as F
 
     if declared.schema is not None:
-        rows = _bare(raw).withColumn("schema", F.lit("declared"))
+        rows = _with_unframed_payload(raw).withColumn("schema", F.lit("declared"))
         texts: Mapping[str, str | None] = {"declared": declared.schema}
     else:
         rows = without_framing(work, raw)
-        texts = {one: _avro_text(schema) for one, schema in schemas_by_id(work, rows).items() if schema}
+        texts = {one: _to_avro_text(schema) for one, schema in fetch_schemas_by_id(work, rows).items() if schema}
     # The bytes behind a payload that has the mark in it depend on all of the payload.
     hashed = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
     end = F.when(F.contains("payload", F.lit(_AVRO_MARK)), hashed).otherwise(F.lit(_AVRO_MARK))
     rows = rows.withColumn("end", end)
     types: dict[str, Any] = {
-        one: "it is no Avro" if text is None else _avro_type(work.spark, text) for one, text in texts.items()
+        one: "it is no Avro" if text is None else _resolve_avro_type(work.spark, text) for one, text in texts.items()
     }
     read = [
         (one, text, types[one]) for one, text in texts.items() if text is not None and not isinstance(types[one], str)
     ]
     for at, (one, text, _) in enumerate(read):
         mine = F.when(F.col("schema") == one, _from_avro(F.concat("payload", "end"), text))
-        rows = rows.withColumn(f"avro_{at}", evaluated_once(mine))
+        rows = rows.withColumn(f"avro_{at}", evaluate_once(mine))
     no = F.lit(False)  # noqa: FBT003 - a literal column
     rows = _with_usual_avro(work.stream, rows, read) if usual else rows.withColumn("usual", no)
     json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
     for one, reason in types.items():
         if isinstance(reason, str):
-            refused = F.lit(f"{_named_schema(one)} cannot be read: {reason}")
+            refused = F.lit(f"{_format_schema_name(one)} cannot be read: {reason}")
             problem = F.when(F.col("schema") == one, refused).otherwise(problem)
     for at, (one, text, _) in enumerate(read):
         mine, record, whole = F.col("schema") == one, F.col(f"avro_{at}"), _is_whole(at)
-        sound = texts_are_sound(record["value"], json.loads(text))
-        json_ = F.when(mine & whole & sound, _object_of(record, text)).otherwise(json_)
+        sound = has_valid_utf8(record["value"], json.loads(text))
+        json_ = F.when(mine & whole & sound, _build_variant_object(record, text)).otherwise(json_)
         problem = (
-            F.when(mine & ~whole, F.lit(f"no Avro of {_named_schema(one)}"))
-            .when(mine & ~sound, F.lit(f"a text in Avro of {_named_schema(one)} is not UTF-8"))
+            F.when(mine & ~whole, F.lit(f"no Avro of {_format_schema_name(one)}"))
+            .when(mine & ~sound, F.lit(f"a text in Avro of {_format_schema_name(one)} is not UTF-8"))
             .otherwise(problem)
         )
     left = ~F.col("usual")
-    rows = rows.withColumns({"json": evaluated_once(F.when(left, json_)), "markable": no})
+    rows = rows.withColumns({"json": evaluate_once(F.when(left, json_)), "markable": no})
     unread = F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem))
     return rows.withColumn("unread", F.when(left, unread))
 
@@ -238,14 +238,14 @@ def _with_usual_avro(stream: Stream, rows: DataFrame, read: Sequence[tuple[str, 
     no = F.lit(False)  # noqa: FBT003 - a literal column
     if not has_usual_records(stream):
         return rows.withColumn("usual", no)
-    usual, values = no, no_values(stream)
+    usual, values = no, build_null_values(stream)
     for at, (one, text, type_) in enumerate(read):
         mine, record = F.col("schema") == one, F.col(f"avro_{at}")["value"]
-        typed = typed_values(stream, record, type_)
+        typed = build_typed_values(stream, record, type_)
         if typed is None:
             continue
         values = {name: F.when(mine, typed[name]).otherwise(rest) for name, rest in values.items()}
-        sound = _is_whole(at) & texts_are_sound(record, json.loads(text)) & typed_are_usual(stream, record)
+        sound = _is_whole(at) & has_valid_utf8(record, json.loads(text)) & has_usual_typed_values(stream, record)
         usual = F.when(mine, sound).otherwise(usual)
     usual = F.coalesce(usual & F.col("misframed").isNull(), no)
     return rows.withColumns(values).withColumn("usual", usual)
@@ -258,14 +258,14 @@ def _is_whole(at: int) -> Column:
     return F.coalesce(F.col(f"avro_{at}")["end"] == F.col("end"), F.lit(False))  # noqa: FBT003 - a literal column
 
 
-def _named_schema(one: str) -> str:
+def _format_schema_name(one: str) -> str:
     return "the declared schema" if one == "declared" else f"schema {one}"
 
 
-def _avro_text(schema: Schema) -> str | None:
+def _to_avro_text(schema: Schema) -> str | None:
     """A schema of the registry as one document; None where it is another kind of schema, or none at all."""
     try:
-        return self_contained_avro(schema) if schema.kind == "AVRO" else None
+        return build_self_contained_avro(schema) if schema.kind == "AVRO" else None
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -277,10 +277,10 @@ def _from_avro(data: Column, text: str) -> Column:
     written = {"type": "record", "name": "highwater_record", "fields": fields}
     read = with_nullable_doubles(written)
     options = {"mode": "PERMISSIVE"} if read == written else {"mode": "PERMISSIVE", "avroSchema": json.dumps(read)}
-    return F.call_function("from_avro", data, F.lit(json.dumps(written)), _constant_map(options))
+    return F.call_function("from_avro", data, F.lit(json.dumps(written)), _build_constant_map(options))
 
 
-def _constant_map(values: Mapping[str, str]) -> Column:
+def _build_constant_map(values: Mapping[str, str]) -> Column:
     """A map of texts that queries of several sessions may evaluate at the same time.
 
     `map(…)`, which PySpark's `from_avro` makes of its options, fills a buffer of its own: a session that looked for
@@ -291,13 +291,13 @@ def _constant_map(values: Mapping[str, str]) -> Column:
     return F.from_json(F.lit(json.dumps(values)), "map<string,string>")
 
 
-def _object_of(read: Column, text: str) -> Column:
+def _build_variant_object(read: Column, text: str) -> Column:
     from pyspark.sql import functions as F
 
     return F.to_variant_object(without_members(read["value"], json.loads(text)))
 
 
-def _avro_type(spark: SparkSession, text: str | None) -> DataType | str:
+def _resolve_avro_type(spark: SparkSession, text: str | None) -> DataType | str:
     """The type of the values of a schema, or why they cannot be read."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
@@ -311,7 +311,7 @@ def _avro_type(spark: SparkSession, text: str | None) -> DataType | str:
             return "it is no record"
         empty = spark.range(0).select(F.lit(b"").alias("v"))
         read = empty.select(_from_avro(F.col("v"), text).alias("read"))
-        found = read.select("read.value", _object_of(F.col("read"), text).alias("object")).schema
+        found = read.select("read.value", _build_variant_object(F.col("read"), text).alias("object")).schema
     except (AnalysisException, IllegalArgumentException, ParseException, ValueError, TypeError, KeyError) as error:
         return str(error).splitlines()[0][:200]
     except Py4JJavaError as error:
@@ -322,23 +322,23 @@ def _avro_type(spark: SparkSession, text: str | None) -> DataType | str:
     return found["value"].dataType
 
 
-def _protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:
+def _decode_protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:
     """Rows whose payload is a JSON document that says what the Protobuf message says."""
     from pyspark.sql import functions as F
 
-    from highwater.assets.protobuf import reader_of
+    from highwater.assets.protobuf import build_reader_udf
 
     if declared.descriptors is not None:
-        rows = _bare(raw).withColumn("schema", F.lit("declared"))
+        rows = _with_unframed_payload(raw).withColumn("schema", F.lit("declared"))
         schemas = None
     else:
         rows = without_framing(work, raw)
-        schemas = {one: schema for one, schema in schemas_by_id(work, rows).items() if schema}
+        schemas = {one: schema for one, schema in fetch_schemas_by_id(work, rows).items() if schema}
         # Where the ID is in a header, which message it is follows there.
-        rows = rows.withColumn("payload", F.concat(F.coalesce(behind_header(), F.lit(b"")), F.col("payload")))
+        rows = rows.withColumn("payload", F.concat(F.coalesce(skip_header_id(), F.lit(b"")), F.col("payload")))
     rows = rows.withColumn("known", F.when(F.col("unknown_schema").isNull(), F.col("schema")))
-    read = reader_of(declared, schemas)("known", "payload")
-    rows = rows.withColumn("message", evaluated_once(read))
+    read = build_reader_udf(declared, schemas)("known", "payload")
+    rows = rows.withColumn("message", evaluate_once(read))
     return rows.withColumns(
         {
             "payload": F.col("message.document").cast("binary"),
@@ -347,7 +347,7 @@ def _protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:
     )
 
 
-def _separated(stream: Stream, rows: DataFrame) -> DataFrame:
+def _parse_csv(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows whose payload is one line of separated values."""
     from pyspark.sql import functions as F
 
@@ -365,50 +365,52 @@ def _separated(stream: Stream, rows: DataFrame) -> DataFrame:
         "emptyValue": "",
         "maxCharsPerColumn": "-1",
     }
-    text = _line(rows)
+    text = _with_line(rows)
     # Beyond its limit Spark's parser fails the query instead of the record.
     most = max(_MOST_COLUMNS, len(names) + 1)
     options["maxColumns"] = str(most)
     delimiters = F.length("line") - F.length(F.replace("line", F.lit(declared.delimiter), F.lit("")))
     read = F.from_csv(F.when(delimiters < most - 1, F.col("line")), kinds, options)
-    rows = text.withColumn("read", evaluated_once(read))
+    rows = text.withColumn("read", evaluate_once(read))
     values = [F.coalesce(F.col(f"read.{name}"), F.lit("")) for name in names]
     if declared.null is not None:
         values = [F.when(value != declared.null, value) for value in values]
     whole = F.struct(*[value.alias(name) for value, name in zip(values, declared.columns, strict=True)])
     few = (F.col("line") == "") & F.lit(len(names) > 1)
     # Spark reads a quote that is not doubled as it likes.
-    quoted = ~F.col("line").rlike(_quoted_soundly(declared))
+    quoted = ~F.col("line").rlike(_build_csv_pattern(declared))
     wrong = F.col("read").isNull() | F.col("read.refused").isNotNull() | few | quoted
     problem = F.when(wrong, F.lit(f"no line of {len(names)} values separated by {declared.delimiter!r}"))
-    return _texts(rows, whole, problem)
+    return _with_text_object(rows, whole, problem)
 
 
-def _quoted_soundly(declared: Csv) -> str:
+def _build_csv_pattern(declared: Csv) -> str:
     """The lines whose quotes are around whole values, and doubled inside of them."""
     delimiter, quote = re.escape(declared.delimiter), re.escape(declared.quote)
     value = f"(?:{quote}(?:[^{quote}]|{quote}{quote})*+{quote}|(?!{quote})[^{delimiter}]*+)"
     return rf"\A{value}(?:{delimiter}{value})*+\z"
 
 
-def _matched(stream: Stream, rows: DataFrame) -> DataFrame:
+def _parse_lines(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows whose payload is a line that a pattern matches."""
     from pyspark.sql import functions as F
 
-    from highwater.format_rules import java_pattern, python_pattern
+    from highwater.format_rules import to_java_pattern, to_python_pattern
 
     declared = stream.value
     assert isinstance(declared, Lines)
     # Lines end by a line feed alone, and letters are those of ASCII, as they are to the second reader.
-    pattern = rf"(?d)\A(?:{java_pattern(declared.pattern)})\z"
-    groups = re.compile(python_pattern(declared.pattern), re.ASCII).groupindex
+    pattern = rf"(?d)\A(?:{to_java_pattern(declared.pattern)})\z"
+    groups = re.compile(to_python_pattern(declared.pattern), re.ASCII).groupindex
     found = [F.regexp_extract("line", pattern, at).alias(name) for name, at in groups.items()]
     whole = F.struct(*[F.when(one != "", one).alias(name) for one, name in zip(found, groups, strict=True)])
     matches = F.col("line").rlike(pattern)
-    return _texts(_line(rows), whole, F.when(~matches, F.lit("the line does not match the declared pattern")))
+    return _with_text_object(
+        _with_line(rows), whole, F.when(~matches, F.lit("the line does not match the declared pattern"))
+    )
 
 
-def _line(rows: DataFrame) -> DataFrame:
+def _with_line(rows: DataFrame) -> DataFrame:
     """Rows with their payload as a line of text, without what ends it; null where it is none."""
     from pyspark.sql import functions as F
 
@@ -416,19 +418,19 @@ def _line(rows: DataFrame) -> DataFrame:
     return rows.withColumn("line", F.when(F.is_valid_utf8(text), F.regexp_replace(text, r"\r?\n\z", "")))
 
 
-def _texts(rows: DataFrame, whole: Column, problem: Column) -> DataFrame:
+def _with_text_object(rows: DataFrame, whole: Column, problem: Column) -> DataFrame:
     """Rows whose line is an object of texts, unless there is a problem."""
     from pyspark.sql import functions as F
 
     several = F.when(F.col("line").rlike(r"[\r\n]"), F.lit("the value has more than one line"))
-    broken = F.when(F.col("line").isNull(), invalid_utf8(F.col("payload")))
+    broken = F.when(F.col("line").isNull(), describe_invalid_utf8(F.col("payload")))
     unread = F.when(F.col("value").isNotNull(), F.coalesce(broken, several, problem))
-    marked = rows.withColumn("unread", evaluated_once(unread))
+    marked = rows.withColumn("unread", evaluate_once(unread))
     json_ = F.when(F.col("unread").isNull() & F.col("value").isNotNull(), F.to_variant_object(whole))
-    return marked.withColumns({"json": evaluated_once(json_), "markable": F.lit(False)})  # noqa: FBT003 - a literal column
+    return marked.withColumns({"json": evaluate_once(json_), "markable": F.lit(False)})  # noqa: FBT003 - a literal column
 
 
-def _opaque(stream: Stream, rows: DataFrame) -> DataFrame:
+def _wrap_raw_value(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows whose payload is not parsed."""
     from pyspark.sql import functions as F
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import discards_table
 from highwater.envelope import ORIGIN, Origin
-from highwater.erasing import microseconds
+from highwater.erasing import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,11 +27,11 @@ DISCARDED = "discarded"
 SEEN = "discards_seen"
 
 
-def seen_now(work: Work) -> dict[str, int]:
+def read_current_state(work: Work) -> dict[str, int]:
     """The time of the last discard, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
     discards_table.keep(work.ledger, work.lake, work.stream.name)
-    last = work.ledger.discards.last_at(work.stream.name)
-    return {} if last is None else {SEEN: microseconds(last)}
+    last = work.ledger.discards.read_last_discard_time(work.stream.name)
+    return {} if last is None else {SEEN: to_microseconds(last)}
 
 
 def with_discarded(
@@ -51,7 +51,7 @@ def with_discarded(
     from pyspark.sql import functions as F
 
     moments = {slice_.key: seen[slice_.key][SEEN] for slice_ in tiers if SEEN in seen[slice_.key]}
-    found = _exhausted(work, rows, moments) if moments else []
+    found = _list_discarded_origins(work, rows, moments) if moments else []
     if not found:
         return rows.withColumn(DISCARDED, F.lit(False))  # noqa: FBT003 - a literal column
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
@@ -60,7 +60,7 @@ def with_discarded(
     return joined.withColumn(DISCARDED, F.coalesce(DISCARDED, F.lit(False)))  # noqa: FBT003 - a literal column
 
 
-def _exhausted(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[tuple[str | int, ...]]:
+def _list_discarded_origins(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[tuple[str | int, ...]]:
     """For each slice the origins that were discarded by then, and that it may hold."""
     from pyspark.sql import functions as F
 
@@ -75,11 +75,11 @@ def _exhausted(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[
         return []
     ends = min(span["first"] for span in spans), max(span["last"] for span in spans)
     known: dict[tuple[str, int, int], list[tuple[Origin, datetime]]] = defaultdict(list)
-    for one in work.ledger.discards.of(work.stream.name, within=ends):
+    for one in work.ledger.discards.list_for_stream(work.stream.name, within=ends):
         known[one.origin[:3]].append((one.origin, one.discarded_at))
     return [
         (span["slice"], *origin)
         for span in spans
         for origin, moment in known[span["origin_topic"], span["origin_generation"], span["origin_partition"]]
-        if span["first"] <= origin.offset <= span["last"] and microseconds(moment) <= moments[span["slice"]]
+        if span["first"] <= origin.offset <= span["last"] and to_microseconds(moment) <= moments[span["slice"]]
     ]

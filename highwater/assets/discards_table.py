@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TABLE = "discards"
 
 
-def schema() -> pa.Schema:
+def build_schema() -> pa.Schema:
     """The table's columns: those of the ledger's table of the same name."""
     import pyarrow as pa
 
@@ -45,16 +45,16 @@ def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
     Raises:
         DependencyAwayError: the ledger or the storage is away.
     """
-    if _stored_state(lake, stream) == ledger.discards.count_and_last(stream):
+    if _read_stored_state(lake, stream) == ledger.discards.count_and_last(stream):
         return 0  # both only grow: so a million of them are not read for each slice
     there = read(lake, stream)
     ledger.discards.add(stream, there)
     held = {one.origin for one in there}
-    rows = [_row(one) for one in ledger.discards.of(stream) if one.origin not in held]
+    rows = [_build_row(one) for one in ledger.discards.list_for_stream(stream) if one.origin not in held]
     if rows:
         import pyarrow as pa
 
-        append(lake.path(stream, TABLE), pa.Table.from_pylist(rows, schema()))
+        append(lake.build_table_path(stream, TABLE), pa.Table.from_pylist(rows, build_schema()))
     return len(rows)
 
 
@@ -64,22 +64,23 @@ def read(lake: Lake, stream: str) -> list[Discard]:
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    table = lake.table(stream, TABLE)
+    table = lake.open_stream_table(stream, TABLE)
     rows = [] if table is None else query(table, "SELECT * FROM t ORDER BY discarded_at")
     found = [
-        Discard(Origin.of_row(row), *(row[name] for name in ("reason", "discarded_by", "discarded_at"))) for row in rows
+        Discard(Origin.from_row(row), *(row[name] for name in ("reason", "discarded_by", "discarded_at")))
+        for row in rows
     ]
     return [*{one.origin: one for one in reversed(found)}.values()][::-1]
 
 
-def _stored_state(lake: Lake, stream: str) -> tuple[int, datetime | None]:
-    table = lake.table(stream, TABLE)
+def _read_stored_state(lake: Lake, stream: str) -> tuple[int, datetime | None]:
+    table = lake.open_stream_table(stream, TABLE)
     if table is None:
         return 0, None
     [row] = query(table, "SELECT count(*) AS many, max(discarded_at) AS last FROM t")
     return row["many"], row["last"]
 
 
-def _row(discard: Discard) -> dict[str, object]:
+def _build_row(discard: Discard) -> dict[str, object]:
     details = {"reason": discard.reason, "discarded_by": discard.discarded_by, "discarded_at": discard.discarded_at}
     return {**dict(zip(ORIGIN, discard.origin, strict=True)), **details}

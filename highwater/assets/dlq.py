@@ -19,30 +19,30 @@ from highwater.assets import raw, rejects
 from highwater.assets.commit import (
     Clock,
     CommittedSlices,
+    build_reports,
     commit_rows,
     commit_turn,
     ensure_table,
-    reports,
     require_newer,
 )
-from highwater.assets.dlq_marks import PREFIX, delete_marks, group_name
+from highwater.assets.dlq_marks import PREFIX, build_group_name, delete_marks
 from highwater.assets.dlq_sending import EnvelopeTemplate, RejectSending, RejectToSend
 from highwater.assets.events import ORIGIN_COLUMNS, ensure_held, require
 from highwater.assets.origins import DLQ as TABLE
-from highwater.assets.origins import MILLISECONDS, TIMESTAMP, covering
-from highwater.assets.parked_references import came_as, originals_of
-from highwater.assets.reclaims import NUMBER, counted
-from highwater.assets.work import SliceReport, Work, uncollected
-from highwater.batching import Ahead, batch_ranges
+from highwater.assets.origins import MILLISECONDS, TIMESTAMP, build_origin_predicate
+from highwater.assets.parked_references import build_originals, find_value_reference
+from highwater.assets.reclaims import NUMBER, with_reclaim_number
+from highwater.assets.work import SliceReport, Work, pause_garbage_collection
+from highwater.batching import Ahead, compute_batch_ranges
 from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, ValueReference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
-from highwater.resources.commit_log import slice_commits_in
-from highwater.resources.deleted_topics import vanished
-from highwater.resources.delta import count_in, has_column, query_arrow, slice_is_one_of
+from highwater.resources.commit_log import read_slice_commits
+from highwater.resources.deleted_topics import find_vanished_error
+from highwater.resources.delta import has_column, query_arrow, read_count, slice_is_one_of
 from highwater.resources.dlq_topics import Shape, ensure
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
+from highwater.resources.spark_tables import read_table_version
 from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
@@ -90,14 +90,14 @@ def materialise(work: Work) -> list[SliceReport]:
     decided = require(work, rejects.TABLE)
     decisions = decided.slice_commits
     committed = CommittedSlices.read(work, TABLE)
-    open_ = [p for p in work.slices if _follows(decisions[p.key], committed.attempt(p.key))]
-    require_newer(decisions, {p.key: committed.attempt(p.key) for p in open_})
+    open_ = [p for p in work.slices if _needs_publication(decisions[p.key], committed.find_attempt(p.key))]
+    require_newer(decisions, {p.key: committed.find_attempt(p.key) for p in open_})
     clock, version = Clock(), committed.version
     if open_:
         ensure_table(work, TABLE, COLUMNS, SEARCHED)
         with clock.phase("publish"):
             rejected = [slice_ for slice_ in open_ if decisions[slice_.key].rows]
-            gone = partial(vanished, work.ledger, work.stream)
+            gone = partial(find_vanished_error, work.ledger, work.stream)
             topics = ensure(work.kafka, work.stream, gone) if rejected else {}
             sent = dict.fromkeys([slice_.key for slice_ in open_], 0)
             read = decided.version
@@ -107,15 +107,15 @@ def materialise(work: Work) -> list[SliceReport]:
             version = _commit(work, [decisions[slice_.key] for slice_ in open_], sent, committed, read)
         delete_marks(work, {slice_.key: decisions[slice_.key].attempt for slice_ in rejected})
     done = {slice_.key for slice_ in open_}
-    notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
-    return reports(work, TABLE, decisions, notes, clock, version)
+    notes = {key: _describe_skip_reason(decisions[key]) for key in work.keys if key not in done}
+    return build_reports(work, TABLE, decisions, notes, clock, version)
 
 
-def _follows(decision: SliceCommit, published: int) -> bool:
+def _needs_publication(decision: SliceCommit, published: int) -> bool:
     return published != decision.attempt and bool(decision.rows or published)
 
 
-def _why_nothing(decision: SliceCommit) -> str:
+def _describe_skip_reason(decision: SliceCommit) -> str:
     return "already published" if decision.rows else "nothing was rejected"
 
 
@@ -125,25 +125,25 @@ def _publish(work: Work, slice_: Slice, decision: SliceCommit, topics: Mapping[s
     Returns:
         How many were sent of this decision in all, and the version of rejects with their destinations.
     """
-    name, group = f"{PREFIX}{slice_.key}", group_name(slice_.key, decision.attempt)
+    name, group = f"{PREFIX}{slice_.key}", build_group_name(slice_.key, decision.attempt)
     least = min(topic.room for topic in topics.values())
     parked = work.stream.parked_topic
     # The next batch is read in parallel: first while Kafka is waited for, then while a batch goes out.
-    with uncollected(), ThreadPoolExecutor(1, "rejects") as beside:
+    with pause_garbage_collection(), ThreadPoolExecutor(1, "rejects") as beside:
         likely = beside.submit(_Waiting, work, slice_, decision)
         with Transactions(work.kafka, name, parked, most_bytes=least, group=group) as transactions:
             mark = transactions.mark()
             # From now on no other run publishes the slice. An earlier run may have sent records elsewhere than rejects
             # said: an earlier read is valid only if nobody wrote since.
-            waiting = _if_unchanged(likely) or _Waiting(work, slice_, decision)
+            waiting = _reuse_if_unchanged(likely) or _Waiting(work, slice_, decision)
             _ensure_whole(slice_, decision, waiting.rejects)
-            sent = _sent(work, slice_, decision, mark)
+            sent = _count_sent(work, slice_, decision, mark)
             total = len(waiting)
             _record_sent(work, slice_, decision, sent)
             if sent < total:
                 work.log(f"{slice_.key}: publishing {total - sent:,} of {total:,} rejects")
             sending = RejectSending(work, decision, waiting.version, topics, transactions)
-            ahead = waiting.batches(sent)
+            ahead = waiting.read_batches(sent)
             for batch in ahead:
                 following = beside.submit(ahead.prepare)
                 before, sent = PublicationMark(decision.attempt, sent, slice_.identity), sent + len(batch)
@@ -154,7 +154,7 @@ def _publish(work: Work, slice_: Slice, decision: SliceCommit, topics: Mapping[s
     return total, sending.version
 
 
-def _if_unchanged(likely: Future[_Waiting]) -> _Waiting | None:
+def _reuse_if_unchanged(likely: Future[_Waiting]) -> _Waiting | None:
     """The rows that were read ahead, if the tables still hold them; the next read reports any failure."""
     if likely.exception() is not None:
         return None
@@ -162,7 +162,7 @@ def _if_unchanged(likely: Future[_Waiting]) -> _Waiting | None:
     return found if found.is_unchanged() else None
 
 
-def _still_decided(work: Work, slice_: Slice, decision: SliceCommit) -> DeltaTable:
+def _open_decided_rejects(work: Work, slice_: Slice, decision: SliceCommit) -> DeltaTable:
     """Rejects as they are now, with the decision in them; later reads use this version.
 
     Raises:
@@ -170,8 +170,8 @@ def _still_decided(work: Work, slice_: Slice, decision: SliceCommit) -> DeltaTab
         SupersededAttemptError: another run decided the slice again.
         DependencyAwayError: the table is gone, or could not be read.
     """
-    table = work.lake.table_at(work.stream.name, rejects.TABLE)
-    held = slice_commits_in(table, [slice_.key])
+    table = work.lake.open_existing_table(work.stream.name, rejects.TABLE)
+    held = read_slice_commits(table, [slice_.key])
     ensure_held(work, rejects.TABLE, [slice_.key], held)
     if held[slice_.key].attempt != decision.attempt:
         raise SupersededAttemptError(
@@ -199,7 +199,7 @@ def _record_sent(work: Work, slice_: Slice, decision: SliceCommit, sent: int) ->
     work.ledger.publications.record(work.stream.name, slice_.key, publication)
 
 
-def _sent(work: Work, slice_: Slice, decision: SliceCommit, mark: PublicationMark | None) -> int:
+def _count_sent(work: Work, slice_: Slice, decision: SliceCommit, mark: PublicationMark | None) -> int:
     """The number of copies already sent, by Kafka's mark or, where that expired, by the ledger's copy of it.
 
     Raises:
@@ -214,7 +214,7 @@ def _sent(work: Work, slice_: Slice, decision: SliceCommit, mark: PublicationMar
             remedy="another ledger plans this topic, or the ledger was lost: restore it, or highwater rebuild-ledger "
             f"{slice_.stream}; with a lost lake, highwater rebuild-all {slice_.stream}. Both need an empty ledger",
         )
-    stored_mark = work.ledger.publications.of([slice_.key]).get(slice_.key)
+    stored_mark = work.ledger.publications.read_for_slices([slice_.key]).get(slice_.key)
     known = [(m.attempt, m.sent) for m in (mark, stored_mark) if m is not None]
     latest = max((attempt for attempt, _ in known), default=0)
     if latest > decision.attempt:
@@ -231,25 +231,25 @@ class _Waiting:
     """The rejects of a slice that no publication of an earlier decision holds, in the order of their origins.
 
     Raises:
-        As `_still_decided`.
+        As `_open_decided_rejects`.
     """
 
     def __init__(self, work: Work, slice_: Slice, decision: SliceCommit) -> None:
         self._work, self._slice = work, slice_
-        self._table = _still_decided(work, slice_, decision)
-        self._held_by = work.lake.table(work.stream.name, TABLE)
+        self._table = _open_decided_rejects(work, slice_, decision)
+        self._held_by = work.lake.open_stream_table(work.stream.name, TABLE)
         mine = f"{slice_is_one_of([slice_.key])}"
         # `octet_length` takes text alone here.
         size = "CAST(coalesce(octet_length(encode(value, 'hex')), 0) / 2 AS BIGINT)"
         # A table that an older Highwater wrote has no such column until its next slice.
         before = rejects.PUBLISHED_AT if has_column(self._table, rejects.PUBLISHED_AT) else "NULL"
-        copy = f"{_ORDER}, {count_in(self._table, NUMBER)} AS {NUMBER}, {before} IS NOT NULL AS sent_before"
+        copy = f"{_ORDER}, {read_count(self._table, NUMBER)} AS {NUMBER}, {before} IS NOT NULL AS sent_before"
         sql = f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}"
         found = query_arrow({"t": self._table}, sql)
         self.rejects = len(found)
-        held = _published(self._held_by, mine)
+        held = _read_published_copies(self._held_by, mine)
         self._open = found.filter(_is_open(found, held))
-        self._first: Ahead[list[RejectToSend]] | None = self._begun(0)
+        self._first: Ahead[list[RejectToSend]] | None = self._start_reading(0)
 
     def __len__(self) -> int:
         """The number of copies."""
@@ -263,39 +263,41 @@ class _Waiting:
     def is_unchanged(self) -> bool:
         """Whether the tables still are as they were read."""
         lake, stream = self._work.lake, self._work.stream.name
-        now = [lake.table(stream, rejects.TABLE), lake.table(stream, TABLE)]
-        return [_identity(one) for one in now] == [_identity(one) for one in (self._table, self._held_by)]
+        now = [lake.open_stream_table(stream, rejects.TABLE), lake.open_stream_table(stream, TABLE)]
+        return [_find_identity(one) for one in now] == [_find_identity(one) for one in (self._table, self._held_by)]
 
-    def batches(self, sent: int) -> Ahead[list[RejectToSend]]:
+    def read_batches(self, sent: int) -> Ahead[list[RejectToSend]]:
         """The rejects behind the first `sent` ones, in batches for a transaction each; the first of them is read.
 
         Value sizes bound a read; sizes of whole records bound a transaction.
         """
         first, self._first = self._first, None
-        return self._begun(sent) if sent or first is None else first
+        return self._start_reading(sent) if sent or first is None else first
 
-    def _begun(self, sent: int) -> Ahead[list[RejectToSend]]:
-        ahead = Ahead(self._batches(sent))
+    def _start_reading(self, sent: int) -> Ahead[list[RejectToSend]]:
+        ahead = Ahead(self._iterate_batches(sent))
         ahead.prepare()
         return ahead
 
-    def _batches(self, sent: int) -> Iterator[list[RejectToSend]]:
+    def _iterate_batches(self, sent: int) -> Iterator[list[RejectToSend]]:
         left = self._open.slice(sent)
-        for start, end in batch_ranges(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
+        for start, end in compute_batch_ranges(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
             rows = self._read(left.slice(start, end - start))
             for at in range(0, len(rows), RECORDS_A_TRANSACTION):
-                found = _rejects_of(rows.slice(at, RECORDS_A_TRANSACTION))
-                for one in batch_ranges([reject.size for reject in found], RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+                found = _build_rejects(rows.slice(at, RECORDS_A_TRANSACTION))
+                for one in compute_batch_ranges(
+                    [reject.size for reject in found], RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION
+                ):
                     yield found[slice(*one)]
 
     def _read(self, places: pa.Table) -> pa.Table:
         mine = slice_is_one_of([self._slice.key])
-        where = f"{mine} AND ({covering(places)})"
-        columns = f"{_RECORD}, {count_in(self._table, NUMBER)} AS {NUMBER}"
+        where = f"{mine} AND ({build_origin_predicate(places)})"
+        columns = f"{_RECORD}, {read_count(self._table, NUMBER)} AS {NUMBER}"
         rows = query_arrow({"t": self._table}, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}")
         if len(rows) > len(places):  # others lie between them
-            wanted = {*_places(places)}
-            rows = rows.filter([place in wanted for place in _places(rows)])
+            wanted = {*_select_origins(places)}
+            rows = rows.filter([place in wanted for place in _select_origins(rows)])
         return rows
 
 
@@ -307,23 +309,30 @@ def _is_open(rows: pa.Table, held: Collection[tuple[Any, ...]]) -> pa.Array:
     fresh = pc.invert(rows["sent_before"])
     if not held:
         return fresh
-    return pc.and_(fresh, pa.array([copy not in held for copy in _copies(rows)], pa.bool_()))
+    return pc.and_(fresh, pa.array([copy not in held for copy in _select_copy_identities(rows)], pa.bool_()))
 
 
-def _rejects_of(rows: pa.Table) -> list[RejectToSend]:
+def _build_rejects(rows: pa.Table) -> list[RejectToSend]:
     """Rejects as they are sent, from the columns of `_RECORD`."""
-    originals = [*originals_of(rows)]
+    originals = [*build_originals(rows)]
     retries = rows["retries"].to_pylist()
     # Headers of the main topic mean nothing.
-    came = [came_as(found) if tried else None for tried, found in zip(retries, originals, strict=True)]
-    details = [(detail or "")[:MOST_DETAIL] for detail in _few(rows["detail"])]
-    alike = map(_alike, *[_few(rows[name]) for name in _ALIKE], details, retries, rows[NUMBER].to_pylist(), came)
+    came = [find_value_reference(found) if tried else None for tried, found in zip(retries, originals, strict=True)]
+    details = [(detail or "")[:MOST_DETAIL] for detail in _to_shared_values(rows["detail"])]
+    alike = map(
+        _build_envelope_template,
+        *[_to_shared_values(rows[name]) for name in _ALIKE],
+        details,
+        retries,
+        rows[NUMBER].to_pylist(),
+        came,
+    )
     each = zip(alike, rows["origin_offset"].to_pylist(), rows[MILLISECONDS].to_pylist(), originals, strict=True)
-    return [kind.reject(offset, ms, found) for kind, offset, ms, found in each]
+    return [kind.read_reject(offset, ms, found) for kind, offset, ms, found in each]
 
 
 @lru_cache(maxsize=1_000)
-def _alike(
+def _build_envelope_template(
     topic: str,
     generation: int,
     partition: int,
@@ -355,31 +364,31 @@ def _alike(
     return EnvelopeTemplate(envelope, next_topic)
 
 
-def _few(column: pa.ChunkedArray) -> list[Any]:
+def _to_shared_values(column: pa.ChunkedArray) -> list[Any]:
     """A column in which many values are alike: each is made once."""
     found = column.combine_chunks().dictionary_encode(null_encoding="encode")
     values = found.dictionary.to_pylist()
     return [values[at] for at in found.indices.to_pylist()]
 
 
-def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+def _select_origins(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     return zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)
 
 
-def _copies(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+def _select_copy_identities(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """The identity of a publication: an origin, and the number of its reclaims."""
     return zip(*(rows[name].to_pylist() for name in (*ORIGIN, NUMBER)), strict=True)
 
 
-def _identity(table: DeltaTable | None) -> tuple[str, int] | None:
+def _find_identity(table: DeltaTable | None) -> tuple[str, int] | None:
     return None if table is None else (str(table.metadata().id), int(table.version()))
 
 
-def _published(table: DeltaTable | None, where: str) -> set[tuple[Any, ...]]:
+def _read_published_copies(table: DeltaTable | None, where: str) -> set[tuple[Any, ...]]:
     if table is None:
         return set()
-    sql = f"SELECT {_ORDER}, {count_in(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}"
-    return {*_copies(query_arrow({"t": table}, sql))}
+    sql = f"SELECT {_ORDER}, {read_count(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}"
+    return {*_select_copy_identities(query_arrow({"t": table}, sql))}
 
 
 def _commit(
@@ -393,18 +402,24 @@ def _commit(
     from pyspark.sql import functions as F
 
     mine = slice_is_one_of([decision.key for decision in decisions])
-    rows = counted(rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine))
+    rows = with_reclaim_number(
+        read_table_version(work.spark, work.lake.build_table_path(work.stream.name, rejects.TABLE), version).where(mine)
+    )
     names = ("slice", *ORIGIN, *TIMESTAMP, "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
     copied = F.col(rejects.PUBLISHED_AT) if rejects.PUBLISHED_AT in rows.columns else F.lit(None).cast("timestamp")
     published_rows = rows.select(*names, "first_failed_at", F.coalesce(copied, F.current_timestamp()).alias("now"))
-    if any(committed.attempt(decision.key) for decision in decisions):
-        before = counted(rows_at(work.spark, work.lake.path(work.stream.name, TABLE), committed.version).where(mine))
+    if any(committed.find_attempt(decision.key) for decision in decisions):
+        before = with_reclaim_number(
+            read_table_version(
+                work.spark, work.lake.build_table_path(work.stream.name, TABLE), committed.version
+            ).where(mine)
+        )
         same = ["slice", *ORIGIN, NUMBER]
         published_rows = published_rows.join(before.select(*same, "published_at"), same, "left")
         published_rows = published_rows.withColumn("published_at", F.coalesce("published_at", "now")).drop("now")
     else:
         published_rows = published_rows.withColumnRenamed("now", "published_at")
     slice_commits = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
-    files = raw.files_for([decision.counts["rejects"] for decision in decisions])
+    files = raw.compute_file_count([decision.counts["rejects"] for decision in decisions])
     with commit_turn(work, TABLE):
         return commit_rows(work, TABLE, published_rows, slice_commits, committed, files=files, spread="origin_offset")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
 from highwater.resources.delta_rs_writes import rewrite_table
-from highwater.resources.spark_tables import rows_at
+from highwater.resources.spark_tables import read_table_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ _PLACE = ("topic", "generation", "partition", "offset")
 Ends = Mapping[str, Mapping[int, int]]
 
 
-def schema() -> pa.Schema:
+def build_schema() -> pa.Schema:
     """The table's columns."""
     import pyarrow as pa
 
@@ -66,10 +66,10 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
     Raises:
         DependencyAwayError: the storage is away.
     """
-    rewrite_table(lake.path(stream, TABLE), schema(), batches, json.dumps(ends))
+    rewrite_table(lake.build_table_path(stream, TABLE), build_schema(), batches, json.dumps(ends))
 
 
-def concerned(slices: Sequence[Slice], ends: Mapping[str, Mapping[str, int]]) -> bool:
+def may_have_copies(slices: Sequence[Slice], ends: Mapping[str, Mapping[str, int]]) -> bool:
     """Whether copies may exist for some offsets of a slice."""
     return any(
         len(offsets) and offsets.start < ends.get(slice_.topic, {}).get(str(partition), 0)
@@ -89,21 +89,21 @@ def with_copies(work: Work, rows: DataFrame, slices: Sequence[Slice], held: Sequ
     """
     from pyspark.sql import functions as F
 
-    table = work.lake.table(work.stream.name, TABLE)
-    if table is None or not concerned(slices, json.loads(table.metadata().description or "{}")):
+    table = work.lake.open_stream_table(work.stream.name, TABLE)
+    if table is None or not may_have_copies(slices, json.loads(table.metadata().description or "{}")):
         return rows.withColumn(COPIED_AT, F.lit(None).cast("timestamp"))
-    joined = rows.join(_first_copies(work, rows, held, table.version()), [*_PLACE], "left")
+    joined = rows.join(_select_first_copies(work, rows, held, table.version()), [*_PLACE], "left")
     filled = {f"held_{name}": F.coalesce(f"held_{name}", f"copy.{name}") for name in held}
     copied_at = F.when(F.col("held_reason").isNull(), F.col(f"copy.{COPIED_AT}"))
     filled[NUMBER] = F.when(copied_at.isNotNull(), F.col(f"copy.{NUMBER}")).otherwise(F.col(NUMBER))
     return joined.withColumns({**filled, COPIED_AT: copied_at}).drop("copy")
 
 
-def _first_copies(work: Work, rows: DataFrame, held: Sequence[str], version: int) -> DataFrame:
+def _select_first_copies(work: Work, rows: DataFrame, held: Sequence[str], version: int) -> DataFrame:
     """By place the copy that a record's own rejection became: of several the first."""
     from pyspark.sql import functions as F
 
-    copies = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), version).alias("c")
+    copies = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, TABLE), version).alias("c")
     records = rows.select(*_PLACE, *ORIGIN, "origin_timestamp_ms", "timestamp_ms", "retries", NUMBER).alias("r")
     main, topic = F.col("r.topic") == work.stream.topic, F.col("r.topic")
     theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)  # noqa: FBT003

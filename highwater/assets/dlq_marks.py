@@ -31,7 +31,7 @@ class MarkGroup(NamedTuple):
     attempt: int | None
 
 
-def group_name(slice_key: str, attempt: int) -> str:
+def build_group_name(slice_key: str, attempt: int) -> str:
     """The group that counts the published rejects of one decision."""
     return f"{PREFIX}{slice_key}{SEPARATOR}{attempt}"
 
@@ -56,26 +56,26 @@ def delete_marks(work: Work, attempts: Mapping[str, int]) -> None:
 
     The publication is complete, so an error ends nothing: `highwater maintain` deletes remaining groups.
     """
-    left = _delete(work.kafka, [group_name(key, attempt) for key, attempt in attempts.items()])
+    left = _delete(work.kafka, [build_group_name(key, attempt) for key, attempt in attempts.items()])
     for name, why in left.items():
         work.log(f"the consumer group {name} was not deleted: {why}; highwater maintain tries again")
 
 
-def needless_groups(work: Work) -> list[str]:
+def list_needless_groups(work: Work) -> list[str]:
     """The stream's groups that count a publication which is complete by the table `dlq`.
 
     Raises:
         DependencyAwayError: Kafka, the ledger or the lake could not be read.
     """
-    ours = parse_groups(work.kafka.groups())
-    planned = work.ledger.planned_at([one.slice_key for one in ours.values()])
+    ours = parse_groups(work.kafka.list_group_names())
+    planned = work.ledger.read_plan_times([one.slice_key for one in ours.values()])
     ours = {
         name: one
         for name, one in ours.items()
-        if one.slice_key in planned and SliceKey.parse(one.slice_key).topic in _topics(work)
+        if one.slice_key in planned and SliceKey.parse(one.slice_key).topic in _select_topics(work)
     }
     keys = sorted({one.slice_key for one in ours.values()})
-    decided, published = (work.lake.committed(work.stream.name, table, keys) for table in (rejects.TABLE, DLQ))
+    decided, published = (work.lake.load_slice_commits(work.stream.name, table, keys) for table in (rejects.TABLE, DLQ))
 
     def is_needless(one: MarkGroup) -> bool:
         if one.slice_key not in published or one.slice_key not in decided:
@@ -89,7 +89,7 @@ def needless_groups(work: Work) -> list[str]:
 def clean_up(work: Work, *, dry_run: bool) -> str:
     """Delete the groups that nothing needs any more, or count them; one sentence, empty where there are none."""
     try:
-        found = needless_groups(work)
+        found = list_needless_groups(work)
     except HighwaterError as error:
         return f"consumer groups of publications were not looked at: {error.problem}"
     if not found:
@@ -107,6 +107,6 @@ def _delete(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
         return dict.fromkeys(names, error.problem)
 
 
-def _topics(work: Work) -> frozenset[str]:
+def _select_topics(work: Work) -> frozenset[str]:
     stream = work.stream
     return frozenset((stream.topic, *stream.tier_topics, *stream.foreign_topics))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.assets import raw, rejects
 from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
-from highwater.assets.parked_references import Original, place_of
+from highwater.assets.parked_references import Original, find_place
 from highwater.envelope import (
     KEY,
     ORIGIN,
@@ -25,14 +25,14 @@ from highwater.envelope import (
     Origin,
     Place,
     ValueReference,
-    unwrapped,
+    remove_envelope,
 )
 from highwater.errors import RecordTooLargeError
-from highwater.message_size import SizeLimits, size_of, size_of_headers
+from highwater.message_size import SizeLimits, measure_headers, measure_message
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.producer_records import Record
-from highwater.resources.spark_tables import rows_at
+from highwater.resources.spark_tables import read_table_version
 from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
@@ -58,18 +58,18 @@ class EnvelopeTemplate:
 
     def __init__(self, envelope: Envelope, topic: str) -> None:
         self.envelope, self.topic = envelope, topic
-        names = envelope.headers()
+        names = envelope.to_headers()
         at = [name for name, _ in names].index(ORIGIN_OFFSET)
         self._before, self._behind = names[:at], names[at + 2 :]
         between: list[Header] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
-        self._size = size_of_headers([*self._before, *between, *self._behind])
+        self._size = measure_headers([*self._before, *between, *self._behind])
 
-    def reject(self, offset: int, timestamp: int, found: Original) -> RejectToSend:
+    def read_reject(self, offset: int, timestamp: int, found: Original) -> RejectToSend:
         """One of them."""
-        own = unwrapped(found.headers) if found.headers else ()
+        own = remove_envelope(found.headers) if found.headers else ()
         place, time = b"%d" % offset, b"%d" % timestamp
         headers = [*own, *self._before, (ORIGIN_OFFSET, place), (ORIGIN_TIMESTAMP, time), *self._behind]
-        size = self._size + len(place) + len(time) + size_of(found.key, found.value, own)
+        size = self._size + len(place) + len(time) + measure_message(found.key, found.value, own)
         return RejectToSend(self, offset, timestamp, found, headers, size)
 
 
@@ -93,9 +93,9 @@ class RejectToSend(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, envelope: Envelope, topic: str, found: Original) -> RejectToSend:
+    def from_envelope(cls, envelope: Envelope, topic: str, found: Original) -> RejectToSend:
         """A record with what follows from it."""
-        return EnvelopeTemplate(envelope, topic).reject(envelope.offset, envelope.timestamp, found)
+        return EnvelopeTemplate(envelope, topic).read_reject(envelope.offset, envelope.timestamp, found)
 
     @property
     def envelope(self) -> Envelope:
@@ -141,7 +141,7 @@ class RejectSending:
         """
         while True:
             batch = self._reroute_oversized(batch, before)
-            records = self._records(batch)
+            records = self._build_records(batch)
             try:
                 return self.transactions.commit(records, after)
             except RecordTooLargeError as error:
@@ -160,30 +160,30 @@ class RejectSending:
         rooms = {topic: shape.room for topic, shape in self.topics.items()}
         return SizeLimits(rooms, self.transactions.most_bytes, self.transactions.compresses)
 
-    def _fits(self, one: RejectToSend) -> bool:
+    def _can_send(self, one: RejectToSend) -> bool:
         if self._refused and (one.envelope.origin, one.topic) in self._refused:
             return False
-        return self._limits.admits(one.topic, one.size)
+        return self._limits.can_send_whole(one.topic, one.size)
 
     def _reroute_oversized(self, batch: Sequence[RejectToSend], before: PublicationMark) -> Sequence[RejectToSend]:
         """The batch, with what its tier does not take on the parked topic; the table of rejects knows it first."""
         parked = self.work.stream.parked_topic
-        moved = [one for one in batch if one.topic != parked and not self._fits(one)]
+        moved = [one for one in batch if one.topic != parked and not self._can_send(one)]
         if not moved:
             return batch
         self.transactions.commit([], before)  # a fenced producer fails here, before the table changes
         notes = {one.envelope.origin: f"too large for {one.topic}, {one.size:,} bytes; " for one in moved}
         self._record_parked(notes)
         self.work.log(f"{self.decision.key}: {len(moved):,} records are too large for their tier, and are parked")
-        return [_parked(one, parked, notes) for one in batch]
+        return [_to_parked_reject(one, parked, notes) for one in batch]
 
     def _record_parked(self, notes: Mapping[Origin, str]) -> None:
         """Write to rejects that these records go to the parked topic, and why."""
         from pyspark.sql import functions as F
 
-        work, path = self.work, self.work.lake.path(self.work.stream.name, rejects.TABLE)
+        work, path = self.work, self.work.lake.build_table_path(self.work.stream.name, rejects.TABLE)
         noted = work.spark.createDataFrame([(*origin, note) for origin, note in notes.items()], _ORIGINS)
-        rows = rows_at(work.spark, path, self.version).where(slice_is_one_of([self.decision.key]))
+        rows = read_table_version(work.spark, path, self.version).where(slice_is_one_of([self.decision.key]))
         moved = F.col("too_large_for").isNotNull()
         rows = rows.join(F.broadcast(noted), [*ORIGIN], "left")
         rows = rows.withColumns(
@@ -195,45 +195,51 @@ class RejectSending:
             }
         ).drop("too_large_for")
         committed = CommittedSlices({self.decision.key: self.decision}, self.version)
-        files = raw.files_for([self.decision.rows or 0])
+        files = raw.compute_file_count([self.decision.rows or 0])
         with commit_turn(work, rejects.TABLE):
             self.version = commit_rows(
                 work, rejects.TABLE, rows, [self.decision], committed, files=files, spread="origin_offset"
             )
 
-    def _records(self, batch: Sequence[RejectToSend]) -> list[Record]:
+    def _build_records(self, batch: Sequence[RejectToSend]) -> list[Record]:
         everywhere = 0 if self._refused else self._limits.everywhere
         return [
-            Record(one.template.topic, one.found.key, one.found.value, one.headers, self._partition(one.template))
-            if one.template.envelope.reference is None and (one.size <= everywhere or self._fits(one))
-            else self._by_reference(one)
+            Record(
+                one.template.topic, one.found.key, one.found.value, one.headers, self._choose_partition(one.template)
+            )
+            if one.template.envelope.reference is None and (one.size <= everywhere or self._can_send(one))
+            else self._build_reference_record(one)
             for one in batch
         ]
 
-    def _partition(self, template: EnvelopeTemplate) -> int:
+    def _choose_partition(self, template: EnvelopeTemplate) -> int:
         # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
         return template.envelope.partition % self.topics[template.topic].partitions
 
-    def _by_reference(self, one: RejectToSend) -> Record:
+    def _build_reference_record(self, one: RejectToSend) -> Record:
         """A record by reference. One that was such a one when it came refers to where that did."""
         came, everything = one.envelope.reference, (VALUE, OWN_HEADERS, KEY)
-        longest = replace(one.envelope, reference=ValueReference(everything, _LONGEST, one.size)).headers()
-        own = unwrapped(one.found.headers)
-        parts = self._limits.left_out(one.topic, one.found.key, own, longest)
+        longest = replace(one.envelope, reference=ValueReference(everything, _LONGEST, one.size)).to_headers()
+        own = remove_envelope(one.found.headers)
+        parts = self._limits.select_left_out(one.topic, one.found.key, own, longest)
         if came is None:
-            place = place_of(self.work.lake, self.work.stream, one.envelope, one.found)
+            place = find_place(self.work.lake, self.work.stream, one.envelope, one.found)
             reference = ValueReference(parts, place, one.size)
         else:
             reference = replace(came, left_out=(*came.left_out, *[p for p in parts if p not in came.left_out]))
-        headers = replace(one.envelope, reference=reference).headers()
+        headers = replace(one.envelope, reference=reference).to_headers()
         key = None if KEY in parts else one.found.key
         return Record(
-            one.topic, key, b"", headers if OWN_HEADERS in parts else [*own, *headers], self._partition(one.template)
+            one.topic,
+            key,
+            b"",
+            headers if OWN_HEADERS in parts else [*own, *headers],
+            self._choose_partition(one.template),
         )
 
 
-def _parked(one: RejectToSend, parked: str, notes: Mapping[Origin, str]) -> RejectToSend:
+def _to_parked_reject(one: RejectToSend, parked: str, notes: Mapping[Origin, str]) -> RejectToSend:
     note = notes.get(one.envelope.origin)
     if note is None:
         return one
-    return RejectToSend.of(replace(one.envelope, detail=note + one.envelope.detail), parked, one.found)
+    return RejectToSend.from_envelope(replace(one.envelope, detail=note + one.envelope.detail), parked, one.found)

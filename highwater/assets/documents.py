@@ -50,7 +50,7 @@ _EXPECTED = {
 }
 
 
-def escapes_half_a_pair(text: Column) -> Column:
+def may_have_lone_surrogate(text: Column) -> Column:
     """Whether a document may escape half of a surrogate pair, which is no character."""
     from pyspark.sql import functions as F
 
@@ -69,7 +69,7 @@ _PLAIN = r"""(?:[^"0-9NI-]++|"(?:[^"\\]++|\\.)*+"|-?[0-9.]{1,38}+(?![0-9.eE]))*+
 _INEXACT = rf"\G({_PLAIN})({_NUMBER}(?![0-9.eE])%s)(?!{_SPACE}:)"
 
 
-def rounds_numbers(text: Column, *, infinite: bool = False) -> Column:
+def may_round_numbers(text: Column, *, infinite: bool = False) -> Column:
     """Whether the variant parser may round a number of a document, or refuse it.
 
     Args:
@@ -79,17 +79,17 @@ def rounds_numbers(text: Column, *, infinite: bool = False) -> Column:
     return text.rlike(_ROUNDED % ("|NaN|Infinity" if infinite else ""))
 
 
-def takes_marks(text: Column, *, infinite: bool) -> Column:
+def needs_number_marks(text: Column, *, infinite: bool) -> Column:
     """Whether numbers of a document are to be marked, and no string in it can begin with `EXACT` by itself."""
-    return rounds_numbers(text, infinite=infinite) & ~text.rlike(_OWN)
+    return may_round_numbers(text, infinite=infinite) & ~text.rlike(_OWN)
 
 
-def exact_numbers(text: Column, marked: Column, *, infinite: bool) -> Column:
+def mark_inexact_numbers(text: Column, marked: Column, *, infinite: bool) -> Column:
     """A document with strings, which begin with `EXACT`, in the place of numbers that the variant parser would round.
 
     Args:
         text: the document in UTF-8, JSON or not.
-        marked: what `takes_marks` says of it; otherwise it stays as it is.
+        marked: what `needs_number_marks` says of it; otherwise it stays as it is.
         infinite: whether NaN, Infinity and -Infinity, which are no JSON, become such strings too.
     """
     from pyspark.sql import functions as F
@@ -98,7 +98,7 @@ def exact_numbers(text: Column, marked: Column, *, infinite: bool) -> Column:
     return F.when(marked, F.regexp_replace(text, _INEXACT % names, rf'$1"{EXACT}$2"')).otherwise(text)
 
 
-def invalid_utf8(value: Column) -> Column:
+def describe_invalid_utf8(value: Column) -> Column:
     """The fault of bytes that are not UTF-8."""
     from pyspark.sql import functions as F
 
@@ -106,14 +106,14 @@ def invalid_utf8(value: Column) -> Column:
     return F.concat(F.lit("the value is not UTF-8 at byte "), F.length(sound))
 
 
-def sound_part(text: Column) -> Column:
+def extract_valid_part(text: Column) -> Column:
     """A document as far as it consists of JSON's tokens."""
     from pyspark.sql import functions as F
 
     return F.regexp_extract(text, _SOUND, 0)
 
 
-def scanned(text: str, sound: str, names: Sequence[str] | None, whole: Sequence[str] = ()) -> Column:
+def scan_document(text: str, sound: str, names: Sequence[str] | None, whole: Sequence[str] = ()) -> Column:
     """The struct of `problem`, null in a sound document, and `fields`, a document of the declared fields alone.
 
     A declared field that is an object or an array is an empty one in `fields`. Positions count bytes from 0.
@@ -128,19 +128,19 @@ def scanned(text: str, sound: str, names: Sequence[str] | None, whole: Sequence[
     from pyspark.sql import functions as F
 
     kind = "if(instr('{}[]:,\"', left(t, 1)) > 0, left(t, 1), 'v')"
-    tokens = f"transform(regexp_extract_all({sound}, {_raw(_TOKEN)}, 0), t -> struct(t AS text, {kind} AS kind))"
+    tokens = f"transform(regexp_extract_all({sound}, {_quote_raw(_TOKEN)}, 0), t -> struct(t AS text, {kind} AS kind))"
     begin = (
-        f"named_struct('at', octet_length(regexp_extract({sound}, {_raw(_SPACE)}, 0)), 'want', '{_VALUE}', "
+        f"named_struct('at', octet_length(regexp_extract({sound}, {_quote_raw(_SPACE)}, 0)), 'want', '{_VALUE}', "
         "'open', '', 'outer', CAST(array() AS ARRAY<STRING>), 'name', CAST(NULL AS STRING), "
         "'seen', CAST(array() AS ARRAY<STRING>), 'fields', '', 'problem', CAST(NULL AS STRING)"
     )
     if whole or names is None:
-        space = f"length(regexp_extract({sound}, {_raw(_SPACE)}, 0))"
+        space = f"length(regexp_extract({sound}, {_quote_raw(_SPACE)}, 0))"
         begin += f", 'character', {space}, 'begin', 0, 'kept', CAST(NULL AS STRING)"
     begin += ")"
     rest = f"substr({text}, length({sound}) + 1)"
-    end = f"named_struct('problem', coalesce(s.problem, {_fault_of_end(rest)}), 'fields', {_FIELDS})"
-    step = f"if(s.problem IS NULL, {_step(text, names, whole)}, s)"
+    end = f"named_struct('problem', coalesce(s.problem, {_build_end_fault(rest)}), 'fields', {_FIELDS})"
+    step = f"if(s.problem IS NULL, {_build_step(text, names, whole)}, s)"
     return F.expr(f"aggregate({tokens}, {begin}, (s, t) -> {step}, s -> {end})")
 
 
@@ -149,12 +149,12 @@ _FIELDS = "concat('{', substr(s.fields, 2), '}')"
 _OUTERMOST = "s.open = '{' AND size(s.outer) = 0"
 
 
-def _raw(pattern: str) -> str:
+def _quote_raw(pattern: str) -> str:
     """A literal in SQL whose backslashes are backslashes."""
     return f"r'{pattern}'"
 
 
-def _literal(text: str) -> str:
+def _quote_literal(text: str) -> str:
     """A text as a literal in SQL; Spark reads backslashes in it."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
@@ -164,11 +164,11 @@ def _let(name: str, value: str, body: str) -> str:
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
-def _step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> str:
+def _build_step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> str:
     """The state `s` after the token `t` of a column of documents."""
     longest = 12 * max(map(len, names or ()), default=0) + 2  # a character may be escaped as a pair, \ud83d\ude00
-    name = f"regexp_extract(t.text, {_raw('^' + _STRING + chr(34))}, 0)"  # without the space behind it
-    declared = ", ".join(map(_literal, names or ()))
+    name = f"regexp_extract(t.text, {_quote_raw('^' + _STRING + chr(34))}, 0)"  # without the space behind it
+    declared = ", ".join(map(_quote_literal, names or ()))
     read = f"try_variant_get(try_parse_json({name}), '$', 'string')"
     if names is not None:
         read = f"if(octet_length({name}) <= {longest}, {read}, NULL)"
@@ -181,12 +181,12 @@ def _step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> s
     opens, closes, full = "t.kind IN ('{', '[')", "t.kind IN ('}', ']')", f"octet_length(s.open) >= {_TOKENS_A_STEP}"
     emptied = "octet_length(s.open) = 1 AND size(s.outer) > 0"
     brackets = (
-        f"CASE WHEN {opens} AND {full} THEN {_brackets('t.kind', 'concat(s.outer, array(s.open))')} "
-        f"WHEN {opens} THEN {_brackets('concat(s.open, t.kind)', 's.outer')} "
+        f"CASE WHEN {opens} AND {full} THEN {_build_brackets('t.kind', 'concat(s.outer, array(s.open))')} "
+        f"WHEN {opens} THEN {_build_brackets('concat(s.open, t.kind)', 's.outer')} "
         f"WHEN {closes} AND {emptied} "
-        f"THEN {_brackets('element_at(s.outer, -1)', 'slice(s.outer, 1, size(s.outer) - 1)')} "
-        f"WHEN {closes} THEN {_brackets('left(s.open, octet_length(s.open) - 1)', 's.outer')} "
-        f"ELSE {_brackets('s.open', 's.outer')} END"
+        f"THEN {_build_brackets('element_at(s.outer, -1)', 'slice(s.outer, 1, size(s.outer) - 1)')} "
+        f"WHEN {closes} THEN {_build_brackets('left(s.open, octet_length(s.open) - 1)', 's.outer')} "
+        f"ELSE {_build_brackets('s.open', 's.outer')} END"
     )
     want = (
         f"CASE WHEN t.kind = '{{' THEN '{_FIRST_NAME}' WHEN t.kind = '[' THEN '{_FIRST}' "
@@ -195,17 +195,17 @@ def _step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> s
         "WHEN b.open = '' THEN '' WHEN right(b.open, 1) = '{' THEN ',}' ELSE ',]' END"
     )
     text = "CASE t.kind WHEN '{' THEN '{}' WHEN '[' THEN '[]' ELSE t.text END"
-    fields = f"if({value}, concat(s.fields, ',', {_written('s.name', names)}, ':', {text}), s.fields)"
+    fields = f"if({value}, concat(s.fields, ',', {_quote_member_name('s.name', names)}, ':', {text}), s.fields)"
     path_name = ""
     if whole or names is None:
         # One that is kept begins here, and is copied from the document where it ends.
         keeps = f"({value} AND {opens})"
         if names is not None:
-            keeps = f"({value} AND {opens} AND s.name IN ({', '.join(map(_literal, whole))}))"
+            keeps = f"({value} AND {opens} AND s.name IN ({', '.join(map(_quote_literal, whole))}))"
         ends = f"(s.kept IS NOT NULL AND {closes} AND b.open = '{{' AND size(b.outer) = 0)"
         copied = f"substr({document}, s.begin + 1, s.character + length(t.text) - s.begin)"
         fields = (
-            f"CASE WHEN {ends} THEN concat(s.fields, ',', {_written('s.kept', names)}, ':', {copied}) "
+            f"CASE WHEN {ends} THEN concat(s.fields, ',', {_quote_member_name('s.kept', names)}, ':', {copied}) "
             f"WHEN {keeps} THEN s.fields "
             f"ELSE {fields} END"
         )
@@ -220,34 +220,34 @@ def _step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> s
         f"named_struct('at', s.at + octet_length(t.text), 'want', {want}, 'open', b.open, 'outer', b.outer, "
         f"'name', if({value}, NULL, coalesce(n, s.name)), 'seen', if({value}, concat(s.seen, array(s.name)), s.seen), "
         f"'fields', {fields}, "
-        f"'problem', {_fault_of_token(checked, path_name=bool(path_name))}{path_name})"
+        f"'problem', {_build_token_fault(checked, path_name=bool(path_name))}{path_name})"
     )
     return _let("n", found, _let("b", brackets, state))
 
 
-def _written(name: str, names: Sequence[str] | None) -> str:
+def _quote_member_name(name: str, names: Sequence[str] | None) -> str:
     """A member's name in JSON; a declared one needs no escapes."""
     return f"to_json(CAST({name} AS VARIANT))" if names is None else f"concat('\"', {name}, '\"')"
 
 
-def _brackets(innermost: str, outer: str) -> str:
+def _build_brackets(innermost: str, outer: str) -> str:
     return f"named_struct('open', {innermost}, 'outer', {outer})"
 
 
-def _fault_of_token(value: str, *, path_name: bool) -> str:
+def _build_token_fault(value: str, *, path_name: bool) -> str:
     field = "coalesce(s.name, s.kept, 'name')" if path_name else "s.name"
-    half = f"{value} AND t.kind = '\"' AND NOT t.text RLIKE {_raw(_PAIRED + chr(34))}"
-    at_half = f"s.at + octet_length(regexp_extract(t.text, {_raw(_PAIRED)}, 0))"
+    half = f"{value} AND t.kind = '\"' AND NOT t.text RLIKE {_quote_raw(_PAIRED + chr(34))}"
+    at_half = f"s.at + octet_length(regexp_extract(t.text, {_quote_raw(_PAIRED)}, 0))"
     long = f"{value} AND t.kind = 'v' AND length(t.text) > {_MOST_DIGITS}"
     return (
-        f"CASE WHEN instr(s.want, t.kind) = 0 THEN {_unexpected('s.want')} "
+        f"CASE WHEN instr(s.want, t.kind) = 0 THEN {_build_unexpected_fault('s.want')} "
         "WHEN array_contains(s.seen, n) THEN concat('field ', n, ' occurs twice, again at byte ', s.at) "
         f"WHEN {half} THEN concat('field ', {field}, ' has half of a surrogate pair at byte ', {at_half}) "
         f"WHEN {long} THEN concat('field ', {field}, ' has more than {_MOST_DIGITS:,} digits at byte ', s.at) END"
     )
 
 
-def _unexpected(want: str) -> str:
+def _build_unexpected_fault(want: str) -> str:
     expected = "".join(f" WHEN '{kinds}' THEN '{words}'" for kinds, words in _EXPECTED.items())
     return (
         f"if({want} = '', concat('text follows the JSON document at byte ', s.at), "
@@ -255,15 +255,15 @@ def _unexpected(want: str) -> str:
     )
 
 
-def _fault_of_end(rest: str) -> str:
+def _build_end_fault(rest: str) -> str:
     """The fault of a document whose tokens are sound: no token follows, or the document ends too early."""
-    inside = f"regexp_extract({rest}, {_raw('^' + _STRING)}, 0)"
+    inside = f"regexp_extract({rest}, {_quote_raw('^' + _STRING)}, 0)"
     stop = f"substr({rest}, length({inside}) + 1, 1)"
     at_stop = f"s.at + octet_length({inside})"
     return (
         f"CASE WHEN {rest} = '' THEN CASE WHEN s.want = '' THEN NULL WHEN s.at = 0 THEN 'the value is empty' "
-        f"ELSE replace({_unexpected('s.want')}, ': expected', ': the document ends, expected') END "
-        f"WHEN s.want = '' THEN {_unexpected('s.want')} "
+        f"ELSE replace({_build_unexpected_fault('s.want')}, ': expected', ': the document ends, expected') END "
+        f"WHEN s.want = '' THEN {_build_unexpected_fault('s.want')} "
         f"WHEN startswith({rest}, '\ufeff') THEN concat('not JSON: a byte order mark at byte ', s.at) "
         f"WHEN {rest} RLIKE '(?i)^[+-]?(nan|inf)' THEN concat('not JSON: NaN or infinity at byte ', s.at) "
         f"WHEN NOT startswith({rest}, '\"') THEN concat('not JSON: unexpected character at byte ', s.at) "

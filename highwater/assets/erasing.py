@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets import current, dlq, events, metrics, publication_log_writer, raw, rejects
 from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
 from highwater.assets.foreign import DLQ_SEEN
-from highwater.assets.origins import SEEN, seen_now
+from highwater.assets.origins import SEEN, read_current_state
 from highwater.envelope import ORIGIN, Origin
-from highwater.erasing import AGED, Erased, remaining
+from highwater.erasing import AGED, Erased, subtract_counts
 from highwater.errors import ConfigurationError, UnbalancedError
-from highwater.gaps import Place, ranges_of
-from highwater.resources.commit_log import slice_commits_in
+from highwater.gaps import Place, merge_places
+from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import ensure_all_read, query, query_all, slice_is_one_of
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
-from highwater.retention import AGED_FROM, aged, records
+from highwater.resources.spark_tables import read_table_version
+from highwater.retention import AGED_FROM, count_expired_rows, count_records
 from highwater.slice_commits import SliceCommit
 from highwater.slices import SliceKey
 from highwater.tables import COMMON
@@ -59,14 +59,14 @@ class RowsOfKey:
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
     newest_ms: int = 0
 
-    def count(self, key: str, name: str, count: int) -> None:
+    def count_rows(self, key: str, name: str, count: int) -> None:
         """Add rows of a slice."""
         mine = self.rows.setdefault(key, {})
         mine[name] = mine.get(name, 0) + count
 
-    def erased(self, key: str) -> Erased:
+    def build_erased(self, key: str) -> Erased:
         """The counts that are removed from a slice."""
-        return Erased(key, ranges_of(self.places.get(key, ())), self.rows.get(key, {}))
+        return Erased(key, merge_places(self.places.get(key, ())), self.rows.get(key, {}))
 
 
 def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
@@ -79,31 +79,31 @@ def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
         DependencyAwayError: the lake could not be read.
     """
     found, mine = RowsOfKey(), _IS_KEY.format(digest=digest)
-    there = _readable_tables(lake, stream, digest)
+    there = _open_readable_tables(lake, stream, digest)
     if "raw" in there:
         tombstone = "false" if stream.tombstones_delete else "value IS NULL"
         where = f'slice, "partition", "offset", timestamp_ms, {tombstone} AS tombstone'
         for row in query(there["raw"], f"SELECT {where} FROM t WHERE {mine}"):
             found.places.setdefault(row["slice"], []).append((row["partition"], row["offset"]))
             found.newest_ms = max(found.newest_ms, row["timestamp_ms"])
-            found.count(row["slice"], "raw", 1)
-            found.count(row["slice"], "tombstones", int(row["tombstone"]))
-    for row in _counted(there, "events", f"SELECT slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"):
-        found.count(row["slice"], "events", row["n"])
+            found.count_rows(row["slice"], "raw", 1)
+            found.count_rows(row["slice"], "tombstones", int(row["tombstone"]))
+    for row in _query_if_exists(there, "events", f"SELECT slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"):
+        found.count_rows(row["slice"], "events", row["n"])
     brought = f"SELECT updated_by_slice AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"
-    for row in _counted(there, "current", brought):
-        found.count(row["slice"], "current", row["n"])
+    for row in _query_if_exists(there, "current", brought):
+        found.count_rows(row["slice"], "current", row["n"])
     by_reason = f"SELECT slice, reason, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason"
-    for row in _counted(there, "rejects", by_reason):
-        found.count(row["slice"], "rejects", row["n"])
-        found.count(row["slice"], f"rejects_{row['reason']}", row["n"])
-    for row in _of_aged(there, mine):
-        found.count(row["slice"], "raw", 1)
+    for row in _query_if_exists(there, "rejects", by_reason):
+        found.count_rows(row["slice"], "rejects", row["n"])
+        found.count_rows(row["slice"], f"rejects_{row['reason']}", row["n"])
+    for row in _list_aged_origins(there, mine):
+        found.count_rows(row["slice"], "raw", 1)
         if row["origin_topic"] == SliceKey.parse(row["slice"]).topic:
             found.places.setdefault(row["slice"], []).append((row["origin_partition"], row["origin_offset"]))
     if {"rejects", "dlq"} <= there.keys():
         for row in query_all({"r": there["rejects"], "d": there["dlq"]}, _PUBLISHED.format(digest=digest)):
-            found.count(row["slice"], "dlq", row["n"])
+            found.count_rows(row["slice"], "dlq", row["n"])
     return found
 
 
@@ -114,7 +114,7 @@ def ensure_same_keys(lake: Lake, stream: Stream, digest: str) -> None:
         ConfigurationError: it is not, so that some of its records would be left.
         DependencyAwayError: the lake could not be read.
     """
-    raw_rows, event_rows = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
+    raw_rows, event_rows = lake.open_stream_table(stream.name, "raw"), lake.open_stream_table(stream.name, "events")
     if stream.record_key == "strict" or raw_rows is None or event_rows is None:
         return
     [found] = query_all({"r": raw_rows, "e": event_rows}, _OTHERWISE.format(digest=digest))
@@ -136,17 +136,17 @@ WHERE coalesce(encode(sha256(e.key), 'hex') = '{digest}', false)
 """
 
 
-def _readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, DeltaTable]:
+def _open_readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, DeltaTable]:
     """The tables that exist, after a read of every row of those with keys."""
-    tables = {name: lake.table(stream.name, name) for name in COMMON}
+    tables = {name: lake.open_stream_table(stream.name, name) for name in COMMON}
     there = {name: table for name, table in tables.items() if table is not None}
     for name in KEYED:
         if name in there:
-            _holders(there[name], name, digest)
+            _list_slices_of_key(there[name], name, digest)
     return there
 
 
-def _holders(table: DeltaTable, name: str, digest: str) -> set[str]:
+def _list_slices_of_key(table: DeltaTable, name: str, digest: str) -> set[str]:
     """The slices that rows of a key name, after a read of every row and no filter.
 
     Raises:
@@ -176,10 +176,10 @@ def ensure_gone(lake: Lake, stream: Stream, digest: str, keys: Sequence[str], na
         DependencyAwayError: the lake could not be read.
     """
     for name in names:
-        table = lake.table(stream.name, name)
+        table = lake.open_stream_table(stream.name, name)
         if table is None:
             continue
-        held = _holders(table, name, digest)
+        held = _list_slices_of_key(table, name, digest)
         if left := sorted(held.intersection(keys)):
             raise UnbalancedError(
                 f"the erased key is still in {name} of {stream.name}",
@@ -197,17 +197,17 @@ WHERE encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
 """
 
 
-def _of_aged(there: Mapping[str, DeltaTable], mine: str) -> list[dict[str, Any]]:
+def _list_aged_origins(there: Mapping[str, DeltaTable], mine: str) -> list[dict[str, Any]]:
     """The origins of the key's rows in events and rejects of slices whose rows of raw have expired."""
     if "raw" not in there:
         return []
-    gone = [key for key, slice_commit in slice_commits_in(there["raw"]).items() if aged(slice_commit)]
+    gone = [key for key, slice_commit in read_slice_commits(there["raw"]).items() if count_expired_rows(slice_commit)]
     where = f"{mine} AND {slice_is_one_of(gone)}"
     names = [name for name in ("events", "rejects") if name in there and gone]
     return [row for name in names for row in query(there[name], f"SELECT slice, {_ORIGIN} FROM t WHERE {where}")]
 
 
-def _counted(there: Mapping[str, DeltaTable], name: str, sql: str) -> list[dict[str, Any]]:
+def _query_if_exists(there: Mapping[str, DeltaTable], name: str, sql: str) -> list[dict[str, Any]]:
     return query(there[name], sql) if name in there else []
 
 
@@ -241,36 +241,43 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
 
 def _from_raw(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
     committed = CommittedSlices.read(work, raw.TABLE)
-    table = work.lake.table_at(work.stream.name, raw.TABLE, committed.version)
+    table = work.lake.open_existing_table(work.stream.name, raw.TABLE, committed.version)
     where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(work.keys)}"
     counted = query(table, f"SELECT slice, count(*) AS n FROM t WHERE {where} GROUP BY slice")
     gone = {str(row["slice"]): int(str(row["n"])) for row in counted}
-    gone |= _without_rows(work, committed, taken)
+    gone |= _count_aged_rows(work, committed, taken)
     if not gone:
         return
-    attempts = work.ledger.next_attempts([*gone])
+    attempts = work.ledger.allocate_attempts([*gone])
     slice_commits = [
-        _raw_slice_commit(committed.slice_commits[key], attempts[key], count) for key, count in gone.items()
+        _build_raw_slice_commit(committed.slice_commits[key], attempts[key], count) for key, count in gone.items()
     ]
-    _commit(work, raw.TABLE, committed, _rest(work, raw.TABLE, committed, digest, [*gone]), slice_commits, "offset")
+    _commit(
+        work,
+        raw.TABLE,
+        committed,
+        _read_remaining_rows(work, raw.TABLE, committed, digest, [*gone]),
+        slice_commits,
+        "offset",
+    )
 
 
-def _without_rows(work: Work, committed: CommittedSlices, taken: Mapping[str, Erased]) -> dict[str, int]:
+def _count_aged_rows(work: Work, committed: CommittedSlices, taken: Mapping[str, Erased]) -> dict[str, int]:
     """For slices whose raw rows expired by age: how many were the key's, unless the slice commit says it."""
     old = {
         key: slice_commit
         for key, slice_commit in committed.slice_commits.items()
-        if aged(slice_commit) and taken[key].rows.get("raw")
+        if count_expired_rows(slice_commit) and taken[key].rows.get("raw")
     }
-    decided = work.lake.committed(work.stream.name, events.TABLE, [*old])
-    return {key: taken[key].rows["raw"] for key, one in decided.items() if one.counts["raw"] == records(old[key])}
+    decided = work.lake.load_slice_commits(work.stream.name, events.TABLE, [*old])
+    return {key: taken[key].rows["raw"] for key, one in decided.items() if one.counts["raw"] == count_records(old[key])}
 
 
-def _raw_slice_commit(committed: SliceCommit, attempt: int, gone: int) -> SliceCommit:
+def _build_raw_slice_commit(committed: SliceCommit, attempt: int, gone: int) -> SliceCommit:
     """The slice commit without some records; rows that expired are not put back with the key's among them."""
     counts = {name: count for name, count in committed.counts.items() if name != AGED_FROM}
     counts["erased"] = counts.get("erased", 0) + gone
-    if aged(committed):
+    if count_expired_rows(committed):
         counts[AGED] -= gone
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
@@ -285,44 +292,44 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[s
     open_ = [
         key
         for key, slice_commit in committed.slice_commits.items()
-        if slice_commit.counts["raw"] != records(held.slice_commits[key])
+        if slice_commit.counts["raw"] != count_records(held.slice_commits[key])
     ]
     if not open_:
         return dict(committed.slice_commits)
-    attempts = work.ledger.next_attempts(open_)
-    table = work.lake.table_at(work.stream.name, events.TABLE, committed.version)
-    spans = _spans(table, digest, open_)
+    attempts = work.ledger.allocate_attempts(open_)
+    table = work.lake.open_existing_table(work.stream.name, events.TABLE, committed.version)
+    spans = _read_event_spans(table, digest, open_)
     slices = {slice_.key: slice_ for slice_ in work.slices}
     slice_commits = []
     for key in open_:
-        counts = _without(key, committed.slice_commits[key].counts, taken[key].rows)
-        new_counts = {**counts, **spans.get(key, {}), **_readable(work, slices[key], committed.version)}
+        counts = _subtract_counts(key, committed.slice_commits[key].counts, taken[key].rows)
+        new_counts = {**counts, **spans.get(key, {}), **_read_current_versions(work, slices[key], committed.version)}
         slice_commits.append(
             SliceCommit(committed.slice_commits[key].slice_, attempts[key], counts["events"], new_counts)
         )
-    gone = origins_of(table, digest, open_)
+    gone = list_origins(table, digest, open_)
     publication_log_writer.forget(work, gone)
-    rows = _renumbered(_rest(work, events.TABLE, committed, digest, open_), attempts)
+    rows = _with_attempts(_read_remaining_rows(work, events.TABLE, committed, digest, open_), attempts)
     _commit(work, events.TABLE, committed, rows, slice_commits, "origin_offset")
     publication_log_writer.forget(work, gone)  # a run may have sent them meanwhile
     return {**committed.slice_commits, **{slice_commit.key: slice_commit for slice_commit in slice_commits}}
 
 
-def origins_of(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, set[Origin]]:
+def list_origins(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, set[Origin]]:
     """The origins of the key's events, by slice."""
     found: dict[str, set[Origin]] = {}
     where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(keys)}"
     for row in query(table, f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {where}"):
-        found.setdefault(row["slice"], set()).add(Origin.of_row(row))
+        found.setdefault(row["slice"], set()).add(Origin.from_row(row))
     return found
 
 
-def _readable(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
+def _read_current_versions(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
     """Versions in place of those that the decision saw: maintenance may have removed these long ago.
 
     Only a recomputation of rejects reads them. The ledger state that the decision used stays: the decision rests on it.
     """
-    now = seen_now(work, slice_, events_version)
+    now = read_current_state(work, slice_, events_version)
     return {name: now[name] for name in (SEEN, DLQ_SEEN) if name in now}
 
 
@@ -335,23 +342,25 @@ def _from_rejects(work: Work, digest: str, decided: Mapping[str, SliceCommit], t
     open_ = [
         slice_commit
         for key, slice_commit in decided.items()
-        if committed.attempt(key) != slice_commit.attempt
-        and _only_lost(slice_commit, committed.slice_commits.get(key), taken[key])
+        if committed.find_attempt(key) != slice_commit.attempt
+        and _matches_without_key(slice_commit, committed.slice_commits.get(key), taken[key])
     ]
     if not open_:
         return
     attempts = {slice_commit.key: slice_commit.attempt for slice_commit in open_}
-    rows = _renumbered(_rest(work, rejects.TABLE, committed, digest, [*attempts]), attempts)
+    rows = _with_attempts(_read_remaining_rows(work, rejects.TABLE, committed, digest, [*attempts]), attempts)
     slice_commits = [replace(slice_commit, rows=slice_commit.counts["rejects"]) for slice_commit in open_]
     _commit(work, rejects.TABLE, committed, rows, slice_commits, "origin_offset")
 
 
-def _only_lost(decided: SliceCommit, rejected: SliceCommit | None, taken: Erased) -> bool:
+def _matches_without_key(decided: SliceCommit, rejected: SliceCommit | None, taken: Erased) -> bool:
     """Whether a decision is the one that rejects follow, without the key, and no other that was made since."""
     if rejected is None:
         return False
     try:
-        return _without_times(_without(decided.key, rejected.counts, taken.rows)) == _without_times(decided.counts)
+        return _without_times(_subtract_counts(decided.key, rejected.counts, taken.rows)) == _without_times(
+            decided.counts
+        )
     except UnbalancedError:
         return False
 
@@ -360,20 +369,22 @@ def _without_times(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: value for name, value in counts.items() if name not in {*_TIMES, SEEN, DLQ_SEEN}}
 
 
-def _renumbered(rows: DataFrame, attempts: Mapping[str, int]) -> DataFrame:
+def _with_attempts(rows: DataFrame, attempts: Mapping[str, int]) -> DataFrame:
     from pyspark.sql import functions as F
 
     named = F.create_map(*[F.lit(part) for pair in attempts.items() for part in pair])[F.col("slice")]
     return rows.withColumn("attempt", named)
 
 
-def _without(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> dict[str, int]:
+def _subtract_counts(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> dict[str, int]:
     reasons = {name.removeprefix("rejects_"): n for name, n in rows.items() if name.startswith("rejects_")}
     without_times = {name: value for name, value in counts.items() if name not in _TIMES}
-    return remaining(key, without_times, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons)
+    return subtract_counts(
+        key, without_times, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons
+    )
 
 
-def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dict[str, int]]:
+def _read_event_spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dict[str, int]]:
     """The first and last event time of what stays of each slice; a slice without events has none."""
     us = "arrow_cast(event_time, 'Int64')"
     rest = f"encode(sha256(key), 'hex') <> '{digest}' AND {slice_is_one_of(keys)}"
@@ -381,8 +392,10 @@ def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dic
     return {row["slice"]: {"first_event_us": row["first"], "last_event_us": row["last"]} for row in query(table, sql)}
 
 
-def _rest(work: Work, name: str, committed: CommittedSlices, digest: str, keys: Sequence[str]) -> DataFrame:
-    rows = rows_at(work.spark, work.lake.path(work.stream.name, name), committed.version)
+def _read_remaining_rows(
+    work: Work, name: str, committed: CommittedSlices, digest: str, keys: Sequence[str]
+) -> DataFrame:
+    rows = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, name), committed.version)
     return rows.where(slice_is_one_of(keys)).where(~_is_key(digest))
 
 
@@ -403,4 +416,4 @@ def _commit(
     records = [committed.slice_commits[slice_commit.key].rows or 0 for slice_commit in slice_commits]
     with commit_turn(work, name):
         work.before_commit()
-        commit_rows(work, name, rows, slice_commits, committed, files=raw.files_for(records), spread=spread)
+        commit_rows(work, name, rows, slice_commits, committed, files=raw.compute_file_count(records), spread=spread)

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure
-from highwater.gaps import plain_of, ranges_of_plain
+from highwater.gaps import decode_range_lists, encode_range_lists
 from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import append
 
@@ -28,7 +28,7 @@ TABLE = "erasures"
 Name = tuple[str, datetime]
 
 
-def schema() -> pa.Schema:
+def build_schema() -> pa.Schema:
     """The table's columns."""
     import pyarrow as pa
 
@@ -61,25 +61,25 @@ def keep(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool = False) -> i
     Raises:
         DependencyAwayError: the ledger or the storage is away.
     """
-    there = {_name(one.erasure): one for one in read(lake, stream, of_keys=of_keys)}
-    known = ledger.erasures.recorded(stream, of_keys=of_keys)
-    here = {_name(one.erasure): one.slices.keys() for one in known}
+    there = {_format_name(one.erasure): one for one in read(lake, stream, of_keys=of_keys)}
+    known = ledger.erasures.list_recorded(stream, of_keys=of_keys)
+    here = {_format_name(one.erasure): one.slices.keys() for one in known}
     if unknown := [one for name, one in there.items() if name not in here or one.slices.keys() - here[name]]:
-        ledger.erasures.learn(unknown)
-        known = ledger.erasures.recorded(stream, of_keys=of_keys)
-    rows = [row for one in known for row in _lacking(one, there.get(_name(one.erasure)))]
+        ledger.erasures.add_missing(unknown)
+        known = ledger.erasures.list_recorded(stream, of_keys=of_keys)
+    rows = [row for one in known for row in _build_missing_rows(one, there.get(_format_name(one.erasure)))]
     if rows:
         import pyarrow as pa
 
-        append(lake.path(stream, TABLE), pa.Table.from_pylist(rows, schema()))
+        append(lake.build_table_path(stream, TABLE), pa.Table.from_pylist(rows, build_schema()))
     return len(rows)
 
 
-def _name(erasure: Erasure) -> Name:
+def _format_name(erasure: Erasure) -> Name:
     return erasure.digest, erasure.erased_at
 
 
-def _lacking(known: RecordedErasure, there: RecordedErasure | None) -> Iterable[dict[str, Any]]:
+def _build_missing_rows(known: RecordedErasure, there: RecordedErasure | None) -> Iterable[dict[str, Any]]:
     erasure = known.erasure
     details = {"digest": erasure.digest, "erased_at": erasure.erased_at}
     details |= {"erased_by": erasure.erased_by, "reason": erasure.reason}
@@ -88,7 +88,7 @@ def _lacking(known: RecordedErasure, there: RecordedErasure | None) -> Iterable[
     for key, one in known.slices.items():
         has = None if there is None else there.slices.get(key)
         if has is None or (one.done_at is not None and has.done_at is None):
-            places, rows = json.dumps(plain_of(one.places)), json.dumps(dict(one.rows))
+            places, rows = json.dumps(encode_range_lists(one.places)), json.dumps(dict(one.rows))
             yield {**details, "slice": key, "places": places, "rows": rows, "done_at": one.done_at}
 
 
@@ -98,7 +98,7 @@ def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[RecordedEras
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    table = lake.table(stream, TABLE)
+    table = lake.open_stream_table(stream, TABLE)
     which = f"digest <> '{BY_AGE}'" if of_keys else "true"
     return [] if table is None else read_from(stream, query(table, f"SELECT * FROM t WHERE {which}"))
 
@@ -109,14 +109,14 @@ def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[RecordedEr
     taken: dict[Name, dict[str, Erased]] = {}
     for row in rows:
         erasure = Erasure(stream, row["digest"], row["reason"], row["erased_by"], row["erased_at"])
-        made.setdefault(_name(erasure), erasure)
-        slices = taken.setdefault(_name(erasure), {})
+        made.setdefault(_format_name(erasure), erasure)
+        slices = taken.setdefault(_format_name(erasure), {})
         if row["slice"] is not None:
-            slices[row["slice"]] = _erased(row, slices.get(row["slice"]))
+            slices[row["slice"]] = _build_erased(row, slices.get(row["slice"]))
     return [RecordedErasure(made[name], taken[name]) for name in sorted(made, key=lambda name: (name[1], name[0]))]
 
 
-def _erased(row: Mapping[str, Any], before: Erased | None) -> Erased:
+def _build_erased(row: Mapping[str, Any], before: Erased | None) -> Erased:
     times = [row["done_at"], None if before is None else before.done_at]
     done = min((time for time in times if time is not None), default=None)
-    return Erased(row["slice"], ranges_of_plain(json.loads(row["places"])), json.loads(row["rows"]), done)
+    return Erased(row["slice"], decode_range_lists(json.loads(row["places"])), json.loads(row["rows"]), done)

@@ -22,7 +22,7 @@ _ESCAPED = r'["\\\x00-\x1f]'
 _PLAIN_DIGITS = 6
 
 
-def values(stream: Stream, rows: pa.Table) -> pa.Array:
+def encode_values(stream: Stream, rows: pa.Table) -> pa.Array:
     """The value of each row of events, in UTF-8: no spaces, the fields in the order of their declaration."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -30,12 +30,12 @@ def values(stream: Stream, rows: pa.Table) -> pa.Array:
     parts: list[Any] = []
     for number, field in enumerate(stream.fields):
         parts.append(("," if number else "{") + json.dumps(field.name, ensure_ascii=False) + ":")
-        parts.append(pc.fill_null(_written(field, rows[field.name].combine_chunks()), "null"))
+        parts.append(pc.fill_null(_encode_column(field, rows[field.name].combine_chunks()), "null"))
     whole = pc.binary_join_element_wise(*parts, "}", "")
     return pc.cast(whole, pa.binary())
 
 
-def keys(rows: pa.Table) -> pa.Array:
+def encode_keys(rows: pa.Table) -> pa.Array:
     """The key of each row, as the record on the main topic had it."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -43,23 +43,23 @@ def keys(rows: pa.Table) -> pa.Array:
     return pc.cast(pc.cast(rows["key"].combine_chunks(), pa.string()), pa.binary())
 
 
-def fingerprints(values: pa.Array) -> list[str]:
+def compute_fingerprints(values: pa.Array) -> list[str]:
     """The content that distinguishes events; the key consists of fields, so it is left out."""
-    return [*map(fingerprint, values.to_pylist())]
+    return [*map(compute_fingerprint, values.to_pylist())]
 
 
-def fingerprint(value: bytes) -> str:
+def compute_fingerprint(value: bytes) -> str:
     """The content of one value that distinguishes events."""
     return sha256(value).hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def _written(field: Field, column: Any) -> Any:
+def _encode_column(field: Field, column: Any) -> Any:
     """A column as JSON text; null stays null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if field.type == "string":
-        return _quoted(pc.cast(column, pa.string()))
+        return _quote(pc.cast(column, pa.string()))
     if field.type == "timestamp":
         # In UTC as it is stored: as a time of a zone each would be looked up there, in thirty times the time.
         plain = pc.cast(pc.cast(column, pa.timestamp("us")), pa.string())
@@ -76,7 +76,7 @@ def _has_exponents(field: Field) -> bool:
     return field.type.startswith("decimal") and int(field.type.rstrip(")").split(",")[1]) > _PLAIN_DIGITS
 
 
-def _floating(one: float) -> str:
+def _encode_float(one: float) -> str:
     """A number as Python writes it, which reads back as the same; a value that is no JSON as text."""
     if math.isnan(one):
         return '"NaN"'
@@ -85,14 +85,14 @@ def _floating(one: float) -> str:
 
 # Types whose values are written one by one; a value of `json` is JSON already.
 _ONE_BY_ONE: Mapping[str, Callable[[Any], str]] = {
-    "float": _floating,
-    "double": _floating,
+    "float": _encode_float,
+    "double": _encode_float,
     "binary": lambda one: f'"{base64.b64encode(one).decode()}"',
     "json": str,
 }
 
 
-def _quoted(column: Any) -> Any:
+def _quote(column: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 

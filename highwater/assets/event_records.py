@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from highwater.assets import event_json
-from highwater.assets.copies import Twice, fields_of
-from highwater.assets.origins import MILLISECONDS, covering
-from highwater.assets.publication_window import schema
+from highwater.assets.copies import Twice, build_select_list
+from highwater.assets.origins import MILLISECONDS, build_origin_predicate
+from highwater.assets.publication_window import build_schema
 from highwater.envelope import ORIGIN
 from highwater.resources.delta import query_arrow, slice_is_one_of
 
@@ -57,39 +57,39 @@ class EventRecords:
         """The search for copies of the events."""
         return Twice(self.stream, self.events, self.slices, self.decisions)
 
-    def any_twice(self) -> bool:
+    def has_copies(self) -> bool:
         """Whether a version of theirs came more than once, in any slice."""
-        return self.twice.any() if self._asked is None else self._asked.result()
+        return self.twice.has_copies() if self._asked is None else self._asked.result()
 
     def read_ahead(self, by: Executor) -> None:
         """Begin to read the first window and to look for copies, before the windows are asked for."""
-        windows = self._windows()
+        windows = self._iterate_windows()
         self._ahead = by.submit(next, windows, None), windows
-        self._asked = by.submit(self.twice.any)
+        self._asked = by.submit(self.twice.has_copies)
 
-    def windows(self) -> Iterator[pa.Table]:
+    def read_windows(self) -> Iterator[pa.Table]:
         """Tables of the columns of a window, at most this many events each; read again at each call."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            yield from self._windows()
+            yield from self._iterate_windows()
             return
         first, others = ahead
         if (rows := first.result()) is not None:
             yield rows
         yield from others
 
-    def _windows(self) -> Iterator[pa.Table]:
+    def _iterate_windows(self) -> Iterator[pa.Table]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         place = {slice_.key: at for at, slice_ in enumerate(self.slices)}
-        for where in self._cuts():
+        for where in self._build_window_conditions():
             rows = self._read(where)
             if len(place) > 1:  # within a slice they come in their order
                 rows = rows.take(pc.sort_indices(pc.index_in(rows["slice"], pa.array([*place], pa.string()))))
-            yield self._written(rows)
+            yield self._build_window(rows)
 
-    def _cuts(self) -> Iterator[str]:
+    def _build_window_conditions(self) -> Iterator[str]:
         """Conditions that pick the events window by window, in their order."""
         if self.rows <= WINDOW:
             yield slice_is_one_of([slice_.key for slice_ in self.slices])
@@ -99,27 +99,27 @@ class EventRecords:
             sql = f"SELECT {_ORIGIN} FROM t WHERE {mine} ORDER BY {_ORIGIN}"
             origins = query_arrow({"t": self.events}, sql)
             for start in range(0, len(origins), WINDOW):
-                yield f"{mine} AND ({covering(origins.slice(start, WINDOW))})"
+                yield f"{mine} AND ({build_origin_predicate(origins.slice(start, WINDOW))})"
 
     def _read(self, where: str) -> pa.Table:
-        columns = f"slice, {_ORIGIN}, {MILLISECONDS}, {fields_of(self.stream, self.events)}"
+        columns = f"slice, {_ORIGIN}, {MILLISECONDS}, {build_select_list(self.stream, self.events)}"
         sql = f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORIGIN}"
         return query_arrow({"t": self.events}, sql)
 
-    def _written(self, rows: pa.Table) -> pa.Table:
+    def _build_window(self, rows: pa.Table) -> pa.Table:
         """The columns of the window. While one part's fingerprints are taken, the next one is written as JSON."""
         import pyarrow as pa
 
         parts = [rows.slice(at, PART) for at in range(0, len(rows), PART)] or [rows]
         values, prints = [], []
         with ThreadPoolExecutor(1, "JSON") as beside:
-            for written in [beside.submit(event_json.values, self.stream, part) for part in parts]:
+            for written in [beside.submit(event_json.encode_values, self.stream, part) for part in parts]:
                 values.append(written.result())
-                prints.append(pa.array(event_json.fingerprints(values[-1]), pa.string()))
+                prints.append(pa.array(event_json.compute_fingerprints(values[-1]), pa.string()))
         made = {
-            "key": event_json.keys(rows),
+            "key": event_json.encode_keys(rows),
             "value": pa.chunked_array(values),
             "fingerprint": pa.chunked_array(prints),
         }
         plain = rows.select(["slice", *ORIGIN, MILLISECONDS])
-        return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=schema())
+        return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=build_schema())

@@ -12,15 +12,15 @@ from highwater.assets import raw
 from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import LEASE_SECONDS, CommittedSlices, commit_until_settled, ensure_table
 from highwater.assets.evolution import adapt_types, evolve
-from highwater.assets.fields import sql_type
+from highwater.assets.fields import build_sql_type
 from highwater.assets.hold_gate import end_holds
-from highwater.assets.origins import DLQ, tier_slices
-from highwater.assets.parsing import field_columns, quoted, version_type
-from highwater.assets.small_slices import interpret_if_small, tables_read_by_classification
-from highwater.assets.split_decision import decide, raw_rows
+from highwater.assets.origins import DLQ, select_tier_slices
+from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
+from highwater.assets.small_slices import interpret_if_small, list_classification_tables
+from highwater.assets.split_decision import decide, read_raw_rows
 from highwater.assets.work import SliceReport, Work
 from highwater.errors import TemporaryError, UnbalancedError
-from highwater.retention import aged, records
+from highwater.retention import count_expired_rows, count_records
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ SEARCHED = (
 )
 
 
-def columns(stream: Stream) -> str:
+def build_sql_columns(stream: Stream) -> str:
     """The columns of the stream's events table in SQL."""
-    version = f"version {version_type(stream)}, " if stream.versioned else ""
+    version = f"version {find_version_type(stream)}, " if stream.versioned else ""
     deleted = ", deleted BOOLEAN" if stream.deletes else ""
-    fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
+    fields = "".join(f", {quote_column(f.name)} {build_sql_type(f)}" for f in select_column_fields(stream))
     return f"{ORIGIN_COLUMNS}, key STRING, {version}event_time TIMESTAMP{deleted}{fields}"
 
 
-def searched(stream: Stream) -> list[str]:
+def select_searched_columns(stream: Stream) -> list[str]:
     """The columns whose file statistics let readers of events skip files."""
     lacking = set() if stream.versioned else {"version"}
     return [*[name for name in SEARCHED if name not in lacking], *(["deleted"] if stream.deletes else [])]
@@ -81,27 +81,33 @@ def materialise(work: Work) -> list[SliceReport]:
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
-    ensure_table(work, TABLE, columns(work.stream), searched(work.stream))
+    ensure_table(work, TABLE, build_sql_columns(work.stream), select_searched_columns(work.stream))
     read = require(work, raw.TABLE)
-    work = evolve(work, raw_rows(work, work.slices, read.version), TABLE)
-    adapt_types(work, TABLE, columns(work.stream))
-    tiers = tier_slices(work, work.slices)
+    work = evolve(work, read_raw_rows(work, work.slices, read.version), TABLE)
+    adapt_types(work, TABLE, build_sql_columns(work.stream))
+    tiers = select_tier_slices(work, work.slices)
     main = [slice_ for slice_ in work.slices if slice_ not in tiers]
-    found = [report for together in _taken(work, main) for report in _materialise(replace(work, slices=together), read)]
+    found = [
+        report
+        for together in _group_slices(work, main)
+        for report in _materialise(replace(work, slices=together), read)
+    ]
     for slice_ in tiers:
-        with work.ledger.lease(retries_lease(work.stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+        with work.ledger.lease(
+            build_retries_lease_name(work.stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS
+        ) as lease:
             found += _materialise(replace(work, slices=[slice_], before_commit=lease.check), read)
     return sorted(found, key=lambda report: work.keys.index(report.slice_.key))
 
 
-def _taken(work: Work, main: Sequence[Slice]) -> list[Sequence[Slice]]:
+def _group_slices(work: Work, main: Sequence[Slice]) -> list[Sequence[Slice]]:
     """Slices of the main topic as they are decided together: all at once, or one after another."""
     if work.stream.ordered:
         return [[slice_] for slice_ in sorted(main, key=attrgetter("ordinal"))]
     return [main] if main else []
 
 
-def retries_lease(stream: Stream) -> str:
+def build_retries_lease_name(stream: Stream) -> str:
     """The lock of those who decide of records that came back, or take them back from the DLQ: one at a time."""
     return f"retries {stream.name}"
 
@@ -110,13 +116,15 @@ def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
     committed = CommittedSlices.read(work, TABLE)
     # A slice that was never classified was never published.
     published = CommittedSlices.read(work, DLQ) if committed.slice_commits else CommittedSlices({}, -1)
-    skipped = _undecidable(read, work.keys, committed) | _unfinished(work, read, committed, published)
+    skipped = _select_undecidable_slices(read, work.keys, committed) | _list_unfinished_slices(
+        work, read, committed, published
+    )
     ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.slice_commits)
-    with interpret_if_small(work, tables_read_by_classification(work)):
+    with interpret_if_small(work, list_classification_tables(work)):
         found = commit_until_settled(work, TABLE, committed, skipped, partial(decide, committed, published, read))
     _ensure_as_measured(work, found)
     if work.classified is not None:
-        work.classified.committed({report.slice_.key: report.attempt for report in found if report.note is None})
+        work.classified.record_attempts({report.slice_.key: report.attempt for report in found if report.note is None})
     end_holds(work)
     return found
 
@@ -145,9 +153,11 @@ def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, 
         )
 
 
-def _undecidable(read: CommittedSlices, keys: Sequence[str], committed: CommittedSlices) -> dict[str, str]:
+def _select_undecidable_slices(
+    read: CommittedSlices, keys: Sequence[str], committed: CommittedSlices
+) -> dict[str, str]:
     """Slices that keep their decision, because retention deleted their rows in raw."""
-    gone = {key: count for key in keys if (count := aged(read.slice_commits[key]))}
+    gone = {key: count for key in keys if (count := count_expired_rows(read.slice_commits[key]))}
     lost = sorted(gone.keys() - committed.slice_commits.keys())
     if lost:
         raise UnbalancedError(
@@ -163,18 +173,18 @@ def _undecidable(read: CommittedSlices, keys: Sequence[str], committed: Committe
     }
 
 
-def _unfinished(
+def _list_unfinished_slices(
     work: Work, read: CommittedSlices, committed: CommittedSlices, published: CommittedSlices
 ) -> dict[str, str]:
     """Slices with a committed decision and incomplete followers: they are finished, not reprocessed."""
     if not committed.slice_commits:
         return {}
     rejects = CommittedSlices.read(work, "rejects")
-    followers = {"rejects": rejects.attempt, DLQ: published.attempt}
+    followers = {"rejects": rejects.find_attempt, DLQ: published.find_attempt}
     if work.stream.versioned:
-        followers["current"] = work.lake.commits(work.stream.name, "current", work.keys).attempt
+        followers["current"] = work.lake.load_commits(work.stream.name, "current", work.keys).find_attempt
     if work.stream.metrics:
-        followers["metrics"] = CommittedSlices.read(work, "metrics").attempt
+        followers["metrics"] = CommittedSlices.read(work, "metrics").find_attempt
     lacking = {
         key: [
             name
@@ -185,18 +195,18 @@ def _unfinished(
         for key, slice_commit in committed.slice_commits.items()
     }
     open_ = [key for key, names in lacking.items() if names]
-    stuck = _unfinishable(work, read, committed, rejects, open_)
+    stuck = _list_unfinishable_slices(work, read, committed, rejects, open_)
     for key, why in stuck.items():
-        work.log(f"{key}: the split of attempt {committed.attempt(key)} is reprocessed: {why}")
+        work.log(f"{key}: the split of attempt {committed.find_attempt(key)} is reprocessed: {why}")
     return {
-        key: f"the split of attempt {committed.attempt(key)} is taken over: {' and '.join(lacking[key])} still to be "
-        "written"
+        key: f"the split of attempt {committed.find_attempt(key)} is taken over: {' and '.join(lacking[key])} still "
+        "to be written"
         for key in open_
         if key not in stuck
     }
 
 
-def _unfinishable(
+def _list_unfinishable_slices(
     work: Work, read: CommittedSlices, committed: CommittedSlices, rejected: CommittedSlices, keys: Sequence[str]
 ) -> dict[str, str]:
     """The unfinished slices whose split can never be finished, with the reason: their rows do not add up.
@@ -207,16 +217,16 @@ def _unfinishable(
     """
     if not keys:
         return {}
-    begun = {key: one.attempt for key, one in work.ledger.publications.of(keys).items()}
-    held, left = (work.lake.rows_of(work.stream.name, table, keys) for table in (TABLE, "rejects"))
+    begun = {key: one.attempt for key, one in work.ledger.publications.read_for_slices(keys).items()}
+    held, left = (work.lake.count_slice_rows(work.stream.name, table, keys) for table in (TABLE, "rejects"))
     found = {}
     for key in keys:
         slice_commit = committed.slice_commits[key]
-        followed = rejected.attempt(key) == slice_commit.attempt
+        followed = rejected.find_attempt(key) == slice_commit.attempt
         classified_rows = {
             "events": (slice_commit.rows, held.get(key)),
             "rejects": (slice_commit.counts["rejects"], left.get(key) if followed else None),
-            "raw": (slice_commit.counts["raw"], None if followed else records(read.slice_commits[key])),
+            "raw": (slice_commit.counts["raw"], None if followed else count_records(read.slice_commits[key])),
         }
         wrong = [
             f"{name} hold {rows} rows, not {said}"
@@ -237,7 +247,7 @@ def _ensure_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
     for report in found:
         expected = report.counts["events"]
         if report.note is None and report.rows != expected:
-            if CommittedSlices.read(work, TABLE).attempt(report.slice_.key) != report.attempt:
+            if CommittedSlices.read(work, TABLE).find_attempt(report.slice_.key) != report.attempt:
                 continue  # somebody committed since, and the rows are of that
             raise UnbalancedError(
                 f"{report.slice_.key}: another number of events was written than was decided",

@@ -8,19 +8,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from highwater.added_fields import METADATA, added_to, evolved, to_text, with_added
-from highwater.assets.commit import commit_turn, target_of
-from highwater.assets.compaction import ensure_same_rows, rows_in
-from highwater.assets.fields import sql_type
-from highwater.assets.framing import schemas_named
+from highwater.added_fields import METADATA, evolve_stream, select_added_fields, to_text, with_added
+from highwater.assets.commit import build_target, commit_turn
+from highwater.assets.compaction import count_rows, ensure_same_rows
+from highwater.assets.fields import build_sql_type
+from highwater.assets.framing import fetch_referenced_schemas
 from highwater.errors import ConfigurationError
-from highwater.inference_schemas import tree_of
-from highwater.resources.commit_log import committed_in
+from highwater.inference_schemas import build_tree
+from highwater.resources.commit_log import read_committed_slices
 from highwater.resources.delta import open_table
 from highwater.resources.numbered_commits import close_intents, commit_slices
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
-from highwater.resources.type_widening import common_type, converted, has_other_leaves, sql_of, types_of
+from highwater.resources.spark_tables import read_table_version
+from highwater.resources.type_widening import (
+    convert_value,
+    find_common_type,
+    format_sql_type,
+    has_other_leaves,
+    parse_column_types,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
 
 
-def stream_of(stream: Stream, events: DeltaTable | None) -> Stream:
+def build_evolved_stream(stream: Stream, events: DeltaTable | None) -> Stream:
     """The stream with the fields that schemas of the registry added to its table of events.
 
     Args:
@@ -47,7 +53,9 @@ def with_added_fields(work: Work) -> Work:
     """The work on the stream with the fields that the table of events has beside the declared ones."""
     if work.stream.unknown_fields.policy != "add":
         return work
-    return replace(work, stream=stream_of(work.stream, work.lake.table(work.stream.name, "events")))
+    return replace(
+        work, stream=build_evolved_stream(work.stream, work.lake.open_stream_table(work.stream.name, "events"))
+    )
 
 
 def evolve(work: Work, raw: DataFrame, table: str) -> Work:
@@ -67,50 +75,50 @@ def evolve(work: Work, raw: DataFrame, table: str) -> Work:
     known = with_added_fields(work)
     if work.stream.unknown_fields.policy != "add":
         return known
-    trees = _trees(work, raw)
-    if _evolved(known.stream, work.stream, trees) == known.stream:
+    trees = _read_schema_trees(work, raw)
+    if _evolve_by_trees(known.stream, work.stream, trees) == known.stream:
         return known
-    path = work.lake.path(work.stream.name, table)
+    path = work.lake.build_table_path(work.stream.name, table)
     with commit_turn(work, table), delta_errors(path):
         # Another run may have added fields before this one had its turn.
-        stream = _evolved(with_added_fields(work).stream, work.stream, trees)
-        _describe(work, path, added_to(work.stream, stream))
+        stream = _evolve_by_trees(with_added_fields(work).stream, work.stream, trees)
+        _describe(work, path, select_added_fields(work.stream, stream))
     return replace(work, stream=stream)
 
 
-def _trees(work: Work, raw: DataFrame) -> list[Field]:
+def _read_schema_trees(work: Work, raw: DataFrame) -> list[Field]:
     """The schemas of records as fields; one that cannot be read adds no column."""
     found = []
-    for schema in schemas_named(work, raw):
+    for schema in fetch_referenced_schemas(work, raw):
         try:
-            found.append(tree_of([schema]))
+            found.append(build_tree([schema]))
         except (ValueError, KeyError, TypeError) as error:
             work.log(f"schema {schema.id} adds no columns, since it cannot be read: {error}")
     return found
 
 
-def _evolved(stream: Stream, declared: Stream, trees: Sequence[Field]) -> Stream:
+def _evolve_by_trees(stream: Stream, declared: Stream, trees: Sequence[Field]) -> Stream:
     for tree in trees:
-        stream = evolved(stream, declared, tree)
+        stream = evolve_stream(stream, declared, tree)
     return stream
 
 
 def _describe(work: Work, path: str, added: Sequence[Field]) -> None:
     """Add a column for each added field, and write the fields into the metadata of their columns."""
-    schema = _opened(path).schema()
+    schema = _open_existing_table(path).schema()
     there = {field.name.lower() for field in schema.fields}
     lacking = [f for f in added if f.name.lower() not in there]
     if lacking:
-        _add(work, path, {f.name: sql_type(f) for f in lacking})
+        _add(work, path, {f.name: build_sql_type(f) for f in lacking})
         work.log(f"columns that schemas of the registry added: {', '.join(f.name for f in lacking)}")
     described = {field.name: field.metadata.get(METADATA) for field in schema.fields}
     for f in added:
         if described.get(f.name) != to_text(f):
             comment = f"added by a schema of the registry, as {f.type}"
-            _opened(path).alter.set_column_metadata(f.name, {METADATA: to_text(f), "comment": comment})
+            _open_existing_table(path).alter.set_column_metadata(f.name, {METADATA: to_text(f), "comment": comment})
 
 
-def _opened(path: str) -> DeltaTable:
+def _open_existing_table(path: str) -> DeltaTable:
     opened = open_table(path)
     assert opened is not None, "the caller made the table"
     return opened
@@ -140,42 +148,42 @@ def adapt_types(work: Work, table: str, columns: str) -> None:
         ConfigurationError: a type of the table and the wanted one have no common type.
         SupersededAttemptError: another writer was first; nothing was written.
     """
-    path = work.lake.path(work.stream.name, table)
-    wanted = types_of(work.spark, columns)
-    common = _common_types(work, table, path, wanted)
+    path = work.lake.build_table_path(work.stream.name, table)
+    wanted = parse_column_types(work.spark, columns)
+    common = _list_type_changes(work, table, path, wanted)
     if not common:
         return
     with commit_turn(work, table) as lease, delta_errors(path):
-        stored = _types(path)
-        common = _common_types(work, table, path, wanted)
+        stored = _read_types(path)
+        common = _list_type_changes(work, table, path, wanted)
         members = {name: kind for name, kind in common.items() if not has_other_leaves(stored[name], kind)}
         if members:
-            _add(work, path, {name: sql_of(kind) for name, kind in members.items()})
+            _add(work, path, {name: format_sql_type(kind) for name, kind in members.items()})
         if len(members) < len(common):
             lease.check()
             _rewrite(work, table, common)
 
 
-def _types(path: str) -> dict[str, Any]:
+def _read_types(path: str) -> dict[str, Any]:
     opened = open_table(path)
     fields = json.loads(opened.schema().to_json())["fields"] if opened else []
     return {field["name"]: field["type"] for field in fields}
 
 
-def _common_types(work: Work, table: str, path: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _list_type_changes(work: Work, table: str, path: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a table that must change, with their new types."""
     names = {name.lower(): kind for name, kind in wanted.items()}
     found = {}
-    for name, stored in _types(path).items():
+    for name, stored in _read_types(path).items():
         other = names.get(name.lower(), stored)
         if stored == other:
             continue
-        common = common_type(stored, other)
+        common = find_common_type(stored, other)
         if common is None:
             raise ConfigurationError(
                 f"column {name!r} of {work.stream.name}/{table} cannot hold the declared type",
-                stored=sql_of(stored),
-                found=sql_of(other),
+                stored=format_sql_type(stored),
+                found=format_sql_type(other),
                 remedy="declare the column under another name, with the old one as its source; or declare the stored "
                 "type again",
             )
@@ -188,22 +196,24 @@ def _rewrite(work: Work, table: str, common: Mapping[str, Any]) -> None:
     """Write a table again with wider types, in one numbered commit; the caller holds the turn of its writers."""
     from pyspark.sql import functions as F
 
-    target = target_of(work, table)
-    if work.ledger.intents.of(work.stream.name, table):
+    target = build_target(work, table)
+    if work.ledger.intents.list_for_table(work.stream.name, table):
         close_intents(target)
-    opened = target.opened()
-    seen, stored = committed_in(opened, []), _types(target.path)
+    opened = target.open_table()
+    seen, stored = read_committed_slices(opened, []), _read_types(target.path)
     columns = [
-        converted(F.col(_quoted(field.name)), stored[field.name], common.get(field.name, stored[field.name])).alias(
+        convert_value(F.col(_quote(field.name)), stored[field.name], common.get(field.name, stored[field.name])).alias(
             field.name, metadata=dict(field.metadata)
         )
         for field in opened.schema().fields
     ]
-    rows = rows_at(work.spark, target.path, seen.version).select(*columns)
-    before = rows_in(opened)
+    rows = read_table_version(work.spark, target.path, seen.version).select(*columns)
+    before = count_rows(opened)
     version = commit_slices(target, seen, [], work.run, partial(_overwrite, rows, target.path))
     ensure_same_rows(work, table, "widening types", before, version)
-    changes = [f"{name} from {sql_of(stored[name])} to {sql_of(kind)}" for name, kind in common.items()]
+    changes = [
+        f"{name} from {format_sql_type(stored[name])} to {format_sql_type(kind)}" for name, kind in common.items()
+    ]
     work.log(f"{table}: widened {', '.join(changes)}")
 
 
@@ -212,5 +222,5 @@ def _overwrite(rows: DataFrame, path: str, options: Mapping[str, str]) -> None:
     writer.options(**options).save(path)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return f"`{name}`"

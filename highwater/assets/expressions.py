@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from highwater.assets.fields import sql_type
+from highwater.assets.fields import build_sql_type
 from highwater.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -31,21 +31,21 @@ def with_expressions(stream: Stream, rows: DataFrame) -> DataFrame:
     packed = rows.select(F.struct("*").alias(_ROW), *read)
     for name, text in [(f"field {f.name!r}", f.expression) for f in computed]:
         _ensure_accepted(stream, packed, name, str(text))
-    values = [F.expr(str(f.expression)).try_cast(sql_type(f)).alias(f"field_{f.name}") for f in computed]
-    with_values = packed.select(_quoted(_ROW), *read_names(stream), *values)
-    named = with_values.select("*", *[F.col(_quoted(f"field_{f.name}")).alias(f.name) for f in computed])
+    values = [F.expr(str(f.expression)).try_cast(build_sql_type(f)).alias(f"field_{f.name}") for f in computed]
+    with_values = packed.select(_quote(_ROW), *read_names(stream), *values)
+    named = with_values.select("*", *[F.col(_quote(f"field_{f.name}")).alias(f.name) for f in computed])
     for name, text in stream.rules.items():
         _ensure_accepted(stream, named, f"rule {name!r}", text)
     rules = [F.expr(text).cast("boolean").alias(f"rule_{name}") for name, text in stream.rules.items()]
-    return named.select(f"{_quoted(_ROW)}.*", *[_quoted(f"field_{f.name}") for f in computed], *rules)
+    return named.select(f"{_quote(_ROW)}.*", *[_quote(f"field_{f.name}") for f in computed], *rules)
 
 
 def read_names(stream: Stream) -> list[str]:
     """The names of the fields that are read from records, quoted."""
-    return [_quoted(f.name) for f in stream.fields if f.is_read]
+    return [_quote(f.name) for f in stream.fields if f.is_read]
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return f"`{name}`"
 
 

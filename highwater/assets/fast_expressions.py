@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from highwater.assets import field_parts, field_times, fields
-from highwater.assets.documents import rounds_numbers
-from highwater.assets.fields import precision_and_scale, sql_type
+from highwater.assets.documents import may_round_numbers
+from highwater.assets.fields import build_sql_type, parse_precision_and_scale
 from highwater.declaration_parts import UNITS
 from highwater.formats import Avro, Json, Protobuf
 
@@ -31,7 +31,7 @@ class _Place:
     document: Column
     path: str
 
-    def got(self, kind: str) -> Column:
+    def get_as(self, kind: str) -> Column:
         """The value as a type of SQL; null where it has another type."""
         from pyspark.sql import functions as F
 
@@ -72,35 +72,39 @@ def with_usual_fields(stream: Stream, rows: DataFrame, document: str, root: str)
     read = _read(stream)
     several = [one for one in read if not _has_one_path(one)]
     if several:
-        rows = rows.withColumns({f"usualjson_{one.name}": _first_of(stream, one, document, root) for one in several})
+        rows = rows.withColumns(
+            {f"usualjson_{one.name}": _build_first_value(stream, one, document, root) for one in several}
+        )
     kinds = {
-        f"usualkind_{one.name}": F.schema_of_variant(_place(one, document, root).got("variant"))
+        f"usualkind_{one.name}": F.schema_of_variant(_find_place(one, document, root).get_as("variant"))
         for one in read
-        if _takes_kind(one)
+        if _needs_kind(one)
     }
-    texts = {f"usualtext_{one.name}": _text(one, _place(one, document, root)) for one in read if _takes_text(one)}
+    texts = {
+        f"usualtext_{one.name}": _build_text(one, _find_place(one, document, root)) for one in read if _needs_text(one)
+    }
     rows = rows.withColumns({**kinds, **texts})
-    return rows.withColumns({f"usual_{one.name}": _value(one, _place(one, document, root)) for one in read})
+    return rows.withColumns({f"usual_{one.name}": _build_value(one, _find_place(one, document, root)) for one in read})
 
 
-def all_are_usual(stream: Stream, document: str, root: str) -> Column:
+def has_usual_values(stream: Stream, document: str, root: str) -> Column:
     """Whether each field has a value, or has none where it need not have one."""
     from pyspark.sql import functions as F
 
     found = F.lit(True)  # noqa: FBT003 - a literal column
     for declared in _read(stream):
-        found &= _is_usual(declared, _place(declared, document, root))
+        found &= _is_usual(declared, _find_place(declared, document, root))
     return found
 
 
-def no_values(stream: Stream) -> dict[str, Column]:
+def build_null_values(stream: Stream) -> dict[str, Column]:
     """The columns of the values of a record that is not a usual one."""
     from pyspark.sql import functions as F
 
-    return {f"usual_{one.name}": F.lit(None).cast(sql_type(one)) for one in _read(stream)}
+    return {f"usual_{one.name}": F.lit(None).cast(build_sql_type(one)) for one in _read(stream)}
 
 
-def typed_values(stream: Stream, record: Column, kind: DataType) -> dict[str, Column] | None:
+def build_typed_values(stream: Stream, record: Column, kind: DataType) -> dict[str, Column] | None:
     """The columns of the values of a record whose members have types.
 
     Args:
@@ -116,16 +120,16 @@ def typed_values(stream: Stream, record: Column, kind: DataType) -> dict[str, Co
     found = {}
     for declared in _read(stream):
         inner: DataType | None = kind
-        for step in _path(declared):
+        for step in _find_path(declared):
             inner = inner[step].dataType if isinstance(inner, StructType) and step in inner.fieldNames() else None
-        read = None if inner is None else _of_type(declared, _at(record, declared), inner)
+        read = None if inner is None else _convert_typed_value(declared, _select_member(record, declared), inner)
         if read is None:
             return None
         found[f"usual_{declared.name}"] = read
     return found
 
 
-def typed_are_usual(stream: Stream, record: Column) -> Column:
+def has_usual_typed_values(stream: Stream, record: Column) -> Column:
     """Whether each field has a value, or is null in the record itself where it may be."""
     from pyspark.sql import functions as F
 
@@ -133,59 +137,59 @@ def typed_are_usual(stream: Stream, record: Column) -> Column:
     for declared in _read(stream):
         is_usual = F.col(f"usual_{declared.name}").isNotNull()
         # Deeper down it may be a record around it that is null, which has no such member.
-        outermost = len(_path(declared)) == 1
-        found &= is_usual | _at(record, declared).isNull() if declared.nullable and outermost else is_usual
+        outermost = len(_find_path(declared)) == 1
+        found &= is_usual | _select_member(record, declared).isNull() if declared.nullable and outermost else is_usual
     return found
 
 
-def _path(declared: Field) -> tuple[str, ...]:
+def _find_path(declared: Field) -> tuple[str, ...]:
     [path] = declared.sources
     assert isinstance(path, tuple)
     return path
 
 
-def _at(record: Column, declared: Field) -> Column:
-    for step in _path(declared):
+def _select_member(record: Column, declared: Field) -> Column:
+    for step in _find_path(declared):
         record = record.getField(step)
     return record
 
 
-def _of_type(declared: Field, value: Column, kind: DataType) -> Column | None:
+def _convert_typed_value(declared: Field, value: Column, kind: DataType) -> Column | None:
     """The value of a field from one of a type; None where only `highwater.assets.fields` knows that."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    whole, type_ = isinstance(kind, T.IntegerType | T.LongType), sql_type(declared)
+    whole, type_ = isinstance(kind, T.IntegerType | T.LongType), build_sql_type(declared)
     if isinstance(kind, T.StringType):
         if declared.type not in _TEXTS or declared.unit is not None:
             return None
-        return value if declared.type == "string" else fields.of_text(value, declared)
+        return value if declared.type == "string" else fields.convert_text(value, declared)
     if declared.type in {"timestamp", "timestamp_ntz", "date"}:
         if type_ == kind.simpleString().upper():
-            return F.when(value.between(*_bounds(declared)), value)
-        return _counted(declared, value.cast("bigint")) if whole and declared.unit is not None else None
+            return F.when(value.between(*_build_bounds(declared)), value)
+        return _convert_to_time(declared, value.cast("bigint")) if whole and declared.unit is not None else None
     if declared.type in {"float", "double"} and (whole or isinstance(kind, T.FloatType | T.DoubleType)):
         read = value.cast(type_)
         return F.when(F.abs(read) < F.lit(float("inf")), read)
     if declared.type in {"integer", "long"}:
         return value.try_cast(type_) if whole else None
     if declared.type.startswith("decimal"):
-        _, scale = precision_and_scale(declared)
+        _, scale = parse_precision_and_scale(declared)
         exact = isinstance(kind, T.DecimalType) and kind.scale <= scale
         return value.try_cast(type_) if whole or exact else None
     return value if type_ == kind.simpleString().upper() else None
 
 
-def _bounds(declared: Field) -> tuple[Column, Column]:
+def _build_bounds(declared: Field) -> tuple[Column, Column]:
     """The first and the last moment or day of the years 1 to 9999."""
     from pyspark.sql import functions as F
 
     texts = ("0001-01-01", "9999-12-31" if declared.type == "date" else "9999-12-31 23:59:59.999999")
-    first, last = (F.lit(text).cast(sql_type(declared)) for text in texts)
+    first, last = (F.lit(text).cast(build_sql_type(declared)) for text in texts)
     return first, last
 
 
-def of_unusual(column: Column) -> Column:
+def filter_unusual(column: Column) -> Column:
     """The column's values of unusual records, and null of usual ones.
 
     Spark generates no code inside `transform`. With long expressions that hardly any record needs, the method for each
@@ -200,21 +204,21 @@ def _has_one_path(declared: Field) -> bool:
     return len(declared.sources) == 1 and isinstance(declared.sources[0], tuple)
 
 
-def _place(declared: Field, document: str, root: str) -> _Place:
+def _find_place(declared: Field, document: str, root: str) -> _Place:
     from pyspark.sql import functions as F
 
     if not _has_one_path(declared):
         return _Place(F.col(f"usualjson_{declared.name}"), "$")
-    return _Place(F.col(document), field_parts.variant_path(_path(declared), root))
+    return _Place(F.col(document), field_parts.build_variant_path(_find_path(declared), root))
 
 
-def _first_of(stream: Stream, declared: Field, document: str, root: str) -> Column:
+def _build_first_value(stream: Stream, declared: Field, document: str, root: str) -> Column:
     """The value of the first source that has one."""
     from pyspark.sql import functions as F
 
     return F.coalesce(
         *[
-            F.try_variant_get(document, field_parts.variant_path(one, root), "variant")
+            F.try_variant_get(document, field_parts.build_variant_path(one, root), "variant")
             if isinstance(one, tuple)
             else field_parts.from_source(stream, one)
             for one in declared.sources
@@ -222,72 +226,74 @@ def _first_of(stream: Stream, declared: Field, document: str, root: str) -> Colu
     )
 
 
-def _takes_kind(declared: Field) -> bool:
+def _needs_kind(declared: Field) -> bool:
     return declared.unit is not None or declared.is_number or declared.type == "boolean"
 
 
-def _takes_text(declared: Field) -> bool:
-    return not _takes_kind(declared) or (declared.text and not declared.type.startswith(("float", "double")))
+def _needs_text(declared: Field) -> bool:
+    return not _needs_kind(declared) or (declared.text and not declared.type.startswith(("float", "double")))
 
 
-def _text(declared: Field, place: _Place) -> Column:
+def _build_text(declared: Field, place: _Place) -> Column:
     """A text, or of a field of type json an object or an array as it is written."""
     from pyspark.sql import functions as F
 
     # In a document texts alone have bytes: Spark casts no number to them.
-    data = place.got("binary")
-    return F.when(data.isNull(), place.got("string")) if declared.type == "json" else data.cast("string")
+    data = place.get_as("binary")
+    return F.when(data.isNull(), place.get_as("string")) if declared.type == "json" else data.cast("string")
 
 
-def _value(declared: Field, place: _Place) -> Column:
+def _build_value(declared: Field, place: _Place) -> Column:
     """The value of a field; null where that takes more than a cheap expression, or where there is none."""
     from pyspark.sql import functions as F
 
     kind, text = F.col(f"usualkind_{declared.name}"), F.col(f"usualtext_{declared.name}")
     if declared.unit is not None:
-        return _counted(declared, F.when(kind == "BIGINT", place.got("bigint")))
+        return _convert_to_time(declared, F.when(kind == "BIGINT", place.get_as("bigint")))
     if declared.type == "boolean":
-        return F.when(kind == "BOOLEAN", place.got("boolean"))
+        return F.when(kind == "BOOLEAN", place.get_as("boolean"))
     if declared.type == "json":
         # A double is written with a point, or as an infinity.
         has_double = F.contains(text, F.lit(".")) | F.contains(text, F.lit("Infinity"))
-        rounds = has_double & rounds_numbers(F.col("payload").cast("string"))
+        rounds = has_double & may_round_numbers(F.col("payload").cast("string"))
         return F.when((F.startswith(text, F.lit("{")) | F.startswith(text, F.lit("["))) & ~rounds, text)
     if declared.is_number:
-        return _number(declared, kind, place)
-    return text if declared.type == "string" else fields.of_text(text, declared)
+        return _convert_number(declared, kind, place)
+    return text if declared.type == "string" else fields.convert_text(text, declared)
 
 
-def _number(declared: Field, kind: Column, place: _Place) -> Column:
+def _convert_number(declared: Field, kind: Column, place: _Place) -> Column:
     from pyspark.sql import functions as F
 
-    is_whole, is_decimal, type_ = kind == "BIGINT", kind.startswith("DECIMAL"), sql_type(declared)
+    is_whole, is_decimal, type_ = kind == "BIGINT", kind.startswith("DECIMAL"), build_sql_type(declared)
     if declared.type in {"float", "double"}:
-        return F.when(is_whole | is_decimal, place.got("string").try_cast(type_))
+        return F.when(is_whole | is_decimal, place.get_as("string").try_cast(type_))
     text = F.col(f"usualtext_{declared.name}")
     if declared.type in {"integer", "long"}:
-        found = F.when(is_whole, place.got(type_))
+        found = F.when(is_whole, place.get_as(type_))
         return found.when(text.rlike(_PLAIN_WHOLE), text.try_cast(type_)) if declared.text else found
-    _, scale = precision_and_scale(declared)
+    _, scale = parse_precision_and_scale(declared)
     # The kind of a decimal ends with its own scale, without zeros that say nothing.
     exact = F.substring_index(kind, ",", -1).isin([f"{digits})" for digits in range(scale + 1)])
-    found = F.when(is_whole | exact, place.got(type_))
-    return found.when(text.rlike(fields.digits(declared)), text.try_cast(type_)) if declared.text else found
+    found = F.when(is_whole | exact, place.get_as(type_))
+    return (
+        found.when(text.rlike(fields.build_decimal_pattern(declared)), text.try_cast(type_)) if declared.text else found
+    )
 
 
-def _counted(declared: Field, number: Column) -> Column:
+def _convert_to_time(declared: Field, number: Column) -> Column:
     """A time by a whole number of units since 1970."""
     from pyspark.sql import functions as F
 
     if declared.unit == "days":
         return F.when(number.between(*field_times.DAYS), F.date_from_unix_date(number.cast("int")))
-    first, last = field_times.plausible_micros(declared)
+    first, last = field_times.compute_plausible_micros(declared)
     if declared.unit == "ns":
         micros = F.floor(number.cast("decimal(19,0)") / F.lit(1000).cast("decimal(4,0)")).cast("bigint")
-        return F.when(micros.between(first, last), F.timestamp_micros(micros)).cast(sql_type(declared))
+        return F.when(micros.between(first, last), F.timestamp_micros(micros)).cast(build_sql_type(declared))
     factor = int(UNITS[str(declared.unit)])
     fits = number.between(-(-first // factor), last // factor)
-    return F.when(fits, F.timestamp_micros(number * factor)).cast(sql_type(declared))
+    return F.when(fits, F.timestamp_micros(number * factor)).cast(build_sql_type(declared))
 
 
 def _is_usual(declared: Field, place: _Place) -> Column:
@@ -296,7 +302,7 @@ def _is_usual(declared: Field, place: _Place) -> Column:
 
     found = F.col(f"usual_{declared.name}").isNotNull()
     if declared.optional and declared.default is None:
-        found |= place.got("variant").isNull()
+        found |= place.get_as("variant").isNull()
     if declared.nullable:
-        found |= F.is_variant_null(place.got("variant"))
+        found |= F.is_variant_null(place.get_as("variant"))
     return found

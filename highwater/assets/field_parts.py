@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets.documents import EXACT
 from highwater.formats import Csv, Lines
-from highwater.sources import Header, Key, Meta, Reference, Rest, steps
+from highwater.sources import Header, Key, Meta, Reference, Rest, split_path
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -67,43 +67,43 @@ class FieldPart:
         """Whether the value is NaN or an infinity in a document."""
         return self.is_inexact & self.text.isin([EXACT + name for name in _INFINITE])
 
-    def got(self, kind: str) -> Column:
+    def get_as(self, kind: str) -> Column:
         """The value as a type of SQL; null where it is another."""
         from pyspark.sql import functions as F
 
         return F.try_variant_get(self.json, "$", kind)
 
 
-def outermost(stream: Stream) -> list[str]:
+def select_outermost_names(stream: Stream) -> list[str]:
     """The names in the value's outermost object that fields are taken from."""
-    return list(dict.fromkeys(path[0] for path in _paths(stream)))
+    return list(dict.fromkeys(path[0] for path in _select_all_paths(stream)))
 
 
-def whole_fields(stream: Stream) -> list[str]:
-    """The fields of `outermost` whose objects and arrays are read too."""
+def select_whole_fields(stream: Stream) -> list[str]:
+    """The fields of `select_outermost_names` whose objects and arrays are read too."""
     any_ = [f for f in stream.fields if f.type == "json" or f.type in CONTAINERS]
-    deep = [path[0] for path in _paths(stream) if len(path) > 1]
-    return list(dict.fromkeys([*deep, *(path[0] for f in any_ for path in _paths_of(f))]))
+    deep = [path[0] for path in _select_all_paths(stream) if len(path) > 1]
+    return list(dict.fromkeys([*deep, *(path[0] for f in any_ for path in _select_paths(f))]))
 
 
-def takes_infinite(stream: Stream) -> bool:
+def can_hold_infinity(stream: Stream) -> bool:
     """Whether a field takes NaN or an infinity."""
-    return any(map(_takes_infinite, stream.fields))
+    return any(map(_can_hold_infinity, stream.fields))
 
 
-def _takes_infinite(declared: Field) -> bool:
-    return declared.nan != "reject" or any(map(_takes_infinite, declared.members))
+def _can_hold_infinity(declared: Field) -> bool:
+    return declared.nan != "reject" or any(map(_can_hold_infinity, declared.members))
 
 
-def _paths(stream: Stream) -> list[tuple[str, ...]]:
-    return [path for declared in stream.fields if not declared.expression for path in _paths_of(declared)]
+def _select_all_paths(stream: Stream) -> list[tuple[str, ...]]:
+    return [path for declared in stream.fields if not declared.expression for path in _select_paths(declared)]
 
 
-def _paths_of(declared: Field) -> list[tuple[str, ...]]:
+def _select_paths(declared: Field) -> list[tuple[str, ...]]:
     return [one for one in declared.sources if isinstance(one, tuple)]
 
 
-def part_of(stream: Stream, declared: Field) -> FieldPart:
+def build_part(stream: Stream, declared: Field) -> FieldPart:
     """The part of a declared field of a stream, by its columns."""
     from pyspark.sql import functions as F
 
@@ -111,20 +111,20 @@ def part_of(stream: Stream, declared: Field) -> FieldPart:
     return FieldPart(F.col(f"json_{name}"), F.col(f"kind_{name}"), F.col(f"number_{name}"), declared, textual)
 
 
-def _unknown_members(stream: Stream, path: tuple[str, ...]) -> Column:
+def _select_unknown_members(stream: Stream, path: tuple[str, ...]) -> Column:
     """The members that no field is taken from, by name, of the object at a path; null where there is none."""
     from pyspark.sql import functions as F
 
-    members = F.try_variant_get("json", variant_path(path), "map<string,variant>")
-    taken = sorted(stream.members_taken(path))
+    members = F.try_variant_get("json", build_variant_path(path), "map<string,variant>")
+    taken = sorted(stream.select_taken_members(path))
     return F.map_filter(members, lambda name, _: ~name.isin(taken)) if taken else members
 
 
-def _rest_of(stream: Stream, path: tuple[str, ...]) -> Column:
+def _build_rest(stream: Stream, path: tuple[str, ...]) -> Column:
     """The members of the object at a path that no field is taken from, as a variant; null where there are none."""
     from pyspark.sql import functions as F
 
-    unknown = _unknown_members(stream, path)
+    unknown = _select_unknown_members(stream, path)
     return F.when(F.size(unknown) > 0, F.to_variant_object(unknown))
 
 
@@ -132,14 +132,14 @@ def _rest_of(stream: Stream, path: tuple[str, ...]) -> Column:
 _MOST_NAMED = 5
 
 
-def unknown_problem(stream: Stream) -> Column:
+def describe_unknown_members(stream: Stream) -> Column:
     """The members of a record without a field, for a person; null where every member has one, or none is looked for."""
     from pyspark.sql import functions as F
 
     if stream.unknown_fields.policy != "reject":
         return F.lit(None).cast("string")
     path = stream.unknown_fields.path
-    names = F.array_sort(F.map_keys(_unknown_members(stream, path)))
+    names = F.array_sort(F.map_keys(_select_unknown_members(stream, path)))
     prefix = "".join(f"{step}." for step in path)
     listed = F.concat_ws(", ", F.transform(F.slice(names, 1, _MOST_NAMED), lambda one: F.concat(F.lit(prefix), one)))
     more = F.size(names) - _MOST_NAMED
@@ -152,33 +152,33 @@ def from_source(stream: Stream, source: Key | Header | Meta | Rest | Reference |
     from pyspark.sql import functions as F
 
     if isinstance(source, Rest):
-        return _rest_of(stream, source.path)
+        return _build_rest(stream, source.path)
     if isinstance(source, tuple):
-        return F.try_variant_get("json", variant_path(source), "variant")
+        return F.try_variant_get("json", build_variant_path(source), "variant")
     if isinstance(source, Meta):
         # Of the origin: a copy on a tier lies elsewhere.
         column = F.col("origin_timestamp_ms" if source.name == "timestamp" else f"origin_{source.name}")
         return column.cast("string" if source.name == "topic" else "bigint").cast("variant")
     if isinstance(source, Header):
         values = F.transform(F.filter("headers", lambda h: h["key"] == source.name), lambda h: h["value"])
-        return as_text(F.try_element_at(values, F.lit(-1))).cast("variant")
+        return to_text(F.try_element_at(values, F.lit(-1))).cast("variant")
     assert isinstance(source, Key), "fields of the lookup's table are no part of a record"
     key = F.col("key_json")
-    return F.try_variant_get(key, variant_path(steps(source.path)), "variant") if source.path else key
+    return F.try_variant_get(key, build_variant_path(split_path(source.path)), "variant") if source.path else key
 
 
-def as_text(value: Column) -> Column:
+def to_text(value: Column) -> Column:
     from pyspark.sql import functions as F
 
     return F.when(F.is_valid_utf8(value.cast("string")), value.cast("string"))
 
 
-def variant_path(names: tuple[str, ...], root: str = "$") -> str:
+def build_variant_path(names: tuple[str, ...], root: str = "$") -> str:
     """The path in Spark's syntax to the values below these names."""
     return root + "".join(f'["{step}"]' for step in names)
 
 
-def reads_digits(declared: Field) -> bool:
+def needs_digits(declared: Field) -> bool:
     return declared.is_number or declared.unit is not None
 
 
@@ -194,7 +194,7 @@ _TYPED = {
 }
 
 
-def fits_type(part: FieldPart) -> Column:
+def matches_type(part: FieldPart) -> Column:
     """Whether the type of the value is one that the field may have."""
     from pyspark.sql import functions as F
 
@@ -207,7 +207,7 @@ def fits_type(part: FieldPart) -> Column:
     if declared.type == "boolean":
         return (kind == "BOOLEAN") | text if part.textual else kind == "BOOLEAN"
     typed = kind == _TYPED[declared.type] if declared.type in _TYPED else F.lit(False)  # noqa: FBT003 - a literal column
-    if not reads_digits(declared) or declared.unscaled:
+    if not needs_digits(declared) or declared.unscaled:
         return typed | text
     number = (kind == "BIGINT") | kind.startswith("DECIMAL") | kind.isin(["DOUBLE", "FLOAT"]) | typed
     texts = declared.text or part.textual

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from highwater.assets.field_parts import CONTAINERS, FieldPart, fits_type, part_of
-from highwater.assets.field_times import FINER_THAN_MICROS, counted_micros
-from highwater.assets.fields import inside, is_beyond, member, precision_and_scale, value_of
+from highwater.assets.field_parts import CONTAINERS, FieldPart, build_part, matches_type
+from highwater.assets.field_times import FINER_THAN_MICROS, convert_to_micros
+from highwater.assets.fields import (
+    build_inner_part,
+    build_member_part,
+    convert_value,
+    is_beyond,
+    parse_precision_and_scale,
+)
 from highwater.declaration_parts import UNITS
 
 if TYPE_CHECKING:
@@ -15,15 +21,15 @@ if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
 
 
-def problem(stream: Stream, declared: Field) -> Column:
+def find_problem(stream: Stream, declared: Field) -> Column:
     """The fault of a field, for a person; null where there is none."""
     from pyspark.sql import functions as F
 
     if declared.expression is not None:
         fine = F.lit(declared.nullable) | F.col(f"field_{declared.name}").isNotNull()
         return F.when(~fine, F.lit(f"field {declared.name} is null: {declared.expression}"))
-    part = part_of(stream, declared)
-    return _problem(part, F.lit(_named(declared)), F.col(f"field_{declared.name}"))
+    part = build_part(stream, declared)
+    return _find_part_problem(part, F.lit(_format_field_name(declared)), F.col(f"field_{declared.name}"))
 
 
 # In the problem of a value whose type is another one than that of its field, in front of the type that was found.
@@ -35,7 +41,7 @@ def is_of_other_type(problem: Column) -> Column:
     return problem.contains(_FOUND)
 
 
-def _problem(part: FieldPart, named: Column, value: Column) -> Column:
+def _find_part_problem(part: FieldPart, named: Column, value: Column) -> Column:
     """The problem of a part whose name is an expression."""
     from pyspark.sql import functions as F
 
@@ -47,56 +53,58 @@ def _problem(part: FieldPart, named: Column, value: Column) -> Column:
     if declared.nullable:
         fine |= void
     if declared.nan == "null":
-        fine |= part.is_infinite | is_beyond(F.when(part.kind.isin(["DOUBLE", "FLOAT"]), part.got("double")))
+        fine |= part.is_infinite | is_beyond(F.when(part.kind.isin(["DOUBLE", "FLOAT"]), part.get_as("double")))
 
-    def problem_text(what: str) -> Column:
+    def format_problem(what: str) -> Column:
         return F.concat(F.lit("field "), named, F.lit(f" {what}"))
 
-    missing = F.when(absent, problem_text("is missing"))
+    missing = F.when(absent, format_problem("is missing"))
     if not declared.nullable:
         # Without a type of its own null counts as missing, like an absent value.
-        missing = missing.when(void, problem_text(f"is {'null' if declared.optional else 'missing'}"))
-    unfit = F.when(~fits_type(part), F.concat(problem_text(f"is {declared.type}{_FOUND}"), _found(part)))
+        missing = missing.when(void, format_problem(f"is {'null' if declared.optional else 'missing'}"))
+    unfit = F.when(~matches_type(part), F.concat(format_problem(f"is {declared.type}{_FOUND}"), _found(part)))
     if declared.type in CONTAINERS:
-        rest = _problem_inside(part, named)
+        rest = _find_inner_problem(part, named)
     else:
-        rest = F.concat(F.lit("field "), named, F.lit(" "), _misfit(part))
+        rest = F.concat(F.lit("field "), named, F.lit(" "), _describe_misfit(part))
     return F.when(F.coalesce(fine, nothing), None).otherwise(F.coalesce(missing, unfit, rest))
 
 
-def _problem_inside(part: FieldPart, named: Column) -> Column:
+def _find_inner_problem(part: FieldPart, named: Column) -> Column:
     """The first problem inside an array, a map or a struct."""
     from pyspark.sql import functions as F
 
-    def of(inner: FieldPart, name: Column) -> Column:
-        return _problem(inner, name, value_of(inner))
+    def find_named_problem(inner: FieldPart, name: Column) -> Column:
+        return _find_part_problem(inner, name, convert_value(inner))
 
     if part.declared.type == "struct":
-        members = [member(part, one) for one in part.declared.members]
-        dotted = [F.concat(named, F.lit(f".{_named(one.declared)}")) for one in members]
-        return F.coalesce(*[of(one, name) for one, name in zip(members, dotted, strict=True)])
+        members = [build_member_part(part, one) for one in part.declared.members]
+        dotted = [F.concat(named, F.lit(f".{_format_field_name(one.declared)}")) for one in members]
+        return F.coalesce(*[find_named_problem(one, name) for one, name in zip(members, dotted, strict=True)])
     inner = part.declared.members[0]
     if part.declared.type == "array":
         found = F.transform(
-            part.got("array<variant>"),
-            lambda one, at: of(inside(part, inner, one), F.concat(named, F.lit("["), at.cast("string"), F.lit("]"))),
+            part.get_as("array<variant>"),
+            lambda one, at: find_named_problem(
+                build_inner_part(part, inner, one), F.concat(named, F.lit("["), at.cast("string"), F.lit("]"))
+            ),
         )
     else:
         found = F.transform(
-            F.map_entries(part.got("map<string,variant>")), lambda one: _problem_of_entry(part, one, named)
+            F.map_entries(part.get_as("map<string,variant>")), lambda one: _find_entry_problem(part, one, named)
         )
     return F.get(F.filter(found, F.isnotnull), F.lit(0))
 
 
-def _problem_of_entry(part: FieldPart, entry: Column, named: Column) -> Column:
+def _find_entry_problem(part: FieldPart, entry: Column, named: Column) -> Column:
     """The fault of an entry of a map."""
     from pyspark.sql import functions as F
 
-    inner = inside(part, part.declared.members[0], entry["value"])
-    return _problem(inner, F.concat(named, F.lit('["'), entry["key"], F.lit('"]')), value_of(inner))
+    inner = build_inner_part(part, part.declared.members[0], entry["value"])
+    return _find_part_problem(inner, F.concat(named, F.lit('["'), entry["key"], F.lit('"]')), convert_value(inner))
 
 
-def _named(declared: Field) -> str:
+def _format_field_name(declared: Field) -> str:
     """The name of a field, and where its value is looked for if that is elsewhere."""
     paths = [".".join(one) if isinstance(one, tuple) else str(one) for one in declared.sources]
     return declared.name if paths == [declared.name] else f"{declared.name} ({', else '.join(paths)})"
@@ -110,7 +118,7 @@ def _found(part: FieldPart) -> Column:
     return F.when(part.is_inexact, shown).otherwise(F.concat(F.lit("JSON "), kind))
 
 
-def _misfit(part: FieldPart) -> Column:
+def _describe_misfit(part: FieldPart) -> Column:
     """The reason why a field of the right type does not fit its column."""
     from pyspark.sql import functions as F
 
@@ -121,11 +129,11 @@ def _misfit(part: FieldPart) -> Column:
     if declared.unit in UNITS:
         first, last = declared.plausible
         beyond = F.lit(f"is outside of {first} to {last} as a number in {declared.unit}")
-        return F.when(counted_micros(part).isNotNull(), beyond).otherwise(rest)
+        return F.when(convert_to_micros(part).isNotNull(), beyond).otherwise(rest)
     if declared.type in {"timestamp", "timestamp_ntz"}:
         return F.when(part.text.rlike(FINER_THAN_MICROS), "has digits after the microsecond").otherwise(rest)
     if declared.type.startswith("decimal"):
-        _, scale = precision_and_scale(declared)
+        _, scale = parse_precision_and_scale(declared)
         finer = F.when(number.rlike(rf"\.\d{{{scale + 1}}}"), f"has more than {scale} digits after the point")
         return rest if declared.rounded else finer.otherwise(rest)
     if declared.type in {"integer", "long"}:

@@ -27,51 +27,51 @@ DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999
 _DAY_US = 86_400_000_000
 
 
-def timestamp_of(part: FieldPart) -> Column:
+def convert_timestamp(part: FieldPart) -> Column:
     """A timestamp; null where the text is none, or the number is outside the plausible range."""
     from pyspark.sql import functions as F
 
     declared, text = part.declared, part.text
     if declared.unit is not None:
-        read = _counted(part)
+        read = _convert_to_timestamp(part)
     else:
         read = F.when(text.rlike(_ISO), F.try_to_timestamp(F.upper(text)))
         if declared.zone is not None:
             local = F.to_utc_timestamp(F.try_to_timestamp(F.concat(F.upper(text), F.lit("Z"))), declared.zone)
             read = F.when(text.rlike(_LOCAL + r"\z"), local).otherwise(read)
-    moment = F.when(part.kind == "TIMESTAMP", part.got("timestamp")).otherwise(read)
+    moment = F.when(part.kind == "TIMESTAMP", part.get_as("timestamp")).otherwise(read)
     # In UTC: a zone moves the first and the last hours into years that other readers' times do not have.
     return F.when(F.year(moment).between(1, 9999), moment)
 
 
-def local_timestamp_of(part: FieldPart) -> Column:
+def convert_local_timestamp(part: FieldPart) -> Column:
     """A timestamp without a zone."""
     from pyspark.sql import functions as F
 
     if part.declared.unit is not None:
-        read = _counted(part)
+        read = _convert_to_timestamp(part)
     else:
         text = part.text
         read = F.when(text.rlike(_LOCAL + r"\z"), F.try_to_timestamp(F.concat(F.upper(text), F.lit("Z"))))
     read = read.cast("timestamp_ntz")
-    moment = F.when(part.kind == "TIMESTAMP_NTZ", part.got("timestamp_ntz")).otherwise(read)
+    moment = F.when(part.kind == "TIMESTAMP_NTZ", part.get_as("timestamp_ntz")).otherwise(read)
     return F.when(F.year(moment).between(1, 9999), moment)
 
 
-def _counted(part: FieldPart) -> Column:
+def _convert_to_timestamp(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
-    micros = counted_micros(part)
-    return F.when(micros.between(*plausible_micros(part.declared)), F.timestamp_micros(micros))
+    micros = convert_to_micros(part)
+    return F.when(micros.between(*compute_plausible_micros(part.declared)), F.timestamp_micros(micros))
 
 
-def plausible_micros(declared: Field) -> tuple[int, int]:
+def compute_plausible_micros(declared: Field) -> tuple[int, int]:
     """The first and the last microsecond since 1970 of the plausible days of a number."""
-    first, last = (_micros_of(day) for day in declared.plausible)
+    first, last = (_convert_day_to_micros(day) for day in declared.plausible)
     return first, last + _DAY_US - 1
 
 
-def counted_micros(part: FieldPart) -> Column:
+def convert_to_micros(part: FieldPart) -> Column:
     """The microseconds since 1970 of a number; what nanoseconds have beyond them is cut off."""
     from pyspark.sql import functions as F
 
@@ -85,11 +85,11 @@ def counted_micros(part: FieldPart) -> Column:
     return F.when(micros == F.floor(micros), micros.try_cast("bigint"))
 
 
-def _micros_of(day: date) -> int:
+def _convert_day_to_micros(day: date) -> int:
     return (day.toordinal() - 719_163) * _DAY_US
 
 
-def date_of(part: FieldPart) -> Column:
+def convert_date(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     if part.declared.unit is not None:
@@ -98,16 +98,16 @@ def date_of(part: FieldPart) -> Column:
     else:
         day = F.when(part.text.rlike(_DATE), part.text.try_cast("date"))
         read = F.when(F.year(day) >= 1, day)
-    typed = part.got("date")
+    typed = part.get_as("date")
     return F.when((part.kind == "DATE") & F.year(typed).between(1, 9999), typed).otherwise(read)
 
 
-def time_of_day(part: FieldPart) -> Column:
+def convert_time_of_day(part: FieldPart) -> Column:
     """A time of day as text, `HH:MM:SS`, with six digits more where it has microseconds."""
     from pyspark.sql import functions as F
 
     if part.declared.unit is not None:
-        micros = counted_micros(part)
+        micros = convert_to_micros(part)
         clock = F.date_format(F.timestamp_micros(micros).cast("timestamp_ntz"), "HH:mm:ss")
         rest = F.lpad(F.pmod(micros, F.lit(1_000_000)).cast("string"), 6, "0")
         fits = micros.between(0, _DAY_US - 1)

@@ -11,8 +11,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.assets.documents import EXACT
-from highwater.assets.field_parts import FieldPart, as_text, fits_type, from_source, part_of, reads_digits, variant_path
-from highwater.assets.field_times import WHOLE_NUMBER, date_of, local_timestamp_of, time_of_day, timestamp_of
+from highwater.assets.field_parts import (
+    FieldPart,
+    build_part,
+    build_variant_path,
+    from_source,
+    matches_type,
+    needs_digits,
+    to_text,
+)
+from highwater.assets.field_times import (
+    WHOLE_NUMBER,
+    convert_date,
+    convert_local_timestamp,
+    convert_time_of_day,
+    convert_timestamp,
+)
 from highwater.formats import Lines, Raw
 
 if TYPE_CHECKING:
@@ -38,9 +52,9 @@ _SQL_TYPES = {
 }
 
 
-def sql_type(declared: Field) -> str:
+def build_sql_type(declared: Field) -> str:
     """The column type of a field."""
-    inner = [sql_type(one) for one in declared.members]
+    inner = [build_sql_type(one) for one in declared.members]
     if declared.type == "array":
         return f"ARRAY<{inner[0]}>"
     if declared.type == "map":
@@ -62,32 +76,32 @@ def with_fields(stream: Stream, rows: DataFrame, *, usual: bool = False) -> Data
     from pyspark.sql import functions as F
 
     read = [f for f in stream.fields if f.is_read]
-    found = rows.withColumns({f"json_{f.name}": _json_of(stream, f) for f in read})
+    found = rows.withColumns({f"json_{f.name}": _build_json(stream, f) for f in read})
     found = found.withColumns({f"kind_{f.name}": F.schema_of_variant(f"json_{f.name}") for f in read})
-    parts = [part_of(stream, f) for f in read]
-    numbers = [part for part in parts if reads_digits(part.declared)]
+    parts = [build_part(stream, f) for f in read]
+    numbers = [part for part in parts if needs_digits(part.declared)]
     if numbers:
         # Once for all fields, and of few records: hardly any number is written with an exponent.
         inexact = [F.when(part.is_inexact, part.behind_mark) for part in numbers]
         any_ = F.exists(F.array(*inexact), F.isnotnull)
-        found = found.withColumn("plain", F.when(any_, F.transform(F.array(*inexact), _plain)))
-        digits = [_digits_of(part, F.get("plain", F.lit(at))) for at, part in enumerate(numbers)]
+        found = found.withColumn("plain", F.when(any_, F.transform(F.array(*inexact), _to_plain_number)))
+        digits = [_extract_digits(part, F.get("plain", F.lit(at))) for at, part in enumerate(numbers)]
         found = found.withColumns(
             {f"number_{part.declared.name}": one for part, one in zip(numbers, digits, strict=True)}
         )
-    values = {part.declared.name: value_of(part) for part in parts}
+    values = {part.declared.name: convert_value(part) for part in parts}
     if usual:
         values = {name: F.when(F.col("usual"), F.col(f"usual_{name}")).otherwise(one) for name, one in values.items()}
     return found.withColumns({f"field_{name}": one for name, one in values.items()})
 
 
-def _json_of(stream: Stream, declared: Field) -> Column:
+def _build_json(stream: Stream, declared: Field) -> Column:
     from pyspark.sql import functions as F
 
     if isinstance(stream.value, Raw) and declared.type == "string":
         # Of the whole value the text, not the bytes.
         found = [
-            as_text(F.col("value")).cast("variant") if isinstance(s, tuple) else from_source(stream, s)
+            to_text(F.col("value")).cast("variant") if isinstance(s, tuple) else from_source(stream, s)
             for s in declared.sources
         ]
     else:
@@ -97,20 +111,22 @@ def _json_of(stream: Stream, declared: Field) -> Column:
     return F.when(~F.is_variant_null(json), json) if isinstance(stream.value, Lines) else json
 
 
-def _digits_of(part: FieldPart, plain: Column) -> Column:
+def _extract_digits(part: FieldPart, plain: Column) -> Column:
     """The digits of a number, plain; null for anything else."""
     from pyspark.sql import functions as F
 
     kind, text, declared = part.kind, part.text, part.declared
     if declared.unscaled:
-        return F.when((kind == "STRING") & ~part.is_inexact, _unscaled(text, precision_and_scale(declared)[1]))
+        return F.when(
+            (kind == "STRING") & ~part.is_inexact, _decode_unscaled(text, parse_precision_and_scale(declared)[1])
+        )
     found = F.when((kind == "BIGINT") | kind.startswith("DECIMAL"), text).when(part.is_inexact, plain)
     if not declared.text and not part.textual:
         return found
-    return found.when((kind == "STRING") & text.rlike(_NUMBER), _plain(text))
+    return found.when((kind == "STRING") & text.rlike(_NUMBER), _to_plain_number(text))
 
 
-def _unscaled(text: Column, scale: int) -> Column:
+def _decode_unscaled(text: Column, scale: int) -> Column:
     """The digits of a two's complement number in base64, the highest byte first, of 16 bytes at the most."""
     from pyspark.sql import functions as F
 
@@ -137,40 +153,40 @@ def _unscaled(text: Column, scale: int) -> Column:
     return F.concat(F.when(negative, F.lit("-")).otherwise(F.lit("")), before, fraction)
 
 
-def _plain(number: Column) -> Column:
+def _to_plain_number(number: Column) -> Column:
     """A number of JSON without an exponent, and without zeros that say nothing; null beyond any type."""
     from pyspark.sql import functions as F
 
-    def part(group: int) -> Column:
+    def extract_group(group: int) -> Column:
         return F.regexp_extract(number, r"^(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?\z", group)
 
-    exponent = F.when(part(4) == "", F.lit(0)).otherwise(part(4).try_cast("int"))
+    exponent = F.when(extract_group(4) == "", F.lit(0)).otherwise(extract_group(4).try_cast("int"))
     # Null beyond the bound, so that no text of a billion zeros is ever made.
     moved = F.when(exponent.between(-_MOST_PLACES, _MOST_PLACES), exponent)
-    point = F.length(part(2)) + moved
-    digits = F.concat(part(2), part(3))
+    point = F.length(extract_group(2)) + moved
+    digits = F.concat(extract_group(2), extract_group(3))
     # The digits with as many zeros before and behind them as bring the point into them.
     before = F.repeat(F.lit("0"), F.greatest(F.lit(0), 1 - point))
     behind = F.repeat(F.lit("0"), F.greatest(F.lit(0), point - F.length(digits)))
     padded, at = F.concat(before, digits, behind), F.greatest(F.lit(1), point)
     whole = F.regexp_replace(padded.substr(F.lit(1), at), r"^0+(?=[0-9])", "")
     fraction = F.regexp_replace(padded.substr(at + 1, F.length(padded)), r"0+\z", "")
-    plain = F.concat(part(1), whole, F.when(fraction == "", "").otherwise(F.concat(F.lit("."), fraction)))
-    return F.when((part(2) != "") & moved.isNotNull(), plain)
+    plain = F.concat(extract_group(1), whole, F.when(fraction == "", "").otherwise(F.concat(F.lit("."), fraction)))
+    return F.when((extract_group(2) != "") & moved.isNotNull(), plain)
 
 
-def value_of(part: FieldPart) -> Column:
+def convert_value(part: FieldPart) -> Column:
     """The field in its column's type; null where it does not fit, or where there is nothing."""
     from pyspark.sql import functions as F
 
     declared, read = part.declared, _READERS[part.declared.type.split("(")[0]](part)
     if declared.default is None:
         return read
-    given = F.lit(declared.default).cast(sql_type(declared))
+    given = F.lit(declared.default).cast(build_sql_type(declared))
     return F.when(part.json.isNull(), given).otherwise(read)
 
 
-def of_text(text: Column, declared: Field) -> Column:
+def convert_text(text: Column, declared: Field) -> Column:
     """The value of a field from a text; null where it does not fit."""
     from pyspark.sql import functions as F
 
@@ -179,41 +195,41 @@ def of_text(text: Column, declared: Field) -> Column:
     return _READERS[declared.type.split("(")[0]](part)
 
 
-def _string(part: FieldPart) -> Column:
+def _convert_string(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
-    return F.when(fits_type(part), part.text)
+    return F.when(matches_type(part), part.text)
 
 
-def _boolean(part: FieldPart) -> Column:
+def _convert_boolean(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
-    read = F.when(part.kind == "BOOLEAN", part.got("boolean"))
+    read = F.when(part.kind == "BOOLEAN", part.get_as("boolean"))
     return read.when(part.text.isin(["true", "false"]), part.text == "true") if part.textual else read
 
 
-def _whole(part: FieldPart) -> Column:
+def _convert_integer(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
-    return F.when(part.number.rlike(WHOLE_NUMBER), part.number.try_cast(sql_type(part.declared)))
+    return F.when(part.number.rlike(WHOLE_NUMBER), part.number.try_cast(build_sql_type(part.declared)))
 
 
-def _exact(part: FieldPart) -> Column:
+def _convert_decimal(part: FieldPart) -> Column:
     """A decimal. The cast would round, and a double has lost digits before; money is not rounded in silence."""
     from pyspark.sql import functions as F
 
-    cast = part.number.try_cast(sql_type(part.declared))
-    return cast if part.declared.rounded else F.when(part.number.rlike(digits(part.declared)), cast)
+    cast = part.number.try_cast(build_sql_type(part.declared))
+    return cast if part.declared.rounded else F.when(part.number.rlike(build_decimal_pattern(part.declared)), cast)
 
 
-def _bytes(part: FieldPart) -> Column:
+def _convert_binary(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
-    read = F.when(part.kind == "BINARY", part.got("binary"))
+    read = F.when(part.kind == "BINARY", part.get_as("binary"))
     return read.when((part.kind == "STRING") & ~part.is_inexact, F.try_to_binary(part.text, F.lit("base64")))
 
 
-def _as_json(part: FieldPart) -> Column:
+def _to_json(part: FieldPart) -> Column:
     """Any value as text, its numbers as they were written; null of JSON's null, which is no value."""
     from pyspark.sql import functions as F
 
@@ -223,12 +239,12 @@ def _as_json(part: FieldPart) -> Column:
     return F.when(part.kind != "VOID", F.when(marked, restored).otherwise(written))
 
 
-def _floating(part: FieldPart) -> Column:
+def _convert_floating(part: FieldPart) -> Column:
     """The nearest number of the type; infinite ones only where the stream keeps them."""
     from pyspark.sql import functions as F
 
-    kind = sql_type(part.declared).lower()
-    given = F.when(part.kind.isin(["DOUBLE", "FLOAT"]), part.got("double"))
+    kind = build_sql_type(part.declared).lower()
+    given = F.when(part.kind.isin(["DOUBLE", "FLOAT"]), part.get_as("double"))
     typed = given.cast(kind)
     read = F.coalesce(typed, part.number.try_cast(kind))
     finite = F.when(F.abs(read) < F.lit(float("inf")), read)
@@ -245,79 +261,81 @@ def is_beyond(value: Column) -> Column:
     return F.isnan(value) | (F.abs(value) == F.lit(float("inf")))
 
 
-def _elements(part: FieldPart) -> Column:
+def _convert_array(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     element = part.declared.members[0]
     return F.when(
         part.kind.startswith("ARRAY"),
-        F.transform(part.got("array<variant>"), lambda one: value_of(inside(part, element, one))),
+        F.transform(part.get_as("array<variant>"), lambda one: convert_value(build_inner_part(part, element, one))),
     )
 
 
-def _entries(part: FieldPart) -> Column:
+def _convert_map(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     inner = part.declared.members[0]
     return F.when(
         part.kind.startswith("OBJECT"),
-        F.transform_values(part.got("map<string,variant>"), lambda _, one: value_of(inside(part, inner, one))),
+        F.transform_values(
+            part.get_as("map<string,variant>"), lambda _, one: convert_value(build_inner_part(part, inner, one))
+        ),
     )
 
 
-def _struct(part: FieldPart) -> Column:
+def _convert_struct(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
-    members = [value_of(member(part, one)).alias(one.name) for one in part.declared.members]
+    members = [convert_value(build_member_part(part, one)).alias(one.name) for one in part.declared.members]
     return F.when(part.kind.startswith("OBJECT"), F.struct(*members))
 
 
-def member(part: FieldPart, declared: Field) -> FieldPart:
+def build_member_part(part: FieldPart, declared: Field) -> FieldPart:
     """The part of a struct's member."""
     from pyspark.sql import functions as F
 
     paths = [one for one in declared.sources if isinstance(one, tuple)]
-    found = [F.try_variant_get(part.json, variant_path(path), "variant") for path in paths]
-    return inside(part, declared, F.coalesce(*found))
+    found = [F.try_variant_get(part.json, build_variant_path(path), "variant") for path in paths]
+    return build_inner_part(part, declared, F.coalesce(*found))
 
 
-def inside(part: FieldPart, declared: Field, json: Column) -> FieldPart:
+def build_inner_part(part: FieldPart, declared: Field, json: Column) -> FieldPart:
     """The part of a field inside of another one, which has no columns."""
     from pyspark.sql import functions as F
 
     bare = FieldPart(json, F.schema_of_variant(json), F.lit(None).cast("string"), declared, part.textual)
-    if not reads_digits(declared):
+    if not needs_digits(declared):
         return bare
-    return replace(bare, number=_digits_of(bare, _plain(bare.behind_mark)))
+    return replace(bare, number=_extract_digits(bare, _to_plain_number(bare.behind_mark)))
 
 
 _READERS: dict[str, Callable[[FieldPart], Column]] = {
-    "timestamp": timestamp_of,
-    "timestamp_ntz": local_timestamp_of,
-    "date": date_of,
-    "time": time_of_day,
-    "binary": _bytes,
-    "json": _as_json,
-    "integer": _whole,
-    "long": _whole,
-    "float": _floating,
-    "double": _floating,
-    "decimal": _exact,
-    "string": _string,
-    "boolean": _boolean,
-    "array": _elements,
-    "map": _entries,
-    "struct": _struct,
+    "timestamp": convert_timestamp,
+    "timestamp_ntz": convert_local_timestamp,
+    "date": convert_date,
+    "time": convert_time_of_day,
+    "binary": _convert_binary,
+    "json": _to_json,
+    "integer": _convert_integer,
+    "long": _convert_integer,
+    "float": _convert_floating,
+    "double": _convert_floating,
+    "decimal": _convert_decimal,
+    "string": _convert_string,
+    "boolean": _convert_boolean,
+    "array": _convert_array,
+    "map": _convert_map,
+    "struct": _convert_struct,
 }
 
 
-def digits(declared: Field) -> str:
+def build_decimal_pattern(declared: Field) -> str:
     """The numbers that a decimal holds, as a variant writes them: plain, without leading or trailing zeros."""
-    precision, scale = precision_and_scale(declared)
+    precision, scale = parse_precision_and_scale(declared)
     whole = rf"(0|[1-9]\d{{0,{precision - scale - 1}}})" if precision > scale else "0"
     return rf"^-?{whole}(\.\d{{1,{scale}}})?\z" if scale else rf"^-?{whole}\z"
 
 
-def precision_and_scale(declared: Field) -> tuple[int, int]:
+def parse_precision_and_scale(declared: Field) -> tuple[int, int]:
     precision, scale = declared.type.removeprefix("decimal(").removesuffix(")").split(",")
     return int(precision), int(scale)

@@ -29,12 +29,12 @@ def without_framing(work: Work, raw: DataFrame, *, by_guid: bool = True) -> Data
     """
     from pyspark.sql import functions as F
 
-    value, rows = F.col("value"), _framed_rows(raw)
+    value, rows = F.col("value"), _split_framing(raw)
     unframed = "the value has no schema ID: neither a magic byte in front of it nor a header"
     misframed = F.when(F.col("schema").isNull() & value.isNotNull(), F.lit(unframed))
     rows = rows.withColumn("misframed", misframed)
     is_wanted = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))  # noqa: FBT003 - a literal column
-    known = schemas_by_id(work, rows.where(is_wanted))
+    known = fetch_schemas_by_id(work, rows.where(is_wanted))
     unknown_schema = F.when(
         F.col("schema").isNotNull()
         & is_wanted
@@ -44,33 +44,35 @@ def without_framing(work: Work, raw: DataFrame, *, by_guid: bool = True) -> Data
     return rows.withColumn("unknown_schema", unknown_schema)
 
 
-def _framed_rows(raw: DataFrame) -> DataFrame:
+def _split_framing(raw: DataFrame) -> DataFrame:
     """Rows with `payload`, the value behind its framing, and `schema`, the ID in the framing as text."""
     from pyspark.sql import functions as F
 
-    value, found = F.col("value"), _schema_id()
+    value, found = F.col("value"), _parse_header_id()
     in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER)
     headers = F.transform(F.filter("headers", lambda h: h["key"] == VALUE_HEADER), lambda h: h["value"])
     in_front &= F.length(value) >= _NUMBER_ENDS
     rows = raw.withColumn("in_header", F.try_element_at(headers, F.lit(-1)))
     return rows.withColumns(
         {
-            "payload": F.when(in_front, _behind(value, _NUMBER_ENDS)).otherwise(value),
-            "schema": F.when(in_front, _number(value.substr(2, ID_BYTES))).otherwise(found),
+            "payload": F.when(in_front, _skip_bytes(value, _NUMBER_ENDS)).otherwise(value),
+            "schema": F.when(in_front, _decode_number(value.substr(2, ID_BYTES))).otherwise(found),
         }
     )
 
 
-def _schema_id() -> Column:
+def _parse_header_id() -> Column:
     """The ID in a record's header, as text; null without one."""
     from pyspark.sql import functions as F
 
     header, kind = F.col("in_header"), F.hex(F.col("in_header").substr(1, 1))
-    guid = F.when((kind == _BY_GUID) & (F.length(header) >= _GUID_ENDS), _guid(header))
-    return guid.when((kind == _BY_NUMBER) & (F.length(header) >= _NUMBER_ENDS), _number(header.substr(2, ID_BYTES)))
+    guid = F.when((kind == _BY_GUID) & (F.length(header) >= _GUID_ENDS), _format_guid(header))
+    return guid.when(
+        (kind == _BY_NUMBER) & (F.length(header) >= _NUMBER_ENDS), _decode_number(header.substr(2, ID_BYTES))
+    )
 
 
-def behind_header() -> Column:
+def skip_header_id() -> Column:
     """The bytes behind the ID in a record's header: there Protobuf says which message it is."""
     from pyspark.sql import functions as F
 
@@ -79,20 +81,20 @@ def behind_header() -> Column:
     return header.substr(end + 1, F.length(header))
 
 
-def _behind(data: Column, end: int) -> Column:
+def _skip_bytes(data: Column, end: int) -> Column:
     """The bytes behind a framing."""
     from pyspark.sql import functions as F
 
     return data.substr(F.lit(end + 1), F.length(data))
 
 
-def _number(four: Column) -> Column:
+def _decode_number(four: Column) -> Column:
     from pyspark.sql import functions as F
 
     return F.conv(F.hex(four), 16, 10)
 
 
-def _guid(header: Column) -> Column:
+def _format_guid(header: Column) -> Column:
     from pyspark.sql import functions as F
 
     digits = F.lower(F.hex(header.substr(2, GUID_BYTES)))
@@ -100,20 +102,20 @@ def _guid(header: Column) -> Column:
     return F.concat_ws("-", *parts)
 
 
-def schemas_by_id(work: Work, rows: DataFrame) -> Mapping[str, Schema | None]:
+def fetch_schemas_by_id(work: Work, rows: DataFrame) -> Mapping[str, Schema | None]:
     """The schemas that the rows name, by their IDs; None for those that the registry does not know."""
     found = [row["schema"] for row in rows.where("schema IS NOT NULL").select("schema").distinct().collect()]
-    schema_of = schemas_of(work)
+    schema_of = require_schema_finder(work)
     return {one: schema_of(int(one) if one.isdecimal() else one) for one in sorted(found)}
 
 
-def schemas_named(work: Work, raw: DataFrame) -> list[Schema]:
+def fetch_referenced_schemas(work: Work, raw: DataFrame) -> list[Schema]:
     """The schemas that rows of raw name in their framing and that the registry knows, the oldest first."""
-    found = schemas_by_id(work, _framed_rows(raw)).values()
+    found = fetch_schemas_by_id(work, _split_framing(raw)).values()
     return sorted((schema for schema in found if schema), key=lambda one: one.id or 0)
 
 
-def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
+def require_schema_finder(work: Work) -> Callable[[int | str], Schema | None]:
     """The finder of a stream's schemas, by number or GUID.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import SliceHeldError
-from highwater.holds import HoldingRecords, place
+from highwater.holds import HoldingRecords, format_place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -22,7 +22,7 @@ HOLDS = "holds"
 FIRST = "first_that_holds"
 
 
-def holding(stream: Stream) -> Column:
+def holds_slice(stream: Stream) -> Column:
     """Whether a classified record holds its slice: one of the main topic that was not published before."""
     from pyspark.sql import functions as F
 
@@ -30,7 +30,7 @@ def holding(stream: Stream) -> Column:
     return F.coalesce(mine & F.col("reason").isin(sorted(stream.holding)), F.lit(False))  # noqa: FBT003 - a literal column
 
 
-def counted_holds(alive: Column) -> tuple[Column, Column]:
+def aggregate_holds(alive: Column) -> tuple[Column, Column]:
     """The number of records that hold a slice, and the first of them."""
     from pyspark.sql import functions as F
 
@@ -55,21 +55,23 @@ def ensure_none_held(
         SliceHeldError: records hold one of them, and nobody released it.
     """
     held = {key: _found(row) for key, row in measured.items() if row.get(HOLDS)}
-    known = work.ledger.holds.of(list(held)) if held else {}
+    known = work.ledger.holds.read_for_slices(list(held)) if held else {}
     for key, found in held.items():
         if key in known and known[key].release is not None:
             work.log(f"{known[key].text}: the slice is decided")
         else:
-            raise _held(work, key, found, is_committed=key in committed)
+            raise _build_held_error(work, key, found, is_committed=key in committed)
 
 
 def _found(row: Mapping[str, Any]) -> HoldingRecords:
     first = row[FIRST]
-    return HoldingRecords.of(row[HOLDS], Origin(*[first[name] for name in ORIGIN]), first["reason"], first["detail"])
+    return HoldingRecords.with_trimmed_detail(
+        row[HOLDS], Origin(*[first[name] for name in ORIGIN]), first["reason"], first["detail"]
+    )
 
 
-def _held(work: Work, key: str, found: HoldingRecords, *, is_committed: bool) -> SliceHeldError:
-    reason = f"{key} is held by {found.many}, the first is {place(found.origin)}"
+def _build_held_error(work: Work, key: str, found: HoldingRecords, *, is_committed: bool) -> SliceHeldError:
+    reason = f"{key} is held by {found.many}, the first is {format_place(found.origin)}"
     because = f"{found.reason}: {found.detail}"
     if is_committed:
         return SliceHeldError(
@@ -87,7 +89,7 @@ def _held(work: Work, key: str, found: HoldingRecords, *, is_committed: bool) ->
     )
 
 
-def rejected_anyway(
+def subtract_released_rejects(
     measured: Mapping[str, Mapping[str, Any]], counts: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Mapping[str, int]]:
     """The numbers of the split without the rejects that a person released: those the breaker does not judge."""
@@ -103,7 +105,7 @@ def end_holds(work: Work) -> None:
         work.log(f"{', '.join(work.keys)}: held no longer")
 
 
-def parked_slices(work: Work) -> list[str]:
+def list_slices_to_park(work: Work) -> list[str]:
     """Slices whose holding records a person parks."""
-    holds = work.ledger.holds.of(work.keys) if work.stream.ordered else {}
+    holds = work.ledger.holds.read_for_slices(work.keys) if work.stream.ordered else {}
     return [key for key, hold in holds.items() if hold.release is not None and hold.release.park]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from highwater.assets.fields import sql_type
+from highwater.assets.fields import build_sql_type
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.resources.delta import open_table
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
+from highwater.resources.spark_tables import read_table_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def with_lookup(work: Work, rows: DataFrame) -> DataFrame:
     if lookup is None:
         return rows.withColumn("unresolved", F.lit(None).cast("string"))
     taken = [f for f in stream.fields if f.reference is not None]
-    known, field = _known_rows(work, lookup, taken), F.col(f"field_{lookup.field}")
+    known, field = _read_reference_rows(work, lookup, taken), F.col(f"field_{lookup.field}")
     found = rows.join(known, field == known["known_value"], "left")
     problem = F.when(
         field.isNotNull() & F.col("known_value").isNull(), F.lit(f"{lookup.field} is not in {lookup.table}")
@@ -50,12 +50,12 @@ def with_lookup(work: Work, rows: DataFrame) -> DataFrame:
     if taken:
         several = F.lit(f"{lookup.table} has several rows of this {lookup.field}, which differ")
         problem = F.coalesce(problem, F.when(~F.col("deleted") & F.col("known_differ"), several))
-        problem = F.coalesce(problem, *[_null_problem(lookup, f) for f in taken if not f.nullable])
+        problem = F.coalesce(problem, *[_find_null_problem(lookup, f) for f in taken if not f.nullable])
         found = found.withColumns({f"field_{f.name}": F.col(f"known_row.`{f.name}`") for f in taken})
     return found.withColumn("unresolved", problem).drop("known_value", "known_row", "known_differ")
 
 
-def _null_problem(lookup: Lookup, declared: Field) -> Column:
+def _find_null_problem(lookup: Lookup, declared: Field) -> Column:
     """The fault of a row without a value that must be there; a record that deletes needs none."""
     from pyspark.sql import functions as F
 
@@ -64,7 +64,7 @@ def _null_problem(lookup: Lookup, declared: Field) -> Column:
     return F.when(lacks, F.lit(said))
 
 
-def _known_rows(work: Work, lookup: Lookup, taken: Sequence[Field]) -> DataFrame:
+def _read_reference_rows(work: Work, lookup: Lookup, taken: Sequence[Field]) -> DataFrame:
     """One row for each value of the lookup's column, so that no event is doubled.
 
     The columns are `known_value`; and with fields `known_row`, a struct of their values, and `known_differ`, whether
@@ -73,17 +73,17 @@ def _known_rows(work: Work, lookup: Lookup, taken: Sequence[Field]) -> DataFrame
     from pyspark.sql import functions as F
 
     version = ensure_lookup(work.lake, lookup)
-    path = work.lake.reference(lookup.table)
+    path = work.lake.build_reference_path(lookup.table)
     with delta_errors(path):
-        table = rows_at(work.spark, path, version)
+        table = read_table_version(work.spark, path, version)
         types = {one.name: one.dataType.simpleString() for one in table.schema.fields}
     _ensure_fits(work.stream, lookup, taken, types, version)
     # Two values of another type, such as 1 and 01 as text, may be one value of the field.
-    kind = sql_type(work.stream.field_named(lookup.field))
-    value = F.col(_quoted(lookup.column)).try_cast(kind).alias("known_value")
+    kind = build_sql_type(work.stream.find_field(lookup.field))
+    value = F.col(_quote(lookup.column)).try_cast(kind).alias("known_value")
     if not taken:
         return table.select(value).distinct()
-    row = F.struct(*[F.col(_quoted(str(f.reference))).cast(sql_type(f)).alias(f.name) for f in taken])
+    row = F.struct(*[F.col(_quote(str(f.reference))).cast(build_sql_type(f)).alias(f.name) for f in taken])
     first = table.select(value, row.alias("row")).groupBy("known_value").agg(F.min("row"), F.max("row"))
     return first.select(
         "known_value",
@@ -108,7 +108,7 @@ def _ensure_fits(stream: Stream, lookup: Lookup, taken: Sequence[Field], types: 
             )
     for field in taken:
         kind = types[str(field.reference)]
-        if not _fits(kind, sql_type(field).lower()):
+        if not _can_widen_type(kind, build_sql_type(field).lower()):
             raise ConfigurationError(
                 f"the column {field.reference} of the reference table {lookup.table} does not fit field {field.name}",
                 stored=f"{stream.name} declares {field.type}",
@@ -117,7 +117,7 @@ def _ensure_fits(stream: Stream, lookup: Lookup, taken: Sequence[Field], types: 
             )
 
 
-def _fits(kind: str, wanted: str) -> bool:
+def _can_widen_type(kind: str, wanted: str) -> bool:
     """Whether all values of a column's type fit another type."""
     narrow, wide = _DECIMAL.fullmatch(kind), _DECIMAL.fullmatch(wanted)
     if narrow and wide:
@@ -132,7 +132,7 @@ def ensure_lookup(lake: Lake, lookup: Lookup) -> int:
     Raises:
         DependencyAwayError: it cannot, or is not there (I15).
     """
-    path = lake.reference(lookup.table)
+    path = lake.build_reference_path(lookup.table)
     try:
         found = open_table(path)
     except DependencyAwayError as error:
@@ -148,5 +148,5 @@ def ensure_lookup(lake: Lake, lookup: Lookup) -> int:
     return found.version()
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

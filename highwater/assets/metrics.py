@@ -20,34 +20,34 @@ from highwater.assets.minute_rows import (
     MINUTES,
     MOST_PARTITIONS,
     StoredMinutes,
-    declared,
-    described,
-    drawn,
-    measures_of,
-    newest_of,
-    row_of,
-    scale_of,
-    schema,
-    statuses_of,
+    build_row,
+    build_schema,
+    describe_inputs,
+    draw_plot,
+    find_scale,
+    load_newest_minutes,
+    require_metrics,
+    select_measures,
+    select_statuses,
 )
 from highwater.assets.work import SliceReport, Work
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.errors import SupersededAttemptError
 from highwater.minutes import (
     HOUR_MINUTES,
     Minute,
     Sums,
-    batches,
-    closed,
-    day_of,
-    hours,
-    seen_by,
-    spans,
+    build_spans,
+    collect_linked_minutes,
+    format_day,
+    select_affected_minutes,
+    split_minutes,
+    sum_hours,
 )
-from highwater.resources.commit_log import has_records, slice_commits_in
+from highwater.resources.commit_log import has_records, read_slice_commits
 from highwater.resources.commit_log_writer import replace_slices
-from highwater.resources.delta import query, quoted, slice_is_one_of
-from highwater.resources.delta_rs_writes import opened
+from highwater.resources.delta import query, quote_column, slice_is_one_of
+from highwater.resources.delta_rs_writes import open_or_create_table
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -87,23 +87,25 @@ def materialise(work: Work) -> list[SliceReport]:
 
 def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
     clock = Clock()
-    path = work.lake.path(work.stream.name, TABLE)
+    path = work.lake.build_table_path(work.stream.name, TABLE)
     # Metrics first: a run that commits after this read has read events that are no older.
-    table = opened(path, schema(work.stream), described(work.stream))
+    table = open_or_create_table(path, build_schema(work.stream), describe_inputs(work.stream))
     decided = events.require(work, events.TABLE)
-    source = work.lake.table_at(work.stream.name, events.TABLE, decided.version)
-    committed = CommittedSlices(slice_commits_in(table, work.keys), table.version())
-    require_newer(decided.slice_commits, {key: committed.attempt(key) for key in work.keys})
+    source = work.lake.open_existing_table(work.stream.name, events.TABLE, decided.version)
+    committed = CommittedSlices(read_slice_commits(table, work.keys), table.version())
+    require_newer(decided.slice_commits, {key: committed.find_attempt(key) for key in work.keys})
     # A table without a row takes in all slices that were decided before it came.
-    decisions = decided.slice_commits if has_records(table) else slice_commits_in(source)
+    decisions = decided.slice_commits if has_records(table) else read_slice_commits(source)
     stale = {
-        key: slice_commit for key, slice_commit in decisions.items() if committed.attempt(key) != slice_commit.attempt
+        key: slice_commit
+        for key, slice_commit in decisions.items()
+        if committed.find_attempt(key) != slice_commit.attempt
     }
     notes = {key: "already followed the events" for key in work.keys if key not in stale}
     version, made = committed.version, _Made({}, ())
     if stale:
         with clock.phase("compute"):
-            made = _Computation(work.stream, source, table).made(stale)
+            made = _Computation(work.stream, source, table).compute_changes(stale)
         with clock.phase("commit"):
             work.before_commit()
             check()
@@ -112,10 +114,10 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
         **committed.slice_commits,
         **{slice_commit.key: slice_commit for slice_commit in made.slice_commits},
     }
-    return _reports(work, table, slice_commits, notes, clock, version)
+    return _build_reports(work, table, slice_commits, notes, clock, version)
 
 
-def _reports(
+def _build_reports(
     work: Work,
     table: DeltaTable,
     slice_commits: Mapping[str, SliceCommit],
@@ -125,7 +127,7 @@ def _reports(
 ) -> list[SliceReport]:
     for key in sorted(notes):
         work.log(f"{key}: {notes[key]}")
-    newest = newest_of(work.stream, table)
+    newest = load_newest_minutes(work.stream, table)
     return [
         SliceReport(
             slice_=slice_,
@@ -136,8 +138,8 @@ def _reports(
             seconds=dict(clock.seconds),
             note=notes.get(slice_.key),
             samples=newest,
-            plot=drawn(newest),
-            measures=measures_of(newest),
+            plot=draw_plot(newest),
+            measures=select_measures(newest),
         )
         for slice_ in work.slices
     ]
@@ -166,39 +168,39 @@ class _Computation:
         self._stored = StoredMinutes(stream, table)
         self._links: defaultdict[int, set[int]] = defaultdict(set)
 
-    def made(self, stale: Mapping[str, SliceCommit]) -> _Made:
+    def compute_changes(self, stale: Mapping[str, SliceCommit]) -> _Made:
         """All that is to be written for the slices."""
         weights: defaultdict[int, int] = defaultdict(int)
         slice_commits = []
-        for key, own in self._minutes_of([*stale]).items():
+        for key, own in self._count_events_by_minute([*stale]).items():
             for minute, count in own.items():
                 weights[minute] += count
             slice_commits.append(replace(stale[key], rows=len(own), extra={MINUTES: sorted(own)}))
-        affected = self._affected({*weights, *self._before([*stale])}, weights)
-        return _Made(self._days(affected, self._values(affected, weights)), slice_commits)
+        affected = self._collect_affected_minutes({*weights, *self._load_earlier_minutes([*stale])}, weights)
+        return _Made(self._compute_changed_days(affected, self._compute_minutes(affected, weights)), slice_commits)
 
-    def _minutes_of(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
+    def _count_events_by_minute(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
         """The minutes of each slice's events, with their number."""
         found: dict[str, dict[int, int]] = {key: {} for key in keys}
-        for some in batched(keys, MOST_PARTITIONS):
-            mine = _events(slice_is_one_of(some))
+        for some in split_by_count(keys, MOST_PARTITIONS):
+            mine = _build_events_query(slice_is_one_of(some))
             sql = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
             for row in query(self._source, sql):
                 found[row["slice"]][row["minute"]] = row["events"]
         return found
 
-    def _affected(self, begin: Collection[int], weights: Mapping[int, int]) -> set[int]:
+    def _collect_affected_minutes(self, begin: Collection[int], weights: Mapping[int, int]) -> set[int]:
         """The minutes and all that hang together with them: in events as they are, or as the table knew them.
 
         What the table knew is for versions that are gone: what counts instead of them is touched by nothing else.
         """
         found: set[int] = set()
-        fresh = closed(begin, self._linked)
+        fresh = collect_linked_minutes(begin, self._load_links)
         while fresh:
             found |= fresh
-            for part in batches(self._weighed(fresh, weights), {}, MOST_EVENTS):
+            for part in split_minutes(self._estimate_events(fresh, weights), {}, MOST_EVENTS):
                 self._look_up(part)
-            fresh = closed(fresh, self._linked) - found
+            fresh = collect_linked_minutes(fresh, self._load_links) - found
         return found
 
     def _look_up(self, minutes: Collection[int]) -> None:
@@ -206,9 +208,10 @@ class _Computation:
 
         A second delivery of the same content has the same time, so it is in a minute that is computed anyway.
         """
+        in_minutes = _build_events_query(_build_time_filter(minutes))
         sql = f"""
-            WITH mine AS (SELECT DISTINCT key, version, {_MINUTE} AS minute FROM ({_events(_within(minutes))})),
-                 whole AS (SELECT key, version, {_MINUTE} AS minute FROM ({_events()}))
+            WITH mine AS (SELECT DISTINCT key, version, {_MINUTE} AS minute FROM ({in_minutes})),
+                 whole AS (SELECT key, version, {_MINUTE} AS minute FROM ({_build_events_query()}))
             SELECT DISTINCT mine.minute AS minute, whole.minute AS other
             FROM mine JOIN whole ON whole.key = mine.key AND whole.version = mine.version
             WHERE whole.minute <> mine.minute"""
@@ -216,82 +219,89 @@ class _Computation:
             if row["minute"] in minutes:
                 self._links[row["minute"]].add(row["other"])
 
-    def _before(self, keys: Collection[str]) -> set[int]:
+    def _load_earlier_minutes(self, keys: Collection[str]) -> set[int]:
         """The minutes of the events that the slices had when they were last computed."""
         return {
             minute
-            for slice_commit in slice_commits_in(self._table, keys).values()
+            for slice_commit in read_slice_commits(self._table, keys).values()
             for minute in slice_commit.extra[MINUTES]
         }
 
-    def _linked(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
-        stored = self._stored.linked(minutes)
+    def _load_links(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
+        stored = self._stored.load_links(minutes)
         return {m: {*stored.get(m, ()), *self._links.get(m, ())} for m in minutes if m in stored or m in self._links}
 
-    def _weighed(self, minutes: Collection[int], weights: Mapping[int, int]) -> dict[int, int]:
+    def _estimate_events(self, minutes: Collection[int], weights: Mapping[int, int]) -> dict[int, int]:
         """The events of each minute, as far as they are known before they are asked for."""
-        stored = self._stored.days_of(minutes)
+        stored = self._stored.load_whole_days(minutes)
         return {m: weights.get(m, 0) + (stored[m].events if m in stored else 0) for m in minutes}
 
-    def _values(self, affected: Collection[int], weights: Mapping[int, int]) -> dict[int, Minute]:
+    def _compute_minutes(self, affected: Collection[int], weights: Mapping[int, int]) -> dict[int, Minute]:
         """The present values of the minutes; those without events are left out."""
         found: dict[int, Minute] = {}
-        for part in batches(self._weighed(affected, weights), self._links, MOST_EVENTS):
+        for part in split_minutes(self._estimate_events(affected, weights), self._links, MOST_EVENTS):
             sums: defaultdict[int, dict[str | None, Sums]] = defaultdict(dict)
-            for row in query(self._source, self._summed(part)):
+            for row in query(self._source, self._build_sums_query(part)):
                 if row["minute"] in part:
                     sums[row["minute"]][row["status"]] = Sums(row["events"], row["amount"] or Decimal(0))
             for minute, by_status in sums.items():
-                known = {status: by_status[status] for status in statuses_of(self._stream) if status in by_status}
+                known = {status: by_status[status] for status in select_statuses(self._stream) if status in by_status}
                 count = sum(one.events for one in by_status.values())
                 found[minute] = Minute(count, known, linked=frozenset(self._links.get(minute, ())))
         return found
 
-    def _summed(self, minutes: Collection[int]) -> str:
+    def _build_sums_query(self, minutes: Collection[int]) -> str:
         """The question for the sums of minutes: each version of a key once, the one of the earliest origin."""
-        metrics = declared(self._stream)
-        status = quoted(metrics.status)
+        metrics = require_metrics(self._stream)
+        status = quote_column(metrics.status)
+        events = _build_events_query(
+            _build_time_filter(minutes), f"{_EARLIEST}, {status}, {quote_column(metrics.amount)}"
+        )
         # An integer is summed as a decimal, which cannot overflow.
         amount = (
-            quoted(metrics.amount) if scale_of(self._stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
+            quote_column(metrics.amount)
+            if find_scale(self._stream)
+            else f"CAST({quote_column(metrics.amount)} AS DECIMAL(28,0))"
         )
         return f"""
             SELECT minute, status, count(*) AS events, sum(amount) AS amount
             FROM (SELECT {_MINUTE} AS minute, {status} AS status, {amount} AS amount,
                          row_number() OVER (PARTITION BY key, version ORDER BY {_EARLIEST}) AS place
-                  FROM ({_events(_within(minutes), f"{_EARLIEST}, {status}, {quoted(metrics.amount)}")}))
+                  FROM ({events}))
             WHERE place = 1 GROUP BY minute, status"""
 
-    def _days(self, affected: Collection[int], values: Mapping[int, Minute]) -> dict[str, dict[int, Minute]]:
+    def _compute_changed_days(
+        self, affected: Collection[int], values: Mapping[int, Minute]
+    ) -> dict[str, dict[int, Minute]]:
         """The days that differ from the table, after the hours with a changed minute are summed again."""
         reach = {m + by for m in affected for by in (1 - HOUR_MINUTES, 0, HOUR_MINUTES - 1)}
-        stored = self._stored.days_of(reach)
+        stored = self._stored.load_whole_days(reach)
         now = {minute: found for minute, found in stored.items() if minute not in affected} | dict(values)
-        sums = hours(now, seen_by(affected, now), declared(self._stream).mean_of)
+        sums = sum_hours(now, select_affected_minutes(affected, now), require_metrics(self._stream).mean_of)
         now |= {minute: replace(now[minute], hour=hour) for minute, hour in sums.items()}
-        days = {day_of(m) for m in now.keys() | stored.keys() if now.get(m) != stored.get(m)}
+        days = {format_day(m) for m in now.keys() | stored.keys() if now.get(m) != stored.get(m)}
         found: dict[str, dict[int, Minute]] = {day: {} for day in days}
         for minute in sorted(now):
-            if day_of(minute) in found:
-                found[day_of(minute)][minute] = now[minute]
+            if format_day(minute) in found:
+                found[format_day(minute)][minute] = now[minute]
         return found
 
 
-def _within(minutes: Collection[int]) -> str:
+def _build_time_filter(minutes: Collection[int]) -> str:
     """The events of the minutes, and of minutes between them where they are many."""
     ranges = (
-        f"(event_time >= {_timestamp(start)} AND event_time < {_timestamp(end)})"
-        for start, end in spans(minutes, MOST_SPANS)
+        f"(event_time >= {_format_timestamp(start)} AND event_time < {_format_timestamp(end)})"
+        for start, end in build_spans(minutes, MOST_SPANS)
     )
     return f"({' OR '.join(ranges)})"
 
 
-def _events(where: str = "true", more: str = "slice") -> str:
+def _build_events_query(where: str = "true", more: str = "slice") -> str:
     us = "arrow_cast(event_time, 'Int64') AS us"
     return f"SELECT key, version, {us}, {more} FROM t WHERE {where}"
 
 
-def _timestamp(minute: int) -> str:
+def _format_timestamp(minute: int) -> str:
     return f"arrow_cast({minute * MICROSECONDS}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
@@ -299,7 +309,7 @@ def _commit(work: Work, table: DeltaTable, made: _Made) -> int:
     import pyarrow as pa
 
     stream = work.stream
-    rows = [row_of(stream, day, m, found) for day, minutes in made.days.items() for m, found in minutes.items()]
+    rows = [build_row(stream, day, m, found) for day, minutes in made.days.items() for m, found in minutes.items()]
     return replace_slices(
-        table, pa.Table.from_pylist(rows, schema(stream)), sorted(made.days), made.slice_commits, work.run
+        table, pa.Table.from_pylist(rows, build_schema(stream)), sorted(made.days), made.slice_commits, work.run
     )

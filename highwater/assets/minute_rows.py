@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, Minute, Sums, day_of, time_of
-from highwater.resources.delta import query, quoted, slice_is_one_of
+from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, Minute, Sums, convert_to_time, format_day
+from highwater.resources.delta import query, quote_column, slice_is_one_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,26 +26,26 @@ MINUTES = "minutes"
 LINKED = "arrow_cast(linked, 'List(Int64)') AS linked"
 
 
-def scale_of(stream: Stream) -> int:
+def find_scale(stream: Stream) -> int:
     """Digits of the amounts behind the point."""
-    kind = stream.field_named(declared(stream).amount).type
+    kind = stream.find_field(require_metrics(stream).amount).type
     return int(kind.rstrip(")").split(",")[1]) if kind.startswith("decimal") else 0
 
 
-def statuses_of(stream: Stream) -> tuple[str, ...]:
+def select_statuses(stream: Stream) -> tuple[str, ...]:
     """The values by which events are counted."""
-    return tuple(str(value) for value in stream.field_named(declared(stream).status).one_of)
+    return tuple(str(value) for value in stream.find_field(require_metrics(stream).status).one_of)
 
 
-def schema(stream: Stream) -> pa.Schema:
+def build_schema(stream: Stream) -> pa.Schema:
     """The columns of the stream's table."""
     import pyarrow as pa
 
-    minute, scale = pa.timestamp("us", "UTC"), scale_of(stream)
+    minute, scale = pa.timestamp("us", "UTC"), find_scale(stream)
     amount = pa.decimal128(38, scale)
     by_status = [
         column
-        for status in statuses_of(stream)
+        for status in select_statuses(stream)
         for column in ((f"{status}_events", pa.int64()), (f"{status}_amount", amount))
     ]
     return pa.schema(
@@ -62,16 +62,16 @@ def schema(stream: Stream) -> pa.Schema:
     )
 
 
-def described(stream: Stream) -> str:
+def describe_inputs(stream: Stream) -> str:
     """The description of the rows' inputs beside events; a table of another description is recreated."""
-    metrics = declared(stream)
+    metrics = require_metrics(stream)
     return (
-        f"{metrics.amount} by {metrics.status} ({', '.join(statuses_of(stream))}), {scale_of(stream)} digits; "
+        f"{metrics.amount} by {metrics.status} ({', '.join(select_statuses(stream))}), {find_scale(stream)} digits; "
         f"mean of {', '.join(metrics.mean_of)} over {HOUR_MINUTES} minutes"
     )
 
 
-def declared(stream: Stream) -> Metrics:
+def require_metrics(stream: Stream) -> Metrics:
     assert stream.metrics is not None, "a stream without metrics has no such table"
     return stream.metrics
 
@@ -84,42 +84,42 @@ class StoredMinutes:
         self._table = table
         self._days: dict[str, dict[int, Minute]] = {}
 
-    def days_of(self, minutes: Iterable[int]) -> dict[int, Minute]:
+    def load_whole_days(self, minutes: Iterable[int]) -> dict[int, Minute]:
         """All minutes of the days in which these lie."""
-        return self.on({day_of(minute) for minute in minutes})
+        return self.load_days({format_day(minute) for minute in minutes})
 
-    def on(self, wanted: Collection[str]) -> dict[int, Minute]:
+    def load_days(self, wanted: Collection[str]) -> dict[int, Minute]:
         """All minutes of some days."""
         lacking = set(wanted) - self._days.keys()
         if lacking:
             self._days |= {day: {} for day in lacking}
             where = slice_is_one_of(sorted(lacking)) if len(lacking) <= MOST_PARTITIONS else "true"
             for row in query(self._table, f"SELECT {self._columns} FROM t WHERE {where}"):
-                minute, found = _minute(self._stream, row)
-                if day_of(minute) in lacking:
-                    self._days[day_of(minute)][minute] = found
+                minute, found = _parse_minute(self._stream, row)
+                if format_day(minute) in lacking:
+                    self._days[format_day(minute)][minute] = found
         return {minute: found for day in wanted for minute, found in self._days[day].items()}
 
-    def linked(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
+    def load_links(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
         """The links of some minutes."""
-        stored = self.days_of(minutes)
+        stored = self.load_whole_days(minutes)
         return {minute: stored[minute].linked for minute in minutes if minute in stored and stored[minute].linked}
 
     @property
     def _columns(self) -> str:
-        names = [name for name in schema(self._stream).names if name not in {"slice", "minute", "linked"}]
-        return ", ".join([*map(quoted, names), "arrow_cast(minute, 'Int64') AS us", LINKED])
+        names = [name for name in build_schema(self._stream).names if name not in {"slice", "minute", "linked"}]
+        return ", ".join([*map(quote_column, names), "arrow_cast(minute, 'Int64') AS us", LINKED])
 
 
-def _minute(stream: Stream, row: Mapping[str, Any]) -> tuple[int, Minute]:
-    by_status = {s: Sums(row[f"{s}_events"], row[f"{s}_amount"]) for s in statuses_of(stream) if row[f"{s}_events"]}
+def _parse_minute(stream: Stream, row: Mapping[str, Any]) -> tuple[int, Minute]:
+    by_status = {s: Sums(row[f"{s}_events"], row[f"{s}_amount"]) for s in select_statuses(stream) if row[f"{s}_events"]}
     hour = Sums(row["hour_events"], row["hour_amount"])
     linked = frozenset(us // MICROSECONDS for us in row["linked"] or ())
     return row["us"] // MICROSECONDS, Minute(row["events"], by_status, hour, linked)
 
 
-def row_of(stream: Stream, day: str, minute: int, found: Minute) -> dict[str, Any]:
-    by_status = {status: found.by_status.get(status, Sums()) for status in statuses_of(stream)}
+def build_row(stream: Stream, day: str, minute: int, found: Minute) -> dict[str, Any]:
+    by_status = {status: found.by_status.get(status, Sums()) for status in select_statuses(stream)}
     return {
         "slice": day,
         "minute": minute * MICROSECONDS,
@@ -128,29 +128,29 @@ def row_of(stream: Stream, day: str, minute: int, found: Minute) -> dict[str, An
         **{f"{status}_amount": sums.amount for status, sums in by_status.items()},
         "hour_events": found.hour.events,
         "hour_amount": found.hour.amount,
-        "hour_mean": found.hour.mean(scale_of(stream) + MEAN_DIGITS),
+        "hour_mean": found.hour.mean(find_scale(stream) + MEAN_DIGITS),
         "linked": [other * MICROSECONDS for other in sorted(found.linked)] or None,
     }
 
 
-def newest_of(stream: Stream, table: DeltaTable) -> list[dict[str, Any]]:
+def load_newest_minutes(stream: Stream, table: DeltaTable) -> list[dict[str, Any]]:
     """The newest minutes, for a person: the latest first."""
     days = sorted({str(one["slice"]) for one in table.partitions()}, reverse=True)
     stored, found = StoredMinutes(stream, table), dict[int, Minute]()
     for day in days:
-        found |= stored.on([day])
+        found |= stored.load_days([day])
         if len(found) >= NEWEST:
             break
-    return [_plain_row(stream, minute, found[minute]) for minute in sorted(found, reverse=True)[:NEWEST]]
+    return [_build_display_row(stream, minute, found[minute]) for minute in sorted(found, reverse=True)[:NEWEST]]
 
 
-def _plain_row(stream: Stream, minute: int, found: Minute) -> dict[str, Any]:
-    row = row_of(stream, day_of(minute), minute, found)
+def _build_display_row(stream: Stream, minute: int, found: Minute) -> dict[str, Any]:
+    row = build_row(stream, format_day(minute), minute, found)
     values = {name: value for name, value in row.items() if name not in {"slice", "minute", "linked"}}
-    return {"minute": time_of(minute), **values}
+    return {"minute": convert_to_time(minute), **values}
 
 
-def drawn(newest: Sequence[Mapping[str, Any]]) -> str | None:
+def draw_plot(newest: Sequence[Mapping[str, Any]]) -> str | None:
     """The newest minutes as bars, the latest below."""
     if not newest:
         return None
@@ -164,7 +164,7 @@ def drawn(newest: Sequence[Mapping[str, Any]]) -> str | None:
     return "\n".join(["```text", head, *lines, "```"])
 
 
-def measures_of(newest: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def select_measures(newest: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Numbers that Dagster plots from slice to slice: a plot needs no exact number."""
     if not newest:
         return {}

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from highwater import envelope
 from highwater.assets import discards, foreign, reclaims, unprocessed_origins
 from highwater.assets.dlq_copies import with_copies
-from highwater.balancing import balanced
+from highwater.balancing import combine_pairwise
 from highwater.declaration_parts import TOPIC_NAME
 from highwater.envelope import ORIGIN
-from highwater.resources.conditions import between, in_one_of
+from highwater.resources.conditions import build_between, build_in_any
 from highwater.resources.delta import slice_is_one_of
-from highwater.resources.spark_tables import rows_at
-from highwater.routing import tier_of
+from highwater.resources.spark_tables import read_table_version
+from highwater.routing import find_tier
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,20 +38,25 @@ SEEN = unprocessed_origins.EVENTS_SEEN
 Seen = Mapping[str, Mapping[str, int]]
 
 
-def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
+def select_tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
     """The slices that hold retries."""
     return [slice_ for slice_ in slices if slice_.topic != work.stream.topic]
 
 
-def seen_now(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
+def read_current_state(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
     """The inputs of a slice's decision beside the slice itself; for one of the main topic the reclaimed records."""
-    reclaims_seen = reclaims.seen_now(work)
+    reclaims_seen = reclaims.read_current_state(work)
     if slice_.topic == work.stream.topic:
         return reclaims_seen
-    return {SEEN: events_version, **reclaims_seen, **discards.seen_now(work), **foreign.seen_now(work)}
+    return {
+        SEEN: events_version,
+        **reclaims_seen,
+        **discards.read_current_state(work),
+        **foreign.read_current_state(work),
+    }
 
 
-def covering(places: pa.Table) -> str:
+def build_origin_predicate(places: pa.Table) -> str:
     """A predicate in SQL that holds for these origins, and in each partition for what lies between them.
 
     Args:
@@ -62,7 +67,7 @@ def covering(places: pa.Table) -> str:
     found = places.group_by(where).aggregate([(offset, "min"), (offset, "max")]).to_pylist()
     spans = ((*(one[name] for name in where), one[f"{offset}_min"], one[f"{offset}_max"] + 1) for one in found)
     # The first says the same more loosely, so that files and groups of rows are left unread.
-    return f"{between(first, last)} AND {in_one_of(spans)}"
+    return f"{build_between(first, last)} AND {build_in_any(spans)}"
 
 
 def with_origins(
@@ -86,16 +91,19 @@ def with_origins(
 
     theirs = [slice_ for slice_ in slices if slice_.topic in work.stream.foreign_topics]
     if not theirs:
-        return _ours(work, raw, slices, seen, published)
-    frames = [_theirs(work, raw.where(F.col("slice") == slice_.key), slice_, seen, published) for slice_ in theirs]
+        return _with_own_origins(work, raw, slices, seen, published)
+    frames = [
+        _with_foreign_origins(work, raw.where(F.col("slice") == slice_.key), slice_, seen, published)
+        for slice_ in theirs
+    ]
     if len(theirs) < len(slices):
         rest = [slice_ for slice_ in slices if slice_ not in theirs]
         mine = raw.where(slice_is_one_of([slice_.key for slice_ in rest]))
-        frames.append(_ours(work, mine, rest, seen, published))
-    return balanced(Frame.unionByName, frames)
+        frames.append(_with_own_origins(work, mine, rest, seen, published))
+    return combine_pairwise(Frame.unionByName, frames)
 
 
-def _place() -> dict[str, Column]:
+def _build_place() -> dict[str, Column]:
     """A record's own place as its origin."""
     from pyspark.sql import functions as F
 
@@ -112,12 +120,14 @@ def _place() -> dict[str, Column]:
     }
 
 
-def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]) -> DataFrame:
+def _with_own_origins(
+    work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]
+) -> DataFrame:
     """Rows of the main topic and of the tiers."""
     from pyspark.sql import functions as F
 
-    own, marked = _place(), raw.withColumn(foreign.LEFT, F.lit(False))  # noqa: FBT003 - a literal column
-    tiers = tier_slices(work, slices)
+    own, marked = _build_place(), raw.withColumn(foreign.LEFT, F.lit(False))  # noqa: FBT003 - a literal column
+    tiers = select_tier_slices(work, slices)
     if not tiers:
         return marked.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
     on_tier = F.col("topic") != work.stream.topic
@@ -125,19 +135,24 @@ def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, publi
     sound = on_tier & F.col(PROBLEM).isNull()
     enveloped = _from_headers()
     return marked.withColumns(
-        {name: F.when(sound, enveloped[name]).otherwise(_else(work, name, column)) for name, column in own.items()}
+        {
+            name: F.when(sound, enveloped[name]).otherwise(_build_fallback_origin(work, name, column))
+            for name, column in own.items()
+        }
     )
 
 
-def _theirs(work: Work, raw: DataFrame, slice_: Slice, seen: Seen, published: Collection[str]) -> DataFrame:
+def _with_foreign_origins(
+    work: Work, raw: DataFrame, slice_: Slice, seen: Seen, published: Collection[str]
+) -> DataFrame:
     """Rows of a slice of a foreign topic. Where a record carries our envelope, that is what counts."""
     from pyspark.sql import functions as F
 
-    marked = raw.withColumns(foreign.named()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
-    marked = _with_problem(work, marked, F.col("enveloped"), foreign.problem(), [slice_], seen, published)
+    marked = raw.withColumns(foreign.build_named_origin()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
+    marked = _with_problem(work, marked, F.col("enveloped"), foreign.find_problem(), [slice_], seen, published)
     read = foreign.with_reader(work, marked, seen[slice_.key])
     namespace, sound = F.lit(work.stream.namespace), F.col(PROBLEM).isNull()
-    place, from_us = _place(), _from_headers()
+    place, from_us = _build_place(), _from_headers()
     place |= {"origin_topic": F.concat(namespace, "topic"), "retries": F.lit(1)}
     from_them = {
         **place,
@@ -147,7 +162,7 @@ def _theirs(work: Work, raw: DataFrame, slice_: Slice, seen: Seen, published: Co
         "origin_generation": F.coalesce("reader", F.lit(0)),
         "origin_partition": F.col("named_partition"),
         "origin_offset": F.col("named_offset"),
-        **_timestamp(F.coalesce("named_ms", "timestamp_ms")),
+        **_build_timestamp(F.coalesce("named_ms", "timestamp_ms")),
         # Such a copy carries no number: it is one of the publication that makes it a retry.
         reclaims.NUMBER: F.coalesce(foreign.PUBLISHED, F.lit(0)),
     }
@@ -159,17 +174,17 @@ def _theirs(work: Work, raw: DataFrame, slice_: Slice, seen: Seen, published: Co
     return read.withColumns({**origins, foreign.LEFT: left}).select(*raw.columns, *origins, PROBLEM, foreign.LEFT)
 
 
-def _else(work: Work, name: str, column: Column) -> Column:
+def _build_fallback_origin(work: Work, name: str, column: Column) -> Column:
     """The origin of a record without a sound envelope: its own place, and the tier's number as its retries."""
     from pyspark.sql import functions as F
 
     if name == "retries":
         for topic in work.stream.tier_topics:
-            column = F.when(F.col("topic") == topic, tier_of(work.stream, topic)).otherwise(column)
+            column = F.when(F.col("topic") == topic, find_tier(work.stream, topic)).otherwise(column)
     return column
 
 
-def _header(name: str) -> Column:
+def _decode_header(name: str) -> Column:
     """The text of the last header of this name; null without one, or when it is not UTF-8."""
     from pyspark.sql import functions as F
 
@@ -181,16 +196,18 @@ def _header(name: str) -> Column:
 def _from_headers() -> dict[str, Column]:
     from pyspark.sql import functions as F
 
-    failed_at = _header(envelope.FIRST_FAILED_AT).try_cast("timestamp")
+    failed_at = _decode_header(envelope.FIRST_FAILED_AT).try_cast("timestamp")
     return {
-        "origin_topic": _header(envelope.ORIGIN_TOPIC),
-        "origin_generation": _header(envelope.ORIGIN_GENERATION).try_cast("int"),
-        "origin_partition": _header(envelope.ORIGIN_PARTITION).try_cast("int"),
-        "origin_offset": _header(envelope.ORIGIN_OFFSET).try_cast("bigint"),
-        **_timestamp(_header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")),
-        "retries": _header(envelope.ATTEMPT).try_cast("int"),
+        "origin_topic": _decode_header(envelope.ORIGIN_TOPIC),
+        "origin_generation": _decode_header(envelope.ORIGIN_GENERATION).try_cast("int"),
+        "origin_partition": _decode_header(envelope.ORIGIN_PARTITION).try_cast("int"),
+        "origin_offset": _decode_header(envelope.ORIGIN_OFFSET).try_cast("bigint"),
+        **_build_timestamp(_decode_header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")),
+        "retries": _decode_header(envelope.ATTEMPT).try_cast("int"),
         "first_failed_at": F.when(F.year(failed_at).between(1970, 9999), failed_at),
-        reclaims.NUMBER: F.when(_has(envelope.RECLAIMS), _header(envelope.RECLAIMS).try_cast("int")).otherwise(0),
+        reclaims.NUMBER: F.when(_has(envelope.RECLAIMS), _decode_header(envelope.RECLAIMS).try_cast("int")).otherwise(
+            0
+        ),
     }
 
 
@@ -201,7 +218,7 @@ def _has(name: str) -> Column:
     return F.coalesce(F.exists("headers", lambda h: h["key"] == name), F.lit(False))  # noqa: FBT003 - a literal column
 
 
-def _timestamp(ms: Column) -> dict[str, Column]:
+def _build_timestamp(ms: Column) -> dict[str, Column]:
     """The columns of `TIMESTAMP` of a number."""
     from pyspark.sql import functions as F
 
@@ -226,13 +243,13 @@ def _with_problem(
         work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published]
     )
     early = F.when(F.col(unprocessed_origins.EARLY), F.lit(unprocessed_origins.DETAIL))
-    problem = F.when(enveloped, F.coalesce(_problem(work), early))
+    problem = F.when(enveloped, F.coalesce(_find_envelope_problem(work), early))
     return marked.withColumn(PROBLEM, problem if otherwise is None else problem.when(~enveloped, otherwise)).drop(
         unprocessed_origins.EARLY
     )
 
 
-def _problem(work: Work) -> Column:
+def _find_envelope_problem(work: Work) -> Column:
     """The reason why the envelope cannot be believed; null if it can."""
     from pyspark.sql import functions as F
 
@@ -287,13 +304,13 @@ def with_fate(
     """
     from pyspark.sql import functions as F
 
-    tiers = tier_slices(work, slices)
+    tiers = select_tier_slices(work, slices)
     counting = discards.with_discarded(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
     marked = _with_held(work, counting, published)
     held = with_copies(work, marked, slices, [*HELD])
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
-    joined = held.join(_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
+    joined = held.join(_read_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
     gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards.DISCARDED)
     elsewhere = gone & F.col("held_reason").isNull()
     return joined.withColumn("elsewhere", elsewhere).drop("accepted")
@@ -313,27 +330,27 @@ def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> Dat
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    if not tier_slices(work, slices):
+    if not select_tier_slices(work, slices):
         return rows.withColumn("superseded", F.lit(False))  # noqa: FBT003 - a literal column
     refused = F.col("reason").isNotNull()
     same = Window.partitionBy("slice", *ORIGIN, F.col("value").isNull()).orderBy(
         "elsewhere", refused, "partition", "offset"
     )
-    return rows.withColumn("superseded", F.col("elsewhere") | _comes_again(work, same))
+    return rows.withColumn("superseded", F.col("elsewhere") | _is_repeated(work, same))
 
 
-def first_of_each(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+def filter_first_per_origin(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
     """Without an accepted row, the first of each origin: the rows that `with_superseded` leaves."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    if not tier_slices(work, slices):
+    if not select_tier_slices(work, slices):
         return rows
-    again = _comes_again(work, Window.partitionBy("slice", *ORIGIN).orderBy("partition", "offset"))
+    again = _is_repeated(work, Window.partitionBy("slice", *ORIGIN).orderBy("partition", "offset"))
     return rows.withColumn("again", again).where(~F.col("again")).drop("again")
 
 
-def _comes_again(work: Work, same: WindowSpec) -> Column:
+def _is_repeated(work: Work, same: WindowSpec) -> Column:
     from pyspark.sql import functions as F
 
     return (F.row_number().over(same) > 1) & (F.col("topic") != work.stream.topic)
@@ -347,8 +364,8 @@ def _with_held(work: Work, rows: DataFrame, published: CommittedSlices) -> DataF
 
     if not published.slice_commits:
         return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
-    there = rows_at(work.spark, work.lake.path(work.stream.name, DLQ), published.version)
-    mine = reclaims.counted(there.where(slice_is_one_of(published.slice_commits)))
+    there = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, DLQ), published.version)
+    mine = reclaims.with_reclaim_number(there.where(slice_is_one_of(published.slice_commits)))
     published_rows = mine.select(
         "slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)]
     )
@@ -361,18 +378,18 @@ def _with_held(work: Work, rows: DataFrame, published: CommittedSlices) -> DataF
     return joined.withColumns(held_columns).drop("held_reclaims")
 
 
-def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataFrame:
+def _read_accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataFrame:
     """For each slice of a tier the origins that were in events of other slices when it was decided."""
     from pyspark.sql import DataFrame as Frame
     from pyspark.sql import functions as F
 
-    path = work.lake.path(work.stream.name, "events")
+    path = work.lake.build_table_path(work.stream.name, "events")
     yes = F.lit(True).alias("accepted")  # noqa: FBT003 - a literal column
     found = [
-        rows_at(work.spark, path, seen[slice_.key][SEEN])
+        read_table_version(work.spark, path, seen[slice_.key][SEEN])
         .where(F.col("slice") != slice_.key)
         .select(F.lit(slice_.key).alias("slice"), *ORIGIN, yes)
         .distinct()
         for slice_ in tiers
     ]
-    return balanced(Frame.unionByName, found)
+    return combine_pairwise(Frame.unionByName, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.envelope import Envelope, Header, Place, ValueReference, headers_of
+from highwater.envelope import Envelope, Header, Place, ValueReference, build_headers
 from highwater.errors import UnbalancedError
 from highwater.resources.delta import query, slice_is_one_of, stream_rows
 
@@ -28,13 +28,13 @@ class Original(NamedTuple):
     headers: list[Header]
 
 
-def original(lake: Lake, stream: Stream, place: Place) -> Original | None:
+def read_original(lake: Lake, stream: Stream, place: Place) -> Original | None:
     """The record at a place in raw; None if there is none.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    table = lake.table(stream.name, "raw")
+    table = lake.open_stream_table(stream.name, "raw")
     if table is None:
         return None
     topic = place.topic.replace("'", "''")
@@ -43,10 +43,10 @@ def original(lake: Lake, stream: Stream, place: Place) -> Original | None:
         f"AND topic = '{topic}' AND generation = {place.generation}"
     )
     found = query(table, f"SELECT key, value, headers FROM t WHERE {where}")
-    return original_of(found[0]) if found else None
+    return build_original(found[0]) if found else None
 
 
-def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -> Place:
+def find_place(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -> Place:
     """The place at which the slice that rejected a record read it.
 
     On the main topic that is its origin. On a tier the origin is elsewhere, and several copies may be alike: any will
@@ -56,14 +56,14 @@ def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -
         UnbalancedError: raw does not hold it.
         DependencyAwayError: the lake could not be read.
     """
-    if original(lake, stream, origin := Place(*envelope.origin)) == wanted:
+    if read_original(lake, stream, origin := Place(*envelope.origin)) == wanted:
         return origin
-    table = lake.table(stream.name, "raw")
+    table = lake.open_stream_table(stream.name, "raw")
     size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
     where = f"{slice_is_one_of([envelope.slice_key])} AND {size} = {len(wanted.value or b'')}"
     sql = f"SELECT {_PLACE}, key, value, headers FROM t WHERE {where} ORDER BY {_PLACE}"
     for row in () if table is None else stream_rows(table, sql):
-        if original_of(row) == wanted:
+        if build_original(row) == wanted:
             return Place(row["topic"], row["generation"], row["partition"], row["offset"])
     raise UnbalancedError(
         f"{envelope.slice_key}: raw does not hold the record of a reject",
@@ -73,19 +73,19 @@ def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -
     )
 
 
-def came_as(found: Original) -> ValueReference | None:
+def find_value_reference(found: Original) -> ValueReference | None:
     """The reference that a record from a tier carries where it is one itself: somebody sent it there as it was."""
     if found.value:
         return None
-    return ValueReference.of({name: (value or b"").decode(errors="replace") for name, value in found.headers})
+    return ValueReference.from_headers({name: (value or b"").decode(errors="replace") for name, value in found.headers})
 
 
-def original_of(row: Mapping[str, Any]) -> Original:
+def build_original(row: Mapping[str, Any]) -> Original:
     """The record that a row of raw or of rejects holds."""
-    return Original(row["key"], row["value"], headers_of(row))
+    return Original(row["key"], row["value"], build_headers(row))
 
 
-def originals_of(rows: pa.Table) -> Iterator[Original]:
+def build_originals(rows: pa.Table) -> Iterator[Original]:
     """The records that many rows hold: column by column, a record's headers cut from those of all."""
     import pyarrow.compute as pc
 

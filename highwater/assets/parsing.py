@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from highwater.assets.decoding import with_json
 from highwater.assets.expressions import with_expressions
-from highwater.assets.fast_expressions import has_usual_records, of_unusual
-from highwater.assets.field_parts import unknown_problem
+from highwater.assets.fast_expressions import filter_unusual, has_usual_records
+from highwater.assets.field_parts import describe_unknown_members
+from highwater.assets.field_problems import find_problem as problem_of
 from highwater.assets.field_problems import is_of_other_type
-from highwater.assets.field_problems import problem as problem_of
-from highwater.assets.fields import sql_type, with_fields
+from highwater.assets.fields import build_sql_type, with_fields
 from highwater.assets.lookups import with_lookup
 from highwater.assets.origins import PROBLEM
 from highwater.assets.record_keys import with_key
@@ -27,18 +27,21 @@ if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
 
 
-def field_columns(stream: Stream) -> list[Field]:
+def select_column_fields(stream: Stream) -> list[Field]:
     """The fields that are columns of their own, beside `key`, `version` and `event_time`."""
     taken = {"key", "event_time", *(["version"] if stream.versioned else [])}
     return [f for f in stream.fields if f.stored and f.name not in taken]
 
 
-def content_columns(stream: Stream) -> list[Field]:
-    """The fields of `field_columns` that are content of the record: rows of a lookup table may change at any time."""
-    return [f for f in field_columns(stream) if f.reference is None]
+def select_content_fields(stream: Stream) -> list[Field]:
+    """The fields of `select_column_fields` that are content of the record.
+
+    Rows of a lookup table may change at any time.
+    """
+    return [f for f in select_column_fields(stream) if f.reference is None]
 
 
-def event_time_of(stream: Stream) -> Column:
+def build_event_time(stream: Stream) -> Column:
     """The event time of a parsed record; without a declared field the time of its publication."""
     from pyspark.sql import functions as F
 
@@ -67,9 +70,9 @@ def parse_records(work: Work, raw: DataFrame) -> DataFrame:
     parsed = with_deleted(stream, with_expressions(stream, read))
     # Without its schema nothing is known of a value or a key, so nothing is wrong with it.
     known = F.coalesce("unknown_schema", "key_unknown_schema").isNull()
-    structure = F.coalesce(_structure_problem(stream), _key_problem(stream), unknown_problem(stream))
+    structure = F.coalesce(_find_structure_problem(stream), _find_key_problem(stream), describe_unknown_members(stream))
     problem = F.coalesce(PROBLEM, F.when(known, structure))
-    checked = parsed.withColumns({"malformed": problem, "invalid": F.when(known, _invalid_problem(stream))})
+    checked = parsed.withColumns({"malformed": problem, "invalid": F.when(known, _find_value_problem(stream))})
     looked_up = with_lookup(work, checked)
     reason = (
         F.when(_contradicts_schema(stream), SCHEMA)
@@ -90,7 +93,7 @@ def _contradicts_schema(stream: Stream) -> Column:
     if isinstance(stream.value, Avro | Protobuf) or stream.unknown_fields.policy == "add":
         contradicts = is_of_other_type(problem)
     if stream.unknown_fields.policy == "reject":
-        contradicts |= problem == unknown_problem(stream)
+        contradicts |= problem == describe_unknown_members(stream)
     return F.col(PROBLEM).isNull() & problem.isNotNull() & F.coalesce(contradicts, F.lit(False))  # noqa: FBT003 - a literal
 
 
@@ -116,7 +119,7 @@ def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
     return marked.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
 
 
-def _structure_problem(stream: Stream) -> Column:
+def _find_structure_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     unread = F.col("unread")
@@ -125,13 +128,13 @@ def _structure_problem(stream: Stream) -> Column:
     problems = []
     checked = [f for f in stream.fields if f.reference is None]
     for is_read, some in groupby(checked, key=lambda one: one.is_read):
-        found = F.coalesce(*[_field_problem(stream, f) for f in some])
+        found = F.coalesce(*[_find_field_problem(stream, f) for f in some])
         # Fields that are read from a usual record have no problem.
-        problems.append(of_unusual(found) if is_read and has_usual_records(stream) else found)
+        problems.append(filter_unusual(found) if is_read and has_usual_records(stream) else found)
     return F.coalesce(unread, "key_unread", *problems)
 
 
-def _field_problem(stream: Stream, declared: Field) -> Column:
+def _find_field_problem(stream: Stream, declared: Field) -> Column:
     """The fault of a field; a record that deletes needs no more than its key, version and event time."""
     from pyspark.sql import functions as F
 
@@ -144,18 +147,18 @@ def _field_problem(stream: Stream, declared: Field) -> Column:
     return F.when(~F.col("deleted") | ~lacks, problem_of(stream, declared))
 
 
-def _key_problem(stream: Stream) -> Column:
+def _find_key_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     if stream.record_key != "strict" or not stream.key:
         return F.lit(None).cast("string")
     key = F.col("key").cast("string")
     return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
-        key != key_of(stream), F.lit(f"the record's key is not {key_source(stream)}")
+        key != build_key(stream), F.lit(f"the record's key is not {describe_expected_key(stream)}")
     )
 
 
-def key_of(stream: Stream) -> Column:
+def build_key(stream: Stream) -> Column:
     """The key that the fields say, as text; null where one of them is, or where none is declared.
 
     What separates several fields is escaped in each of them: two keys whose fields differ are never one text.
@@ -168,13 +171,13 @@ def key_of(stream: Stream) -> Column:
     if not others:
         return first
     separator = F.lit(stream.key_separator)
-    whole = _escaped(first, stream)
+    whole = _escape_key_part(first, stream)
     for part in others:
-        whole = F.concat(whole, separator, _escaped(part, stream))
+        whole = F.concat(whole, separator, _escape_key_part(part, stream))
     return whole
 
 
-def _escaped(part: Column, stream: Stream) -> Column:
+def _escape_key_part(part: Column, stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     # The separator's first character alone: escaped whole, `a:` and `b` would be `a:::b` by `::`, and so `a` and `:b`.
@@ -183,23 +186,23 @@ def _escaped(part: Column, stream: Stream) -> Column:
     return part
 
 
-def version_type(stream: Stream) -> str:
+def find_version_type(stream: Stream) -> str:
     """The type of the column `version` in SQL; the stream has versions."""
     names = stream.version_fields
-    return sql_type(stream.field_named(names[0])) if len(names) == 1 else "STRING"
+    return build_sql_type(stream.find_field(names[0])) if len(names) == 1 else "STRING"
 
 
-def version_of(stream: Stream) -> Column:
+def build_version(stream: Stream) -> Column:
     """The version of a parsed record; of several fields a text that sorts as they do, the first one first."""
     from pyspark.sql import functions as F
 
     names = stream.version_fields
     if len(names) == 1:
         return F.col(f"field_{names[0]}")
-    return F.concat_ws(VERSION_SEPARATOR, *[_sortable(stream.field_named(name)) for name in names])
+    return F.concat_ws(VERSION_SEPARATOR, *[_build_sortable_text(stream.find_field(name)) for name in names])
 
 
-def _sortable(declared: Field) -> Column:
+def _build_sortable_text(declared: Field) -> Column:
     """A part of a version as a text of fixed length."""
     from pyspark.sql import functions as F
 
@@ -209,13 +212,13 @@ def _sortable(declared: Field) -> Column:
     return F.lpad(value.cast("string"), VERSION_DIGITS, "0")
 
 
-def key_source(stream: Stream) -> str:
+def describe_expected_key(stream: Stream) -> str:
     """The expected key of a record, for a person."""
     names = stream.key_separator.join(stream.key)
     return names if len(stream.key) == 1 else rf"{names} with \ before each \ and {stream.key_separator[0]} of a field"
 
 
-def _invalid_problem(stream: Stream) -> Column:
+def _find_value_problem(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     problems = [F.lit(None).cast("string")]
@@ -227,7 +230,7 @@ def _invalid_problem(stream: Stream) -> Column:
             problems.append(F.when(~value.isin(list(declared.one_of)), F.lit(f"unknown {declared.name}")))
         if declared.at_least is not None:
             # Of two types Spark would compare in a third one, which cuts digits off.
-            least = F.lit(str(declared.at_least)).cast(sql_type(declared))
+            least = F.lit(str(declared.at_least)).cast(build_sql_type(declared))
             problems.append(F.when(value < least, F.lit(f"{declared.name} is below {declared.at_least}")))
         if declared.name in stream.never_negative:
             problems.append(F.when(value < 0, F.lit(f"{declared.name} is below 0, and a part of the version")))
@@ -236,6 +239,6 @@ def _invalid_problem(stream: Stream) -> Column:
     return F.coalesce(*problems)
 
 
-def quoted(name: str) -> str:
+def quote_column(name: str) -> str:
     """A column's name in SQL."""
     return "`" + re.sub("`", "``", name) + "`"

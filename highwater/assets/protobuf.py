@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import protobuf_documents
 from highwater.assets.protobuf_documents import Reader
-from highwater.protobuf import compiled, declared_files
+from highwater.protobuf import compile_schema, decode_declared_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _RESULT = "document STRING, problem STRING"
 
 
-def reader_of(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Callable[[str, str], Column]:
+def build_reader_udf(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Callable[[str, str], Column]:
     """A function of Spark that reads messages.
 
     Args:
@@ -36,25 +36,25 @@ def reader_of(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Calla
 
     register_pickle_by_value(protobuf_documents)  # type: ignore[no-untyped-call]
     if schemas is None:
-        files = {"declared": declared_files(declared)}
+        files = {"declared": decode_declared_files(declared)}
     else:
-        files = {one: made for one, schema in schemas.items() if (made := _compiled(schema)) is not None}
-    read = _batches(declared.message, files, framed=schemas is not None)
+        files = {one: made for one, schema in schemas.items() if (made := _compile_schema(schema)) is not None}
+    read = _build_batch_reader(declared.message, files, framed=schemas is not None)
     # Spark reads the function's input types from them, and our annotations are texts.
     read.__annotations__ = {"batches": Iterator[tuple[pd.Series, pd.Series]], "return": Iterator[pd.DataFrame]}
     found: Callable[[str, str], Column] = pandas_udf(read, returnType=_RESULT)  # type: ignore[call-overload]
     return found
 
 
-def _compiled(schema: Schema) -> tuple[bytes, str] | None:
+def _compile_schema(schema: Schema) -> tuple[bytes, str] | None:
     """The descriptors of a schema; None where it is no Protobuf, so that its records are rejects."""
     try:
-        return compiled(schema) if schema.kind == "PROTOBUF" else None
+        return compile_schema(schema) if schema.kind == "PROTOBUF" else None
     except ValueError:
         return None
 
 
-def _batches(
+def _build_batch_reader(
     message: str, files: Mapping[str, tuple[bytes, str]], *, framed: bool
 ) -> Callable[[Iterator[tuple[pd.Series, pd.Series]]], Iterator[pd.DataFrame]]:
     made, named = Reader, ["document", "problem"]

@@ -41,24 +41,26 @@ class Reader:
         if schema not in self._files:
             return None, f"schema {schema} is no Protobuf that can be compiled"
         try:
-            places, rest = _places(data) if self._framed else ((), data)
-            kind, write = self._kind(schema, () if self._message else places)
+            places, rest = _split_message_path(data) if self._framed else ((), data)
+            kind, write = self._find_message_class(schema, () if self._message else places)
             read = kind()
             read.ParseFromString(rest)
             return write(read), None
         except self._faults as error:
             return None, f"no Protobuf of schema {schema}: {str(error)[:_SHORT_TEXT] or type(error).__name__}"
 
-    def _kind(self, schema: str, places: tuple[int, ...]) -> tuple[type[Any], _Writer]:
+    def _find_message_class(self, schema: str, places: tuple[int, ...]) -> tuple[type[Any], _Writer]:
         """The class of the message, and what writes it."""
         from google.protobuf.message_factory import GetMessageClass
 
         if (schema, places) not in self._kinds:
-            descriptor = self._pool(schema).FindMessageTypeByName(self._message or self._name(schema, places))
-            self._kinds[schema, places] = GetMessageClass(descriptor), _writer(descriptor, {})
+            descriptor = self._build_descriptor_pool(schema).FindMessageTypeByName(
+                self._message or self._find_name(schema, places)
+            )
+            self._kinds[schema, places] = GetMessageClass(descriptor), _build_writer(descriptor, {})
         return self._kinds[schema, places]
 
-    def _name(self, schema: str, places: tuple[int, ...]) -> str:
+    def _find_name(self, schema: str, places: tuple[int, ...]) -> str:
         """The full name of the message at these places."""
         from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -72,7 +74,7 @@ class Reader:
             among = among[place].nested_type
         return ".".join(names)
 
-    def _pool(self, schema: str) -> Any:
+    def _build_descriptor_pool(self, schema: str) -> Any:
         from google.protobuf.descriptor_pb2 import FileDescriptorSet
         from google.protobuf.descriptor_pool import DescriptorPool
 
@@ -84,19 +86,19 @@ class Reader:
         return self._pools[schema]
 
 
-def _places(data: bytes) -> tuple[tuple[int, ...], bytes]:
+def _split_message_path(data: bytes) -> tuple[tuple[int, ...], bytes]:
     """The path to the message in its file, from outside in; and the message itself."""
-    count, at = _varint(data, 0)
+    count, at = _decode_varint(data, 0)
     if not 0 <= count <= _MOST_PLACES:
         raise ValueError(f"the framing names {count} places of the message")
     places = [] if count else [0]
     for _ in range(count):
-        place, at = _varint(data, at)
+        place, at = _decode_varint(data, at)
         places.append(place)
     return tuple(places), data[at:]
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
     """A zig-zag number, and where it ends."""
     found = shift = 0
     while True:
@@ -109,14 +111,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return (found >> 1) ^ -(found & 1), at
 
 
-def _writer(descriptor: Any, writers: dict[str, _Writer]) -> _Writer:
+def _build_writer(descriptor: Any, writers: dict[str, _Writer]) -> _Writer:
     """The writer of a message of one type as JSON: found once, since each field takes several questions.
 
     Args:
         descriptor: the type.
         writers: those of the types around it, which may be inside of it again.
     """
-    known, name = _known(descriptor), descriptor.full_name
+    known, name = _find_well_known_writer(descriptor), descriptor.full_name
     if known is not None:
         return lambda message: _dump(known(message))
     if name in writers:
@@ -137,39 +139,41 @@ def _writer(descriptor: Any, writers: dict[str, _Writer]) -> _Writer:
             field.name,
             field.has_presence and not field.is_repeated,
             f"{_quoted(field.name)}: ",
-            _writer_of_field(field, writers),
+            _build_field_writer(field, writers),
         )
         for field in descriptor.fields
     )
     return write
 
 
-def _writer_of_field(field: Any, writers: dict[str, _Writer]) -> _Writer:
+def _build_field_writer(field: Any, writers: dict[str, _Writer]) -> _Writer:
     """The writer of a field's value."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        inner = _writer_of_one(field.message_type.fields_by_name["value"], writers)
-        return lambda value: "{" + ", ".join(f"{_quoted(_map_key(key))}: {inner(value[key])}" for key in value) + "}"
-    each = _writer_of_one(field, writers)
+        inner = _build_value_writer(field.message_type.fields_by_name["value"], writers)
+        return lambda value: (
+            "{" + ", ".join(f"{_quoted(_format_map_key(key))}: {inner(value[key])}" for key in value) + "}"
+        )
+    each = _build_value_writer(field, writers)
     return (lambda value: "[" + ", ".join(map(each, value)) + "]") if field.is_repeated else each
 
 
-def _map_key(key: object) -> str:
+def _format_map_key(key: object) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-def _writer_of_one(field: Any, writers: dict[str, _Writer]) -> _Writer:
+def _build_value_writer(field: Any, writers: dict[str, _Writer]) -> _Writer:
     """The writer of one value of a field."""
     if field.type in {field.TYPE_MESSAGE, field.TYPE_GROUP}:
-        return _writer(field.message_type, writers)
+        return _build_writer(field.message_type, writers)
     if field.type == field.TYPE_STRING:
         return _quoted
     if field.cpp_type in {field.CPPTYPE_BOOL, field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT}:
         return _dump
-    plain = _plain(field)
+    plain = _build_text_converter(field)
     return str if plain is None else lambda value: _quoted(plain(value))
 
 
-def _plain(field: Any) -> Callable[[Any], str] | None:
+def _build_text_converter(field: Any) -> Callable[[Any], str] | None:
     """The text of a value that is no part of JSON."""
     if field.type == field.TYPE_BYTES:
         return lambda value: base64.b64encode(value).decode()
@@ -179,27 +183,27 @@ def _plain(field: Any) -> Callable[[Any], str] | None:
     return None
 
 
-def _known(descriptor: Any) -> Callable[[Any], Any] | None:
+def _find_well_known_writer(descriptor: Any) -> Callable[[Any], Any] | None:
     """The writer of a message of Protobuf's own package, if it is one."""
     package, _, kind = descriptor.full_name.rpartition(".")
     if package != "google.protobuf":
         return None
     own: dict[str, Callable[[Any], Any]] = {
-        "Timestamp": _timestamp,
+        "Timestamp": _format_timestamp,
         "Duration": lambda one: one.ToJsonString(),
-        "Struct": _object,
-        "ListValue": lambda one: [_untyped(each) for each in one.values],
-        "Value": _untyped,
+        "Struct": _convert_struct,
+        "ListValue": lambda one: [_convert_value(each) for each in one.values],
+        "Value": _convert_value,
     }
     if kind in own or not kind.endswith("Value"):
         return own.get(kind)
     if "value" not in descriptor.fields_by_name:
         return lambda one: one.DESCRIPTOR.fields_by_name["value"]
-    wrapped = _plain(descriptor.fields_by_name["value"])
+    wrapped = _build_text_converter(descriptor.fields_by_name["value"])
     return (lambda one: one.value) if wrapped is None else lambda one: wrapped(one.value)
 
 
-def _timestamp(one: Any) -> str:
+def _format_timestamp(one: Any) -> str:
     """ISO 8601 in UTC; what a time has beyond the microsecond is cut off."""
     try:
         moment = datetime(1970, 1, 1) + timedelta(seconds=one.seconds, microseconds=one.nanos // 1000)  # noqa: DTZ001 - in UTC
@@ -208,15 +212,15 @@ def _timestamp(one: Any) -> str:
     return f"{moment.isoformat()}Z"
 
 
-def _object(one: Any) -> dict[str, Any]:
-    return {key: _untyped(value) for key, value in one.fields.items()}
+def _convert_struct(one: Any) -> dict[str, Any]:
+    return {key: _convert_value(value) for key, value in one.fields.items()}
 
 
-def _untyped(one: Any) -> Any:
+def _convert_value(one: Any) -> Any:
     which = one.WhichOneof("kind")
     if which in {None, "null_value"}:
         return None
     value = getattr(one, which)
     if which == "struct_value":
-        return _object(value)
-    return [_untyped(each) for each in value.values] if which == "list_value" else value
+        return _convert_struct(value)
+    return [_convert_value(each) for each in value.values] if which == "list_value" else value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from highwater.envelope import ORIGIN_TYPES
 from highwater.errors import DependencyAwayError
-from highwater.resources.commit_log import committed_in, id_of, slice_commits_in
+from highwater.resources.commit_log import get_table_id, read_committed_slices, read_slice_commits
 from highwater.resources.delta import open_table, query
 from highwater.slice_commits import SliceCommit
 from highwater.slices import SliceKey
@@ -39,7 +39,7 @@ LOOK_AGAIN = -1
 FORMAT = 1
 
 
-def schema() -> pa.Schema:
+def build_schema() -> pa.Schema:
     """The columns of `published`."""
     import pyarrow as pa
 
@@ -57,11 +57,11 @@ def schema() -> pa.Schema:
     )
 
 
-def sending_schema() -> pa.Schema:
+def build_sending_schema() -> pa.Schema:
     """The columns of `_sending`: those of `published`, the number of the record, and in one row the batch itself."""
     import pyarrow as pa
 
-    return schema().append(pa.field("number", pa.int64())).append(pa.field("batch", pa.string()))
+    return build_schema().append(pa.field("number", pa.int64())).append(pa.field("batch", pa.string()))
 
 
 @dataclass(frozen=True)
@@ -103,16 +103,16 @@ def complete(slice_commits: Mapping[str, SliceCommit]) -> dict[str, SliceCommit]
     return {key: slice_commit for key, slice_commit in slice_commits.items() if slice_commit.attempt != INCOMPLETE}
 
 
-def slice_commits(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, SliceCommit]:
+def read_published_commits(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, SliceCommit]:
     """The commits of those of the slices that were published to their end, at the decision that was published last.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    return complete(lake.committed(stream.name, TABLE, keys))
+    return complete(lake.load_slice_commits(stream.name, TABLE, keys))
 
 
-def as_decided(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping[str, int]) -> Sequence[str]:
+def ensure_unchanged(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping[str, int]) -> Sequence[str]:
     """The slices whose events are sent as they are decided; all of a stream that does not publish.
 
     Args:
@@ -126,53 +126,53 @@ def as_decided(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping
     """
     if stream.publishes is None:
         return keys
-    found = slice_commits(lake, stream, keys)
+    found = read_published_commits(lake, stream, keys)
     return [key for key in keys if key in found and found[key].attempt == decided.get(key)]
 
 
-def last_published(lake: Lake, stream: Stream) -> str | None:
+def load_last_published(lake: Lake, stream: Stream) -> str | None:
     """The last slice of the main topic that is published; all before it are too. None if none is.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    table = open_table(lake.path(stream.name, TABLE))
-    return None if table is None else last_in(table, stream.topic)
+    table = open_table(lake.build_table_path(stream.name, TABLE))
+    return None if table is None else read_last_published(table, stream.topic)
 
 
-def last_in(table: DeltaTable, topic: str) -> str | None:
+def read_last_published(table: DeltaTable, topic: str) -> str | None:
     """The last slice of the main topic that is published, by the table as it was opened."""
-    ended = (key for key, one in committed_in(table, short=True).records.items() if one.attempt != INCOMPLETE)
+    ended = (key for key, one in read_committed_slices(table, short=True).records.items() if one.attempt != INCOMPLETE)
     main = (key for name in ended if (key := SliceKey.parse(name)).topic == topic)
     return max(map(str, main), key=SliceKey.parse, default=None)
 
 
-def under_way(lake: Lake, stream: Stream) -> set[str]:
+def list_sending_slices(lake: Lake, stream: Stream) -> set[str]:
     """The slices with records in a batch that is written down and not settled: it is being sent, or it broke off.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    batch = batch_of(lake, stream)
+    batch = load_current_batch(lake, stream)
     if batch is None or not batch.slices:
         return set()
-    table = lake.table_at(stream.name, SENDING)
+    table = lake.open_existing_table(stream.name, SENDING)
     return {str(row["slice"]) for row in query(table, "SELECT DISTINCT slice FROM t WHERE batch IS NULL")}
 
 
-def batch_of(lake: Lake, stream: Stream) -> BatchUnderWay | None:
+def load_current_batch(lake: Lake, stream: Stream) -> BatchUnderWay | None:
     """The batch that is under way, or was the last one: that one has no slices. None if there was none.
 
     Raises:
         DependencyAwayError: the lake could not be read, or `_sending` is gone.
     """
     # In this order: a batch that begins between the two is seen, and one that is settled between them counts as open.
-    table, sending = (open_table(lake.path(stream.name, name)) for name in (TABLE, SENDING))
+    table, sending = (open_table(lake.build_table_path(stream.name, name)) for name in (TABLE, SENDING))
     if table is None:
         return None
-    if batch := batch_in(sending, table):
+    if batch := read_batch(sending, table):
         return batch
-    if last := last_settled(table):
+    if last := read_last_settled(table):
         raise DependencyAwayError(
             f"the table {SENDING} of {stream.name} is gone, so the records being sent are unknown",
             stored=f"batch {last} is settled in {TABLE}",
@@ -181,22 +181,22 @@ def batch_of(lake: Lake, stream: Stream) -> BatchUnderWay | None:
     return None
 
 
-def batch_in(sending: DeltaTable | None, table: DeltaTable) -> BatchUnderWay | None:
+def read_batch(sending: DeltaTable | None, table: DeltaTable) -> BatchUnderWay | None:
     """The batch in `_sending`, if that goes with the table: one that was deleted and created again has another ID."""
-    if sending is None or sending.metadata().description != id_of(table):
+    if sending is None or sending.metadata().description != get_table_id(table):
         return None
     found = query(sending, "SELECT batch FROM t WHERE batch IS NOT NULL")
     if not found:
         return None
     batch = BatchUnderWay.from_json(str(found[0]["batch"]))
     settled = [
-        key for key, one in slice_commits_in(table, [*batch.slices]).items() if one.extra.get(BATCH) == batch.attempt
+        key for key, one in read_slice_commits(table, [*batch.slices]).items() if one.extra.get(BATCH) == batch.attempt
     ]
     if not settled:
         return batch
     return replace(batch, total=0, slices={}, settled={settled[0]: batch.attempt})
 
 
-def last_settled(table: DeltaTable) -> int:
+def read_last_settled(table: DeltaTable) -> int:
     """The number of the last batch that the commits of `published` settled; 0 for none."""
-    return max((slice_commit.extra.get(BATCH, 0) for slice_commit in slice_commits_in(table).values()), default=0)
+    return max((slice_commit.extra.get(BATCH, 0) for slice_commit in read_slice_commits(table).values()), default=0)

@@ -17,12 +17,12 @@ from highwater.assets.publication_log import (
     SENDING,
     TABLE,
     BatchUnderWay,
-    batch_in,
-    last_in,
-    last_settled,
-    schema,
-    sending_schema,
-    under_way,
+    build_schema,
+    build_sending_schema,
+    list_sending_slices,
+    read_batch,
+    read_last_published,
+    read_last_settled,
 )
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import (
@@ -33,10 +33,10 @@ from highwater.errors import (
     TopicRecreatedError,
 )
 from highwater.publishing import Known, State
-from highwater.resources.commit_log import id_of, slice_commits_in
+from highwater.resources.commit_log import get_table_id, read_slice_commits
 from highwater.resources.commit_log_writer import replace_slices
 from highwater.resources.delta import open_table, query, query_all, query_arrow, slice_is_one_of
-from highwater.resources.delta_rs_writes import opened, replace_all
+from highwater.resources.delta_rs_writes import open_or_create_table, replace_all
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
@@ -63,19 +63,19 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
         SupersededAttemptError: slices of them are being sent, or another writer was first; it may be tried again.
         DependencyAwayError: the storage or the ledger is away.
     """
-    path = work.lake.path(work.stream.name, TABLE)
+    path = work.lake.build_table_path(work.stream.name, TABLE)
     table = open_table(path) if origins else None
     if table is None:
         return
     _ensure_not_under_way(work, origins)
     accepted_copies.forget(work.lake, work.stream, {one for some in origins.values() for one in some})
     parts, found = [], {}
-    for key, slice_commit in slice_commits_in(table, [*origins]).items():
-        rows = _rows(table, [key])
+    for key, slice_commit in read_slice_commits(table, [*origins]).items():
+        rows = _read_rows(table, [key])
         remaining = rows.filter(_is_none_of(rows, origins[key]))
         if len(remaining) < len(rows):
             found[key] = replace(
-                _slice_commit(slice_commit.slice_, slice_commit.attempt, remaining), extra=slice_commit.extra
+                _build_slice_commit(slice_commit.slice_, slice_commit.attempt, remaining), extra=slice_commit.extra
             )
             parts.append(remaining)
     if found:
@@ -89,7 +89,7 @@ def _ensure_not_under_way(work: Work, keys: Collection[str]) -> None:
     Raises:
         SupersededAttemptError: one has.
     """
-    if sending := under_way(work.lake, work.stream).intersection(keys):
+    if sending := list_sending_slices(work.lake, work.stream).intersection(keys):
         raise SupersededAttemptError(
             f"{', '.join(sorted(sending))}: a publication of them is under way, or broke off",
             remedy=f"let it end, or materialise {work.stream.name}/{TABLE} of these slices; then erase the key again",
@@ -122,13 +122,15 @@ class Book:
         assert work.stream.publishes is not None, "only streams that publish have the table"
         self._work = work
         self._topic, self._topic_id = work.stream.publishes.topic, topic_id
-        path = work.lake.path(work.stream.name, TABLE)
-        self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
+        path = work.lake.build_table_path(work.stream.name, TABLE)
+        self._table: DeltaTable = open_or_create_table(
+            path, build_schema(), "what was sent to the topic of accepted events"
+        )
         self._sending = open_table(self._path_of_sending)
-        found = batch_in(self._sending, self._table)
-        self.sending = found or BatchUnderWay(last_settled(self._table), self._topic, self._topic_id)
+        found = read_batch(self._sending, self._table)
+        self.sending = found or BatchUnderWay(read_last_settled(self._table), self._topic, self._topic_id)
         self._ensure_holds(self.sending.settled)
-        self.before = accepted_copies.opened(work.lake, work.stream)
+        self.before = accepted_copies.open_copies(work.lake, work.stream)
         # The number of the batch in `_sending`. Without records a batch has no place there, and its number comes again.
         self._in_sending = self.sending.attempt
         # The batch that this run has taken up.
@@ -139,7 +141,7 @@ class Book:
 
     @property
     def _path_of_sending(self) -> str:
-        return self._work.lake.path(self._work.stream.name, SENDING)
+        return self._work.lake.build_table_path(self._work.stream.name, SENDING)
 
     def _ensure_holds(self, settled: Mapping[str, int]) -> None:
         """Validate that the table holds what an earlier batch left in it.
@@ -147,7 +149,7 @@ class Book:
         Raises:
             ConfigurationError: somebody restored an older version of it.
         """
-        held = slice_commits_in(self._table, [*settled])
+        held = read_slice_commits(self._table, [*settled])
         for key, batch in settled.items():
             found = held[key].extra.get(BATCH, 0) if key in held else 0
             if found < batch:
@@ -169,7 +171,7 @@ class Book:
         return int(self._table.version())
 
     def _ensure_same_topic(self) -> None:
-        path = self._work.lake.path(self._work.stream.name, TABLE)
+        path = self._work.lake.build_table_path(self._work.stream.name, TABLE)
         revised = f"to send everything to it, delete the table {path} and start the sensor again"
         if self.sending.topic != self._topic:
             raise ConfigurationError(
@@ -205,21 +207,23 @@ class Book:
                 remedy="nothing was sent; it is tried again",
             )
 
-    def committed(self, keys: Sequence[str]) -> dict[str, SliceCommit]:
+    def load_slice_commits(self, keys: Sequence[str]) -> dict[str, SliceCommit]:
         """The commits of slices, those among them whose first publication is not complete."""
         if self._settled is not None and not self._settled.slice_commits.keys().isdisjoint(keys):
             self.commit_settled()
-        return slice_commits_in(self._table, keys)
+        return read_slice_commits(self._table, keys)
 
-    def last_published(self) -> str | None:
+    def load_last_published(self) -> str | None:
         """As the function of this name, of the table as it was read or written last."""
-        return last_in(self._whole, self._work.stream.topic)
+        return read_last_published(self._whole, self._work.stream.topic)
 
-    def known(self, where: str) -> dict[Origin, Known]:
+    def load_outcomes(self, where: str) -> dict[Origin, Known]:
         """The outcome of the origins that a condition picks."""
-        return _known(query(self._whole, f"SELECT {_KNOWN} FROM t p WHERE {where}"))
+        return _group_outcomes(query(self._whole, f"SELECT {_KNOWN} FROM t p WHERE {where}"))
 
-    def known_among(self, events: DeltaTable, origins: str, keys: Sequence[str] | None = None) -> dict[Origin, Known]:
+    def load_outcomes_among(
+        self, events: DeltaTable, origins: str, keys: Sequence[str] | None = None
+    ) -> dict[Origin, Known]:
         """The outcome of the origins that a question to events, named `e` in it, gives.
 
         Args:
@@ -230,8 +234,8 @@ class Book:
         same = " AND ".join(f"p.{name} = o.{name}" for name in ORIGIN)
         where = "" if keys is None else f" WHERE {slice_is_one_of(keys, 'p.slice')}"
         sql = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same}{where}"
-        found = _known(query_all({"p": self._whole, "e": events}, sql))
-        return found if self.before is None else self.before.beside(found, events, origins)
+        found = _group_outcomes(query_all({"p": self._whole, "e": events}, sql))
+        return found if self.before is None else self.before.merge_earlier_copies(found, events, origins)
 
     def follow(self, batch: int) -> None:
         """Let batches be numbered from the one behind this on: the last that a table had sent which was lost."""
@@ -244,12 +248,12 @@ class Book:
         if self._sending is None and self.sending.attempt:
             self._write_down([], self.sending)
 
-    def left_out(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
+    def load_second_deliveries(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
         """The second deliveries of slices, by slice and origin."""
         if not keys:
             return set()
         sql = f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {_LEFT_OUT} AND {slice_is_one_of([*keys])}"
-        return {(str(row["slice"]), Origin.of_row(row)) for row in query(self._whole, sql)}
+        return {(str(row["slice"]), Origin.from_row(row)) for row in query(self._whole, sql)}
 
     def begin(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
         """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""
@@ -280,8 +284,8 @@ class Book:
         import pyarrow.compute as pc
 
         self.commit_settled()
-        rows = self._written_down() if self._taken_up is None else self._taken_up
-        before_by_slice = self.committed([*self.sending.slices])
+        rows = self._read_sending_rows() if self._taken_up is None else self._taken_up
+        before_by_slice = self.load_slice_commits([*self.sending.slices])
         settled: dict[str, tuple[Slice, int, pa.Table]] = {}
         lost: set[str] = set()
         for key, attempt in self.sending.slices.items():
@@ -292,16 +296,16 @@ class Book:
                 mine = mine.filter(pc.fill_null(pc.less(mine["number"], sent), False))  # noqa: FBT003 - a literal
             before = before_by_slice.get(key)
             if whole or len(mine):
-                former = schema().empty_table() if before is None else self._rows([key])
+                former = build_schema().empty_table() if before is None else self._read_slice_rows([key])
                 at = attempt if whole else before.attempt if before else INCOMPLETE
-                lost |= self._lost(mine, former)
-                settled[key] = slices[key], at, self._merged(mine, former)
+                lost |= self._find_replaced_fingerprints(mine, former)
+                settled[key] = slices[key], at, self._merge_rows(mine, former)
             if not whole:
                 break
         if lost:
-            settled |= self._without(lost, settled)
+            settled |= self._drop_second_deliveries(lost, settled)
         extra = {BATCH: self._in_sending}
-        found = {key: replace(_slice_commit(*one), extra=extra) for key, one in settled.items()}
+        found = {key: replace(_build_slice_commit(*one), extra=extra) for key, one in settled.items()}
         self.sending, self._taken_up = replace(self.sending, total=0, slices={}), None
         self._settled = _Settled(found, [one[2] for one in settled.values()], self.sending)
 
@@ -323,12 +327,14 @@ class Book:
         """Replace the batch in `_sending`; the one before is settled."""
         import pyarrow as pa
 
-        batch = pa.Table.from_pylist([{"batch": sending.to_json()}], sending_schema())
+        batch = pa.Table.from_pylist([{"batch": sending.to_json()}], build_sending_schema())
         numbered = [part.append_column("batch", pa.nulls(len(part), pa.string())) for part in rows]
-        with _turn(self._work):
+        with _take_turn(self._work):
             self._ensure_newest()
             if self._sending is None or self._sending.metadata().description != self.identity:
-                self._sending = opened(self._path_of_sending, sending_schema(), self.identity, partition_by=())
+                self._sending = open_or_create_table(
+                    self._path_of_sending, build_sending_schema(), self.identity, partition_by=()
+                )
             replace_all(self._sending, pa.concat_tables([*numbered, batch]), unlike=UNLIKE)
         self._sending.update_incremental()
         self._in_sending = sending.attempt
@@ -339,8 +345,8 @@ class Book:
         Raises:
             SupersededAttemptError: another writer did.
         """
-        now = self._work.lake.table_at(self._work.stream.name, TABLE)
-        if (id_of(now), now.version()) != (self.identity, self.version):
+        now = self._work.lake.open_existing_table(self._work.stream.name, TABLE)
+        if (get_table_id(now), now.version()) != (self.identity, self.version):
             raise SupersededAttemptError(
                 f"another writer of {TABLE} of {self._work.stream.name} was first",
                 stored=f"version {self.version}",
@@ -348,13 +354,13 @@ class Book:
                 remedy="nothing to do: the publication is tried again",
             )
 
-    def _written_down(self) -> pa.Table:
+    def _read_sending_rows(self) -> pa.Table:
         assert self._sending is not None, "a batch that is not taken up was read there"
-        names = ", ".join(f'"{name}"' for name in sending_schema().names if name != "batch")
+        names = ", ".join(f'"{name}"' for name in build_sending_schema().names if name != "batch")
         found = query_arrow({"t": self._sending}, f"SELECT {names} FROM t WHERE batch IS NULL")
-        return found.cast(sending_schema().remove(sending_schema().get_field_index("batch")))
+        return found.cast(build_sending_schema().remove(build_sending_schema().get_field_index("batch")))
 
-    def _lost(self, mine: pa.Table, stored: pa.Table) -> set[str]:
+    def _find_replaced_fingerprints(self, mine: pa.Table, stored: pa.Table) -> set[str]:
         """The fingerprints of contents that rows of a slice replace.
 
         Args:
@@ -364,18 +370,18 @@ class Book:
         import pyarrow.compute as pc
 
         revised = mine.filter(pc.greater(mine["revision"], 0))
-        now = dict(zip(_origins(revised), revised["fingerprint"].to_pylist(), strict=True))
+        now = dict(zip(_build_origins(revised), revised["fingerprint"].to_pylist(), strict=True))
         if not now:
             return set()
         had = stored.filter(pc.equal(stored["state"], State.SENT.value))
-        was = dict(zip(_origins(had), had["fingerprint"].to_pylist(), strict=True))
+        was = dict(zip(_build_origins(had), had["fingerprint"].to_pylist(), strict=True))
         if elsewhere := now.keys() - was.keys():  # another slice has sent them
             offsets = ", ".join(str(one.offset) for one in elsewhere)
-            found = self.known(f"p.state = '{State.SENT.value}' AND p.origin_offset IN ({offsets})")
+            found = self.load_outcomes(f"p.state = '{State.SENT.value}' AND p.origin_offset IN ({offsets})")
             was |= {origin: one.fingerprint for origin, one in found.items() if origin in elsewhere}
         return {was[one] for one in now.keys() & was.keys() if was[one] != now[one]}
 
-    def _without(
+    def _drop_second_deliveries(
         self, lost: Collection[str], settled: Mapping[str, tuple[Slice, int, pa.Table]]
     ) -> dict[str, tuple[Slice, int, pa.Table]]:
         """Slices with second deliveries of such contents, without these, to be looked at again."""
@@ -383,8 +389,8 @@ class Book:
 
         rows = query(self._whole, f"SELECT slice, fingerprint FROM t WHERE {_LEFT_OUT}")
         others = {str(row["slice"]) for row in rows if row["fingerprint"] in lost} - settled.keys()
-        slice_commits = self.committed([*others]) if others else {}
-        stored = {key: (one.slice_, one.attempt, self._rows([key])) for key, one in slice_commits.items()}
+        slice_commits = self.load_slice_commits([*others]) if others else {}
+        stored = {key: (one.slice_, one.attempt, self._read_slice_rows([key])) for key, one in slice_commits.items()}
         found = {}
         for key, (slice_, attempt, mine) in {**settled, **stored}.items():
             states_and_prints = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
@@ -395,7 +401,7 @@ class Book:
         return found
 
     @staticmethod
-    def _merged(mine: pa.Table, before: pa.Table) -> pa.Table:
+    def _merge_rows(mine: pa.Table, before: pa.Table) -> pa.Table:
         """The rows of a slice: those of before whose origins are not decided again, and the new ones that say more."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -405,12 +411,12 @@ class Book:
         mine = mine.set_column(mine.schema.get_field_index("published_at"), "published_at", times).drop_columns(
             "number"
         )
-        fresh = set(_origins(mine)) if len(before) else set()
+        fresh = set(_build_origins(mine)) if len(before) else set()
         stays = before.filter(_is_none_of(before, fresh))
         return pa.concat_tables([stays, mine.filter(pc.not_equal(mine["state"], State.GONE.value))])
 
-    def _rows(self, keys: Sequence[str]) -> pa.Table:
-        return _rows(self._whole, keys)
+    def _read_slice_rows(self, keys: Sequence[str]) -> pa.Table:
+        return _read_rows(self._whole, keys)
 
     @property
     def _whole(self) -> DeltaTable:
@@ -419,18 +425,18 @@ class Book:
         return self._table
 
 
-def _rows(table: DeltaTable, keys: Sequence[str]) -> pa.Table:
-    names = ", ".join(f'"{name}"' for name in schema().names)
-    return query_arrow({"t": table}, f"SELECT {names} FROM t WHERE {slice_is_one_of(keys)}").cast(schema())
+def _read_rows(table: DeltaTable, keys: Sequence[str]) -> pa.Table:
+    names = ", ".join(f'"{name}"' for name in build_schema().names)
+    return query_arrow({"t": table}, f"SELECT {names} FROM t WHERE {slice_is_one_of(keys)}").cast(build_schema())
 
 
 def _is_none_of(rows: pa.Table, origins: Collection[tuple[Any, ...]]) -> pa.Array:
     import pyarrow as pa
 
-    return pa.array([place not in origins for place in _origins(rows)], pa.bool_())
+    return pa.array([place not in origins for place in _build_origins(rows)], pa.bool_())
 
 
-def _origins(rows: pa.Table) -> Iterator[Origin]:
+def _build_origins(rows: pa.Table) -> Iterator[Origin]:
     return map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))
 
 
@@ -444,14 +450,14 @@ def _commit(
     """Replace slices in the turn of the writers, after a last `look`; returns the version of the commit."""
     import pyarrow as pa
 
-    with _turn(work):
+    with _take_turn(work):
         look()
-        rows = pa.concat_tables([schema().empty_table(), *parts])
+        rows = pa.concat_tables([build_schema().empty_table(), *parts])
         return replace_slices(table, rows, sorted(slice_commits), [*slice_commits.values()], work.run, unlike=UNLIKE)
 
 
 @contextmanager
-def _turn(work: Work) -> Iterator[None]:
+def _take_turn(work: Work) -> Iterator[None]:
     """The turn of those who write the table, after the last look whether it is still held."""
     with commit_turn(work, TABLE) as lease:
         work.before_commit()
@@ -463,14 +469,14 @@ _KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision
 _LEFT_OUT = f"state = '{State.AGAIN.value}'"
 
 
-def _known(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:
+def _group_outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:
     """The rows by origin; of one that several slices hold, what was sent last, which has the highest revision."""
     found: dict[Origin, Known] = {}
     for row in rows:
         one = Known(State(row["state"]), row["revision"], row["fingerprint"], row["slice"], row["published_at"])
-        other = found.get(Origin.of_row(row))
+        other = found.get(Origin.from_row(row))
         if other is None or _rank(one) > _rank(other):
-            found[Origin.of_row(row)] = one
+            found[Origin.from_row(row)] = one
     return found
 
 
@@ -478,16 +484,16 @@ def _rank(one: Known) -> tuple[bool, int]:
     return one.state is not State.AGAIN, one.revision
 
 
-def _slice_commit(slice_: Slice, attempt: int, rows: pa.Table) -> SliceCommit:
+def _build_slice_commit(slice_: Slice, attempt: int, rows: pa.Table) -> SliceCommit:
     import pyarrow.compute as pc
 
-    def of(state: State) -> int:
+    def count_in_state(state: State) -> int:
         return int(pc.sum(pc.equal(rows["state"], state.value)).as_py() or 0)
 
     counts = {
-        "sent": of(State.SENT),
-        "second_deliveries": of(State.AGAIN),
-        "retracted": of(State.RETRACTED),
+        "sent": count_in_state(State.SENT),
+        "second_deliveries": count_in_state(State.AGAIN),
+        "retracted": count_in_state(State.RETRACTED),
         "late": len(rows) - rows["late"].null_count,
         "revisions": int(pc.sum(rows["revision"]).as_py() or 0),
     }

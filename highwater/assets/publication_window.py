@@ -23,7 +23,7 @@ FEW = 1_000
 RUN = ("slice", *ORIGIN[:-1])
 
 
-def schema() -> pa.Schema:
+def build_schema() -> pa.Schema:
     """The columns: the slice that sends, the origin, its time in microseconds since 1970 in UTC, and the record.
 
     Value and fingerprint are null in what retracts an event.
@@ -60,7 +60,7 @@ class Window:
         """Rows in it."""
         return len(self.rows)
 
-    def of(self, wanted: Callable[[PublicationOutcome | None], bool]) -> Window:
+    def filter_by_outcome(self, wanted: Callable[[PublicationOutcome | None], bool]) -> Window:
         """The rows whose outcome is wanted."""
         import pyarrow as pa
 
@@ -70,23 +70,23 @@ class Window:
         mine = pa.array(hits, pa.bool_()).take(self.which)
         return Window(self.rows.filter(mine), self.outcomes, self.which.filter(mine))
 
-    def column(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
+    def build_column(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
         """A column computed from each row's outcome; null without one."""
         import pyarrow as pa
 
         said = [None if one is None else say(one) for one in self.outcomes]
         return pa.array(said, kind).take(self.which)
 
-    def part(self, start: int, end: int) -> Window:
+    def select_range(self, start: int, end: int) -> Window:
         """The rows of a range, half-open."""
         return Window(self.rows.slice(start, end - start), self.outcomes, self.which.slice(start, end - start))
 
-    def by_slice(self) -> dict[str, int]:
+    def count_by_slice(self) -> dict[str, int]:
         """The rows of each slice."""
         counts: dict[str, int] = {one["values"]: one["counts"] for one in self.rows["slice"].value_counts().to_pylist()}
         return counts
 
-    def sizes(self) -> list[int]:
+    def measure_sizes(self) -> list[int]:
         """Bytes of key and value of each row."""
         import pyarrow.compute as pc
 
@@ -94,7 +94,7 @@ class Window:
         sizes: list[int] = pc.add(*lengths).to_pylist()
         return sizes
 
-    def each(self) -> Iterator[tuple[bytes, bytes | None, bytes, bytes, int]]:
+    def iterate_rows(self) -> Iterator[tuple[bytes, bytes | None, bytes, bytes, int]]:
         """Key, value, the origin's offset and milliseconds as text, and the place of the outcome, for each row.
 
         Few are made at a time: those of a whole part would leave the processor's cache before they are used.
@@ -108,7 +108,7 @@ class Window:
         for start in range(0, len(self), FEW):
             yield from zip(*(one.slice(start, FEW).to_pylist() for one in columns), strict=True)
 
-    def runs(self) -> Iterator[Window]:
+    def split_runs(self) -> Iterator[Window]:
         """Parts whose rows have slice, topic, generation and partition in common: few, since rows are in order."""
         import pyarrow.compute as pc
 
@@ -119,4 +119,4 @@ class Window:
         changes = reduce(pc.or_, [pc.not_equal(one.slice(1), one.slice(0, last)) for one in columns])
         starts = [0, *(at + 1 for at in pc.indices_nonzero(changes).to_pylist())]
         for start, end in zip(starts, [*starts[1:], last + 1], strict=True):
-            yield self.part(start, end)
+            yield self.select_range(start, end)

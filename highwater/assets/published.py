@@ -23,12 +23,12 @@ from highwater.assets.events import require
 from highwater.assets.origins import DLQ
 from highwater.assets.publication_batch import Batch
 from highwater.assets.publication_window import RUN, Window
-from highwater.assets.work import SliceReport, Work, uncollected
-from highwater.batching import Ahead, batch_ranges
+from highwater.assets.work import SliceReport, Work, pause_garbage_collection
+from highwater.batching import Ahead, compute_batch_ranges
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
-from highwater.publishing import PublicationOutcome, State, batches, in_order
-from highwater.resources.commit_log import slice_commits_in
+from highwater.publishing import PublicationOutcome, State, group_for_publication, select_in_order
+from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.dlq_topics import ensure_accepted
 from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -62,13 +62,13 @@ def materialise(work: Work) -> list[SliceReport]:
     """
     decided = require(work, events.TABLE)
     _ensure_done(work, decided)
-    before = publication_log.slice_commits(work.lake, work.stream, work.keys)
+    before = publication_log.read_published_commits(work.lake, work.stream, work.keys)
     require_newer(decided.slice_commits, {key: slice_commit.attempt for key, slice_commit in before.items()})
     run = _Run(work, decided)
     if any(not run.is_settled(key, before) for key in work.keys):
         with run.clock.phase("publish"):
             run.publish(before)
-    return run.reports(before)
+    return run.build_reports(before)
 
 
 def _ensure_done(work: Work, decided: CommittedSlices) -> None:
@@ -79,13 +79,13 @@ def _ensure_done(work: Work, decided: CommittedSlices) -> None:
     """
     rejected, published = CommittedSlices.read(work, rejects.TABLE), CommittedSlices.read(work, DLQ)
 
-    def done(key: str) -> bool:
-        attempt = decided.attempt(key)
-        if rejected.attempt(key) != attempt:
+    def is_done(key: str) -> bool:
+        attempt = decided.find_attempt(key)
+        if rejected.find_attempt(key) != attempt:
             return False
-        return not rejected.slice_commits[key].rows or published.attempt(key) == attempt
+        return not rejected.slice_commits[key].rows or published.find_attempt(key) == attempt
 
-    if undone := [key for key in work.keys if not done(key)]:
+    if undone := [key for key in work.keys if not is_done(key)]:
         raise TemporaryError(
             f"{', '.join(undone)}: rejects or dlq do not follow the events yet",
             remedy=f"materialise {work.stream.name}/{rejects.TABLE} and {work.stream.name}/{DLQ} of these slices first",
@@ -109,7 +109,7 @@ class _Run:
 
     def is_settled(self, key: str, slice_commits: Mapping[str, SliceCommit]) -> bool:
         """Whether a slice is published as it is decided."""
-        return key in slice_commits and slice_commits[key].attempt == self.decided.attempt(key)
+        return key in slice_commits and slice_commits[key].attempt == self.decided.find_attempt(key)
 
     def publish(self, before: Mapping[str, SliceCommit]) -> None:
         """Settle the batch of an earlier run, then send the slices; `before` holds their commits."""
@@ -119,17 +119,19 @@ class _Run:
         name = f"highwater.pub.{publishes.topic}"
         # Two threads read the next batch while Kafka is waited for; the third writes the batch that goes out.
         with ThreadPoolExecutor(3, "publication") as beside:
-            likely = self._batches([slice_ for slice_ in work.slices if not self.is_settled(slice_.key, before)])[0]
+            likely = self._build_batches([slice_ for slice_ in work.slices if not self.is_settled(slice_.key, before)])[
+                0
+            ]
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
             with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
-                self.book = book = publication_log_writer.Book(work, _topic_id(work, publishes.topic))
+                self.book = book = publication_log_writer.Book(work, _fetch_topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
-                ordered, waits = self._in_order(book)
-                found = [likely if one.slices == likely.slices else one for one in self._batches(ordered)]
+                ordered, waits = self._sort_slices(book)
+                found = [likely if one.slices == likely.slices else one for one in self._build_batches(ordered)]
                 for number, (one, following) in enumerate(zip_longest(found, found[1:]), last + 1):
                     batch = Batch(work, book, one)
-                    with uncollected():
+                    with pause_garbage_collection():
                         self._begin(batch, number)
                         if following is not None:
                             following.read_ahead(beside)
@@ -141,18 +143,18 @@ class _Run:
                 remedy=f"the sensor publisher requests slices in their order; or materialise {waits} first",
             )
 
-    def _batches(self, slices: Sequence[Slice]) -> list[EventRecords]:
+    def _build_batches(self, slices: Sequence[Slice]) -> list[EventRecords]:
         """The slices as they are published together."""
         work, slice_commits = self.work, self.decided.slice_commits
-        decided = work.lake.table_at(work.stream.name, events.TABLE, self.decided.version)
+        decided = work.lake.open_existing_table(work.stream.name, events.TABLE, self.decided.version)
         rows = {slice_.key: slice_commits[slice_.key].rows or 0 for slice_ in slices}
-        together = batches(slices, rows, ROWS_A_BATCH, SLICES_A_BATCH)
+        together = group_for_publication(slices, rows, ROWS_A_BATCH, SLICES_A_BATCH)
         return [EventRecords(work.stream, decided, some, slice_commits) for some in together]
 
     def _settle(self, book: publication_log_writer.Book, mark: PublicationMark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
         work, batch = self.work, book.sending.attempt
-        stored_mark = work.ledger.publications.of([book.sending.topic]).get(book.sending.topic)
+        stored_mark = work.ledger.publications.read_for_slices([book.sending.topic]).get(book.sending.topic)
         _ensure_same_table(work, book, mark, stored_mark)
         book.ensure_sending_table()
         known = [(one.attempt, one.sent) for one in (mark, stored_mark) if one is not None]
@@ -165,25 +167,25 @@ class _Run:
             book.settle(count, {slice_.key: slice_ for slice_ in work.ledger.get(keys)})
         return max([batch, *(attempt for attempt, _ in known)])
 
-    def _in_order(self, book: publication_log_writer.Book) -> tuple[list[Slice], str | None]:
+    def _sort_slices(self, book: publication_log_writer.Book) -> tuple[list[Slice], str | None]:
         work = self.work
-        slice_commits = publication_log.complete(book.committed(work.keys))
+        slice_commits = publication_log.complete(book.load_slice_commits(work.keys))
         unsettled = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, slice_commits)]
-        following = work.ledger.slices(
-            work.stream.name, work.stream.topic, after=book.last_published(), limit=len(unsettled) + 1
+        following = work.ledger.list_slices(
+            work.stream.name, work.stream.topic, after=book.load_last_published(), limit=len(unsettled) + 1
         )
-        return in_order(unsettled, work.stream.topic, following, {*slice_commits})
+        return select_in_order(unsettled, work.stream.topic, following, {*slice_commits})
 
     def _begin(self, batch: Batch, number: int) -> None:
-        attempts = {slice_.key: self.decided.attempt(slice_.key) for slice_ in batch.slices}
-        batch.book.begin(batch.written_down(), attempts, number)
+        attempts = {slice_.key: self.decided.find_attempt(slice_.key) for slice_ in batch.slices}
+        batch.book.begin(batch.build_publication_rows(), attempts, number)
 
     def _send(self, batch: Batch, transactions: Transactions, target: Shape, beside: Executor) -> None:
         """Send a batch. While the client sends a part, the next one is made; beside the last one it is settled."""
         book, slices, count = batch.book, {slice_.key: slice_ for slice_ in batch.slices}, 0
         sending, recorded = book.sending, None
         first, last = batch.slices[0].key, batch.slices[-1].key
-        parts = (part for window in batch.outgoing() for part in transaction_parts(window))
+        parts = (part for window in batch.select_outgoing() for part in split_transactions(window))
         ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
 
         def prepare() -> None:
@@ -202,7 +204,7 @@ class _Run:
             if recorded is not None:
                 recorded.result()
             recorded = beside.submit(self._record_sent, sending.topic, sending.attempt, count)
-            self.sent_now.update(part.by_slice())
+            self.sent_now.update(part.count_by_slice())
             self.work.log(f"{count:,} of {sending.total:,} events sent of {first} .. {last}")
         if recorded is None:  # none of it goes out
             book.settle(0, slices)
@@ -220,17 +222,17 @@ class _Run:
 
         The lock is waited for before the transaction begins: that one lasts for a minute at the most.
         """
-        with retraction_guard.alone(self.work) as lease:
+        with retraction_guard.lease_sending(self.work) as lease:
             written = beside.submit(batch.book.write_down)
 
-            def meanwhile() -> None:
+            def validate_and_prepare() -> None:
                 written.result()
                 self._ensure_unchanged(batch)
                 lease.check()
                 prepare()
 
             try:
-                commit(meanwhile)
+                commit(validate_and_prepare)
             finally:
                 wait([written])  # nothing is written once the lock is let go
 
@@ -240,18 +242,18 @@ class _Run:
         Raises:
             SupersededAttemptError: a slice was reprocessed; nothing of the batch was sent, or will be.
         """
-        table = self.work.lake.table_at(self.work.stream.name, events.TABLE)
+        table = self.work.lake.open_existing_table(self.work.stream.name, events.TABLE)
         if table.version() == self.decided.version:
             return  # nobody committed since; commits take longer to read, and decisions wait for the lock meanwhile
         slices = {slice_.key: slice_ for slice_ in batch.slices}
-        now = slice_commits_in(table, [*slices])
-        moved = [key for key in slices if key not in now or now[key].attempt != self.decided.attempt(key)]
+        now = read_slice_commits(table, [*slices])
+        moved = [key for key in slices if key not in now or now[key].attempt != self.decided.find_attempt(key)]
         if moved:
             batch.book.settle(0, slices)
             batch.book.commit_settled()
             raise SupersededAttemptError(
                 f"{', '.join(moved)}: reprocessed before the first record of the earlier decision was sent",
-                stored=f"attempt {self.decided.attempt(moved[0])}",
+                stored=f"attempt {self.decided.find_attempt(moved[0])}",
                 found=f"attempt {now[moved[0]].attempt}" if moved[0] in now else "no decision",
                 remedy="nothing to do: the next run sends the current decision",
             )
@@ -262,9 +264,11 @@ class _Run:
             self.work.stream.name, topic, Publication(number, count, datetime.now(UTC))
         )
 
-    def reports(self, before: Mapping[str, SliceCommit]) -> list[SliceReport]:
+    def build_reports(self, before: Mapping[str, SliceCommit]) -> list[SliceReport]:
         """A report for each slice, as the table is now; `before` holds the slice commits before the run."""
-        slice_commits = before if self.book is None else publication_log.complete(self.book.committed(self.work.keys))
+        slice_commits = (
+            before if self.book is None else publication_log.complete(self.book.load_slice_commits(self.work.keys))
+        )
         return [
             SliceReport(
                 slice_=slice_,
@@ -279,10 +283,10 @@ class _Run:
         ]
 
 
-def transaction_parts(window: Window) -> Iterator[Window]:
+def split_transactions(window: Window) -> Iterator[Window]:
     """Parts that fit a transaction; a row that is too large by itself is a part of its own."""
-    for start, end in batch_ranges(window.sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
-        yield window.part(start, end)
+    for start, end in compute_batch_ranges(window.measure_sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+        yield window.select_range(start, end)
 
 
 class Outgoing(Iterable[Record]):
@@ -296,28 +300,28 @@ class Outgoing(Iterable[Record]):
 
     def __init__(self, window: Window, topic: str, partitions: int) -> None:
         self._topic = topic
-        self._own = [_own_headers(one) for one in window.outcomes]
-        self._runs = [_run(run, partitions) for run in window.runs()]
+        self._own = [_build_own_headers(one) for one in window.outcomes]
+        self._runs = [_publish_run(run, partitions) for run in window.split_runs()]
 
     def __iter__(self) -> Iterator[Record]:
         """The records; headers are text in UTF-8."""
         for shared, partition, run in self._runs:
-            for key, value, offset, ms, which in run.each():
+            for key, value, offset, ms, which in run.iterate_rows():
                 origin = (envelope.ORIGIN_OFFSET, offset), (envelope.ORIGIN_TIMESTAMP, ms)
                 headers = [*shared, *origin, *self._own[which]]
                 # As `Record` makes one, without a call of Python's for each.
                 yield tuple.__new__(Record, (self._topic, key, value, headers, partition, None))
 
 
-def _run(run: Window, partitions: int) -> tuple[Sequence[Header], int, Window]:
+def _publish_run(run: Window, partitions: int) -> tuple[Sequence[Header], int, Window]:
     """The common values of records of a partition and a slice, made once for all of them, and these records."""
     slice_key, topic, generation, partition = (run.rows[name][0].as_py() for name in RUN)
-    shared = _shared_headers(slice_key, topic, generation, partition)
+    shared = _build_shared_headers(slice_key, topic, generation, partition)
     # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
     return shared, partition % partitions, run
 
 
-def _shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[Header, ...]:
+def _build_shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[Header, ...]:
     return (
         (envelope.ORIGIN_TOPIC, topic.encode()),
         (envelope.ORIGIN_GENERATION, b"%d" % generation),
@@ -326,7 +330,7 @@ def _shared_headers(slice_key: str, topic: str, generation: int, partition: int)
     )
 
 
-def _own_headers(outcome: PublicationOutcome | None) -> list[Header]:
+def _build_own_headers(outcome: PublicationOutcome | None) -> list[Header]:
     """The lateness of a record; a record in order has no revision and is not retracted."""
     if outcome is None or outcome.late is None:
         return []
@@ -367,8 +371,8 @@ def _ensure_same_table(
         )
 
 
-def _topic_id(work: Work, topic: str) -> str:
+def _fetch_topic_id(work: Work, topic: str) -> str:
     try:
-        return str(work.kafka.description(topic).topic_id)
+        return str(work.kafka.read_description(topic).topic_id)
     except TopicAbsentError as error:
-        raise work.kafka.away(f"topic {topic} was just created and is not shown yet") from error
+        raise work.kafka.build_away_error(f"topic {topic} was just created and is not shown yet") from error

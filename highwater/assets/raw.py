@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 from highwater.assets import client_reads, erasures_table
 from highwater.assets.commit import Clock, CommittedSlices, commit_until_settled, ensure_table
 from highwater.assets.small_slices import interpret_if_small
-from highwater.assets.unreadable_slices import unreadable_slices
-from highwater.assets.work import SliceReport, Work, nothing
-from highwater.balancing import balanced
+from highwater.assets.unreadable_slices import list_unreadable_slices
+from highwater.assets.work import SliceReport, Work, do_nothing
+from highwater.balancing import combine_pairwise
 from highwater.envelope import LEAST_MILLISECONDS, MOST_MILLISECONDS
-from highwater.erasing import milliseconds, until
+from highwater.erasing import to_milliseconds, until
 from highwater.errors import NothingFetchedError, OffsetsExpiredError, TopicAbsentError, TopicTruncatedError
-from highwater.plans import RECORDED_BY_DECLARATION, Loss, left_to_read
-from highwater.resources.divergence import fingerprints
-from highwater.resources.expired import expired_slices
+from highwater.plans import RECORDED_BY_DECLARATION, Loss, subtract_losses
+from highwater.resources.divergence import read_fingerprints
+from highwater.resources.expired import list_expired_slices
 from highwater.resources.spark import DIVERGED, delta_errors
-from highwater.resources.spark_tables import TASKS, known_rows
-from highwater.retention import records
+from highwater.resources.spark_tables import TASKS, build_known_rows
+from highwater.retention import count_records
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice, merge_ranges
 
@@ -89,30 +89,30 @@ def materialise(work: Work) -> list[SliceReport]:
     """
     ensure_table(work, TABLE, COLUMNS, SEARCHED)
     committed = CommittedSlices.read(work, TABLE)
-    mine = _committed_by(work.run, committed)
-    left = _uncommitted(work, committed, mine)
-    skipped = mine | unreadable_slices(work, left, committed)
+    mine = _select_slices_of_run(work.run, committed)
+    left = _load_slices_to_read(work, committed, mine)
+    skipped = mine | list_unreadable_slices(work, left, committed)
     try:
         return _read_and_commit(work, left, committed, skipped)
     except (OffsetsExpiredError, TopicTruncatedError):
         # Retention deleted records during the read. Spark names neither slice nor values nor the command; the look
         # before a read does.
-        before, left = left, _uncommitted(work, committed, mine)
-        seen = mine | unreadable_slices(work, left, committed)
+        before, left = left, _load_slices_to_read(work, committed, mine)
+        seen = mine | list_unreadable_slices(work, left, committed)
         if seen.keys() <= skipped.keys() and left == before:
             raise
     return _read_and_commit(work, left, committed, seen)
 
 
-def _uncommitted(work: Work, committed: CommittedSlices, mine: Collection[str]) -> dict[str, Slice]:
+def _load_slices_to_read(work: Work, committed: CommittedSlices, mine: Collection[str]) -> dict[str, Slice]:
     """The offsets of the slices that are left to read, after recorded losses and those to be recorded now.
 
     Raises:
         DependencyAwayError: Kafka or the ledger is away.
     """
     for _ in range(TRIES):
-        losses = work.ledger.losses(work.stream.name)
-        left = {slice_.key: left_to_read(slice_, losses) for slice_ in work.slices if slice_.key not in mine}
+        losses = work.ledger.list_losses(work.stream.name)
+        left = {slice_.key: subtract_losses(slice_, losses) for slice_ in work.slices if slice_.key not in mine}
         if work.stream.on_expired != "record" or not _record_expired(work, left, committed):
             break
     return left
@@ -126,9 +126,9 @@ def _record_expired(work: Work, left: Mapping[str, Slice], committed: CommittedS
     never_read = [slice_ for key, slice_ in left.items() if key not in committed.slice_commits and slice_.offsets]
     found = False
     for topic in sorted({slice_.topic for slice_ in never_read}):
-        planned = work.ledger.topics.planned(work.stream.name, topic)
+        planned = work.ledger.topics.read_planned_topic(work.stream.name, topic)
         try:
-            expired = expired_slices(work.kafka, topic, [slice_ for slice_ in never_read if slice_.topic == topic])
+            expired = list_expired_slices(work.kafka, topic, [slice_ for slice_ in never_read if slice_.topic == topic])
         except TopicAbsentError:
             continue  # there is an error for it, with its remedy
         losses = [
@@ -171,7 +171,7 @@ def _commit_from_spark(
 ) -> list[SliceReport]:
     """Read with the short wait, and again with the long one where Kafka gave nothing."""
     short = {"kafka.fetch.max.wait.ms": LONGEST_FETCH_MS, "kafkaConsumer.pollTimeoutMs": PATIENCE_MS}
-    configured = work.kafka.spark_options().get("kafka.fetch.max.wait.ms")
+    configured = work.kafka.build_spark_options().get("kafka.fetch.max.wait.ms")
     try:
         options = {} if configured else short
         return commit_until_settled(work, TABLE, committed, skipped, partial(_read, left, committed, options))
@@ -183,7 +183,7 @@ def _commit_from_spark(
     return commit_until_settled(work, TABLE, committed, skipped, partial(_read, left, committed, options))
 
 
-def _committed_by(run: str, committed: CommittedSlices) -> dict[str, str]:
+def _select_slices_of_run(run: str, committed: CommittedSlices) -> dict[str, str]:
     """Slices that this run has committed before, with that as the reason why their rows stay."""
     why = "this run had committed it before; it is not read again"
     return {key: why for key, slice_commit in committed.slice_commits.items() if run and slice_commit.run == run}
@@ -201,31 +201,31 @@ class _Read:
     again: Mapping[str, int] | None
     spread: str = "offset"
     run: str = ""
-    release_rows: Callable[[], None] = nothing
+    release_rows: Callable[[], None] = do_nothing
 
-    def slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
+    def build_slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
         lost = slice_.offsets - self.left[slice_.key].offsets
         return SliceCommit(slice_, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
 
-    def files(self, keys: Sequence[str]) -> int:
-        return files_for([self.left[key].offsets for key in keys])
+    def count_files(self, keys: Sequence[str]) -> int:
+        return compute_file_count([self.left[key].offsets for key in keys])
 
-    def tasks(self, keys: Sequence[str]) -> int:
+    def count_tasks(self, keys: Sequence[str]) -> int:
         if self.again is not None:
             return 1
         ranges = [len(offsets) for key in keys for offsets in self.left[key].ranges.values()]
-        most = _records_a_task(sum(ranges))
+        most = _compute_records_per_task(sum(ranges))
         return sum(math.ceil(offsets / most) for offsets in ranges)
 
-    def refused(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
+    def find_refusal(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
         if committed is None or committed.rows is None or self.again is None:
             return None
-        found, recorded = self.again.get(slice_.key, 0), records(committed)
+        found, recorded = self.again.get(slice_.key, 0), count_records(committed)
         if found >= recorded:
             return None
         return f"rows unchanged: Kafka would give {found} records, the commit recorded {recorded}"
 
-    def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
+    def select_rows(self, attempts: Mapping[str, int]) -> DataFrame:
         from pyspark.sql import functions as F
 
         # Each step is analysed by itself, and mostly all slices are committed.
@@ -235,7 +235,7 @@ class _Read:
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
         del keys
-        return nullcontext(nothing)
+        return nullcontext(do_nothing)
 
     def release(self) -> None:
         try:
@@ -260,7 +260,7 @@ def _read(
     mine = {slice_.key: left[slice_.key] for slice_ in slices}
     with ExitStack() as opened, delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
         source = _ByClient(work, opened) if options is None else _BySpark(work, options)
-        rows = _rows(work, [*mine.values()], source)
+        rows = _read_rows(work, [*mine.values()], source)
         if committed.slice_commits.keys().isdisjoint(mine):
             return _Read(rows, mine, again=None, run=work.run, release_rows=opened.pop_all().close)
         rows = rows.persist()
@@ -286,7 +286,7 @@ class _BySpark:
     type_: str = "timestampType"
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
-        return _one_read(self.work, topic, ranges, self.options)
+        return _read_ranges(self.work, topic, ranges, self.options)
 
 
 @dataclass(frozen=True)
@@ -305,30 +305,30 @@ class _ByClient:
     type_: str = "timestamp_type"
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
-        path = client_reads.stage(self.work, topic, ranges)
+        path = client_reads.stage_records(self.work, topic, ranges)
         self.opened.callback(client_reads.remove, self.work.lake, self.work.stream.name, path)
         return self.work.spark.read.format("delta").load(path)
 
 
-def _rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
+def _read_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
     """The records of the slices, each named after its slice, by as few reads as their ranges allow."""
     from pyspark.sql import DataFrame as Frame
 
     groups: dict[tuple[str, int], list[Slice]] = {}
     for slice_ in slices:
         groups.setdefault((slice_.topic, slice_.generation), []).append(_with_fingerprints(work, slice_))
-    frames = [_topic_rows(work, group, source) for group in groups.values()]
-    return _without_erased(work, balanced(Frame.unionByName, frames))
+    frames = [_read_topic_rows(work, group, source) for group in groups.values()]
+    return _without_erased(work, combine_pairwise(Frame.unionByName, frames))
 
 
 def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     """The rows without the records of erased keys, wherever they come back from."""
-    gone = until(work.ledger.erasures.of(work.stream.name))
+    gone = until(work.ledger.erasures.list_for_stream(work.stream.name))
     if not gone:
         return rows
     # Omitted records must be known for as long as the others.
     erasures_table.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
-    moments = _literal_map({digest: milliseconds(moment) for digest, moment in gone.items()})
+    moments = _build_literal_map({digest: to_milliseconds(moment) for digest, moment in gone.items()})
     last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
     return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")
 
@@ -344,13 +344,13 @@ def _with_fingerprints(work: Work, slice_: Slice) -> Slice:
         if len(offsets) and (p not in slice_.fingerprints or slice_.fingerprints[p].offset not in offsets)
     }
     return (
-        replace(slice_, fingerprints={**slice_.fingerprints, **fingerprints(work.kafka, slice_.topic, unmarked)})
+        replace(slice_, fingerprints={**slice_.fingerprints, **read_fingerprints(work.kafka, slice_.topic, unmarked)})
         if unmarked
         else slice_
     )
 
 
-def _fenced(slices: Sequence[Slice], ms: str) -> str:
+def _build_fenced_value(slices: Sequence[Slice], ms: str) -> str:
     """The value in SQL, or an error in Spark when another record is where the plan saw a partition's last one.
 
     The look before the read cannot see a log that is replaced, or a topic that is recreated, while it is read.
@@ -361,19 +361,19 @@ def _fenced(slices: Sequence[Slice], ms: str) -> str:
     }
     if not prints:
         return "value"
-    at = _literal_map({p: mark.offset for p, mark in prints.items()})
-    expected = _literal_map({p: mark.digest for p, mark in prints.items()})
+    at = _build_literal_map({p: mark.offset for p, mark in prints.items()})
+    expected = _build_literal_map({p: mark.digest for p, mark in prints.items()})
     diverged = f"RAISE_ERROR(CONCAT('{DIVERGED}: partition ', partition, ' offset ', offset))"
     checked = f"IF({_DIGEST.format(ms=ms)} = TRY_ELEMENT_AT({expected}, partition), value, {diverged})"
     return f"IF(offset = TRY_ELEMENT_AT({at}, partition), {checked}, value) AS value"
 
 
-def _literal_map(values: Mapping[int, int | str] | Mapping[str, int]) -> str:
+def _build_literal_map(values: Mapping[int, int | str] | Mapping[str, int]) -> str:
     """A map in SQL, of numbers and of digests in hexadecimal; expressions of PySpark take a call of the JVM a part."""
-    return f"MAP({', '.join(_literal(part) for pair in values.items() for part in pair)})"
+    return f"MAP({', '.join(_build_literal(part) for pair in values.items() for part in pair)})"
 
 
-def _literal(value: int | str) -> str:
+def _build_literal(value: int | str) -> str:
     return f"'{value}'" if isinstance(value, str) else f"{value}L"
 
 
@@ -384,7 +384,7 @@ _DIGEST = (
 )
 
 
-def _topic_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
+def _read_topic_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
     """The records of slices of one topic and generation, each named after its slice."""
     from pyspark.sql import DataFrame as Frame
 
@@ -392,56 +392,56 @@ def _topic_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClien
     reads = max((len(ranges) for ranges in merged.values()), default=0)
     if not reads:
         return work.spark.createDataFrame([], COLUMNS)
-    topic, columns = slices[0].topic, _columns(slices, source)
+    topic, columns = slices[0].topic, _build_columns(slices, source)
     frames = [
         source.read(topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)}).selectExpr(*columns)
         for i in range(reads)
     ]
-    rows = balanced(Frame.unionByName, frames)
-    return rows if len(slices) == 1 else _named(work, slices, rows)
+    rows = combine_pairwise(Frame.unionByName, frames)
+    return rows if len(slices) == 1 else _with_slice_keys(work, slices, rows)
 
 
-def _columns(slices: Sequence[Slice], source: _BySpark | _ByClient) -> list[str]:
+def _build_columns(slices: Sequence[Slice], source: _BySpark | _ByClient) -> list[str]:
     """The columns of a record, in SQL, as one step of the plan: Spark analyses each step for milliseconds."""
-    named = [f"{_literal(slices[0].key)} AS slice"] if len(slices) == 1 else []
+    named = [f"{_build_literal(slices[0].key)} AS slice"] if len(slices) == 1 else []
     is_time = f"{source.ms} BETWEEN {LEAST_MILLISECONDS} AND {MOST_MILLISECONDS}"
     times = f"IF({is_time}, TIMESTAMP_MILLIS({source.ms}), NULL) AS timestamp", f"{source.ms} AS timestamp_ms"
     taken = "topic", "partition", "offset", *times, f"{source.type_} AS timestamp_type", "key", "headers"
-    return [*named, f"{slices[0].generation} AS generation", *taken, _fenced(slices, source.ms)]
+    return [*named, f"{slices[0].generation} AS generation", *taken, _build_fenced_value(slices, source.ms)]
 
 
-def _one_read(
+def _read_ranges(
     work: Work, topic: str, ranges: Mapping[int, OffsetRange], options: Mapping[str, str] = SHORT_WAIT
 ) -> DataFrame:
     options = {
         "kafka.max.poll.records": RECORDS_A_POLL,
         **options,
-        **work.kafka.spark_options(),
+        **work.kafka.build_spark_options(),
         "assign": json.dumps({topic: sorted(ranges)}),
         "startingOffsets": json.dumps({topic: {str(p): r.start for p, r in ranges.items()}}),
         "endingOffsets": json.dumps({topic: {str(p): r.end for p, r in ranges.items()}}),
         "kafka.isolation.level": "read_committed",
         "failOnDataLoss": "true",
         "includeHeaders": "true",
-        "maxRecordsPerPartition": str(_records_a_task(sum(len(offsets) for offsets in ranges.values()))),
+        "maxRecordsPerPartition": str(_compute_records_per_task(sum(len(offsets) for offsets in ranges.values()))),
     }
     return work.spark.read.format("kafka").options(**options).load()
 
 
-def files_for(records: Sequence[int]) -> int:
+def compute_file_count(records: Sequence[int]) -> int:
     """Data files at the most, for slices with these record counts that are committed together."""
     total = sum(records)
-    return max(1, math.ceil(total / (_records_a_task(total) if len(records) == 1 else RECORDS_A_FILE)))
+    return max(1, math.ceil(total / (_compute_records_per_task(total) if len(records) == 1 else RECORDS_A_FILE)))
 
 
-def _records_a_task(offsets: int) -> int:
+def _compute_records_per_task(offsets: int) -> int:
     return min(MOST_RECORDS_A_TASK, max(LEAST_RECORDS_A_TASK, math.ceil(offsets / TASKS)))
 
 
-def _named(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:
+def _with_slice_keys(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    bounds = known_rows(
+    bounds = build_known_rows(
         work.spark,
         "slice STRING, in_partition INT, start BIGINT, end BIGINT",
         [(s.key, p, r.start, r.end) for s in slices for p, r in s.ranges.items() if len(r)],

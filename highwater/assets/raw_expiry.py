@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import raw
 from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
-from highwater.balancing import balanced
+from highwater.balancing import combine_pairwise
 from highwater.erasing import AGED
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
-from highwater.retention import AGED_FROM, aged
+from highwater.resources.spark_tables import read_table_version
+from highwater.retention import AGED_FROM, count_expired_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,13 +46,15 @@ def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
     ]
     if not same:
         return []
-    attempts = work.ledger.next_attempts(same)
-    slice_commits = [_without(committed.slice_commits[key], attempts[key], committed.version) for key in same]
+    attempts = work.ledger.allocate_attempts(same)
+    slice_commits = [
+        _build_expired_commit(committed.slice_commits[key], attempts[key], committed.version) for key in same
+    ]
     _commit(work, committed, work.spark.createDataFrame([], raw.COLUMNS), slice_commits, records=())
     return same
 
 
-def _without(committed: SliceCommit, attempt: int, version: int) -> SliceCommit:
+def _build_expired_commit(committed: SliceCommit, attempt: int, version: int) -> SliceCommit:
     counts = {**committed.counts, AGED: committed.rows or 0, AGED_FROM: version}
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
@@ -70,27 +72,35 @@ def put_back(work: Work) -> list[str]:
     }
     if not mine:
         return []
-    attempts = work.ledger.next_attempts([*mine])
-    slice_commits = [_with(slice_commit, attempts[key]) for key, slice_commit in mine.items()]
+    attempts = work.ledger.allocate_attempts([*mine])
+    slice_commits = [_build_restored_commit(slice_commit, attempts[key]) for key, slice_commit in mine.items()]
     with delta_errors(f"the rows of {', '.join(mine)} that expired"):
-        _commit(work, committed, _held(work, mine), slice_commits, records=[*map(aged, mine.values())])
+        _commit(
+            work,
+            committed,
+            _read_expired_rows(work, mine),
+            slice_commits,
+            records=[*map(count_expired_rows, mine.values())],
+        )
     return [*mine]
 
 
-def _with(committed: SliceCommit, attempt: int) -> SliceCommit:
+def _build_restored_commit(committed: SliceCommit, attempt: int) -> SliceCommit:
     counts = {name: count for name, count in committed.counts.items() if name not in {AGED, AGED_FROM}}
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
-def _held(work: Work, slice_commits: Mapping[str, SliceCommit]) -> DataFrame:
+def _read_expired_rows(work: Work, slice_commits: Mapping[str, SliceCommit]) -> DataFrame:
     from pyspark.sql import DataFrame as Frame
 
     versions: dict[int, list[str]] = {}
     for key, slice_commit in slice_commits.items():
         versions.setdefault(slice_commit.counts[AGED_FROM], []).append(key)
-    path = work.lake.path(work.stream.name, raw.TABLE)
-    frames = [rows_at(work.spark, path, version).where(slice_is_one_of(keys)) for version, keys in versions.items()]
-    return balanced(Frame.unionByName, frames)
+    path = work.lake.build_table_path(work.stream.name, raw.TABLE)
+    frames = [
+        read_table_version(work.spark, path, version).where(slice_is_one_of(keys)) for version, keys in versions.items()
+    ]
+    return combine_pairwise(Frame.unionByName, frames)
 
 
 def _commit(
@@ -103,4 +113,6 @@ def _commit(
 ) -> None:
     with commit_turn(work, raw.TABLE):
         work.before_commit()
-        commit_rows(work, raw.TABLE, rows, slice_commits, committed, files=raw.files_for(records), spread="offset")
+        commit_rows(
+            work, raw.TABLE, rows, slice_commits, committed, files=raw.compute_file_count(records), spread="offset"
+        )

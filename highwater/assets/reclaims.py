@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from highwater.envelope import ORIGIN
-from highwater.reclaims import numbers
+from highwater.reclaims import count_reclaims
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,13 +23,13 @@ SEEN = "reclaims_seen"
 _TAKEN = "highest_reclaim"
 
 
-def seen_now(work: Work) -> dict[str, int]:
+def read_current_state(work: Work) -> dict[str, int]:
     """The number of reclaims so far, as a decision keeps it."""
-    acts = work.ledger.reclaims.acts(work.stream.name)
+    acts = work.ledger.reclaims.read_last_act_number(work.stream.name)
     return {SEEN: acts} if acts else {}
 
 
-def counted(rows: DataFrame) -> DataFrame:
+def with_reclaim_number(rows: DataFrame) -> DataFrame:
     """Rows of a table with their number: 0 in rows, and in tables, from before the column was there."""
     from pyspark.sql import functions as F
 
@@ -49,7 +49,7 @@ def with_stale(
     """
     from pyspark.sql import functions as F
 
-    taken = [row for slice_ in slices for row in _reclaimed(work, slice_, seen[slice_.key].get(SEEN, 0))]
+    taken = [row for slice_ in slices for row in _load_reclaims(work, slice_, seen[slice_.key].get(SEEN, 0))]
     if not taken:
         return rows.withColumn(STALE, F.lit(False))  # noqa: FBT003 - a literal column
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
@@ -60,10 +60,10 @@ def with_stale(
     return marked.withColumn(NUMBER, F.when(main, F.col(_TAKEN)).otherwise(F.col(NUMBER))).drop(_TAKEN)
 
 
-def _reclaimed(work: Work, slice_: Slice, acts: int) -> list[tuple[str | int, ...]]:
+def _load_reclaims(work: Work, slice_: Slice, acts: int) -> list[tuple[str | int, ...]]:
     """For each origin that was reclaimed by then, and that the slice may hold, its number."""
     if not acts:
         return []
     main = slice_.topic == work.stream.topic
-    found = work.ledger.reclaims.of(work.stream.name, acts=acts, slice_key=slice_.key if main else None)
-    return [(slice_.key, *origin, number) for origin, number in numbers(found).items()]
+    found = work.ledger.reclaims.list_for_stream(work.stream.name, acts=acts, slice_key=slice_.key if main else None)
+    return [(slice_.key, *origin, number) for origin, number in count_reclaims(found).items()]

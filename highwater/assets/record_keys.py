@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from highwater.assets.decoding import evaluated_once, with_avro, with_payload
-from highwater.assets.documents import escapes_half_a_pair, invalid_utf8, scanned, sound_part
+from highwater.assets.decoding import evaluate_once, with_avro, with_payload
+from highwater.assets.documents import describe_invalid_utf8, extract_valid_part, may_have_lone_surrogate, scan_document
 from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw, Text
-from highwater.schemas import KEY_HEADER, VALUE_HEADER, Schema, self_contained_avro
-from highwater.sources import Key, steps
+from highwater.schemas import KEY_HEADER, VALUE_HEADER, Schema, build_self_contained_avro
+from highwater.sources import Key, split_path
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -45,20 +45,20 @@ def with_key(work: Work, raw: DataFrame) -> DataFrame:
         return bare.withColumns({"key_json": key.cast("variant"), "key_unread": nothing})
     if isinstance(declared, Text):
         text = key.cast("string")
-        broken = F.when(~F.is_valid_utf8(text), _said_of_key(invalid_utf8(key)))
+        broken = F.when(~F.is_valid_utf8(text), _translate_key_problem(describe_invalid_utf8(key)))
         return bare.withColumns({"key_json": F.when(F.is_valid_utf8(text), text).cast("variant"), "key_unread": broken})
     if isinstance(declared, BigEndian):
         wrong = F.concat(F.lit("the key has "), F.length(key), F.lit(f" bytes, and an integer {declared.size}"))
         return bare.withColumns(
             {
-                "key_json": F.when(F.length(key) == declared.size, _integer(key, declared.size)).cast("variant"),
+                "key_json": F.when(F.length(key) == declared.size, _decode_integer(key, declared.size)).cast("variant"),
                 "key_unread": F.when(F.length(key) != declared.size, wrong),
             }
         )
-    return _decoded(work, declared, raw)
+    return _decode_key(work, declared, raw)
 
 
-def _integer(key: Column, size: int) -> Column:
+def _decode_integer(key: Column, size: int) -> Column:
     from pyspark.sql import functions as F
 
     number = F.conv(F.hex(key), 16, -10).cast("bigint")
@@ -66,7 +66,7 @@ def _integer(key: Column, size: int) -> Column:
     return number if size == 8 else F.when(number < 2**31, number).otherwise(number - 2**32)
 
 
-def _decoded(work: Work, declared: Json | Avro | Protobuf, raw: DataFrame) -> DataFrame:
+def _decode_key(work: Work, declared: Json | Avro | Protobuf, raw: DataFrame) -> DataFrame:
     """Rows with a key in the format of a value: the key is decoded in the place of the value."""
     from pyspark.sql import functions as F
 
@@ -79,10 +79,10 @@ def _decoded(work: Work, declared: Json | Avro | Protobuf, raw: DataFrame) -> Da
     if isinstance(declared, Avro):
         rows = _from_avro(work, declared, rows)
     else:
-        rows = _document(work.stream, with_payload(work, declared, rows))
+        rows = _parse_document(work.stream, with_payload(work, declared, rows))
     unknown = F.concat("unknown_schema", F.lit(" of the key"))
     back = [F.col(f"record_{name}" if name in {"value", "headers"} else name).alias(name) for name in raw.columns]
-    found = [F.col("json").alias("key_json"), _said_of_key(F.col("unread")).alias("key_unread")]
+    found = [F.col("json").alias("key_json"), _translate_key_problem(F.col("unread")).alias("key_unread")]
     return rows.select(*back, *found, unknown.alias("key_unknown_schema"))
 
 
@@ -90,18 +90,18 @@ def _from_avro(work: Work, declared: Avro, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     if declared.schema is not None:
-        declared = Avro(_as_record(declared.schema))
-    find = None if work.schemas is None else _as_records(work.schemas)
+        declared = Avro(_wrap_in_record(declared.schema))
+    find = None if work.schemas is None else _wrap_schemas(work.schemas)
     read = with_avro(replace(work, schemas=find), declared, rows, usual=False)
     return read.withColumn("json", F.try_variant_get("json", f'$["{_MEMBER}"]', "variant"))
 
 
-def _as_record(schema: str) -> str:
+def _wrap_in_record(schema: str) -> str:
     fields = [{"name": _MEMBER, "type": json.loads(schema)}]
     return json.dumps({"type": "record", "name": "highwater_key", "fields": fields})
 
 
-def _as_records(find: Callable[[int | str], Schema | None]) -> Callable[[int | str], Schema | None]:
+def _wrap_schemas(find: Callable[[int | str], Schema | None]) -> Callable[[int | str], Schema | None]:
     """The finder of schemas of keys, each as a record."""
 
     def found(one: int | str) -> Schema | None:
@@ -109,14 +109,14 @@ def _as_records(find: Callable[[int | str], Schema | None]) -> Callable[[int | s
         if schema is None or schema.kind != "AVRO":
             return schema
         try:
-            return Schema(schema.id, "AVRO", _as_record(self_contained_avro(schema)))
+            return Schema(schema.id, "AVRO", _wrap_in_record(build_self_contained_avro(schema)))
         except (ValueError, KeyError, TypeError):
             return schema  # the record is rejected: its schema cannot be read
 
     return found
 
 
-def _document(stream: Stream, rows: DataFrame) -> DataFrame:
+def _parse_document(stream: Stream, rows: DataFrame) -> DataFrame:
     """Rows whose payload is a JSON document of any type, as a whole: in a key a name that occurs twice is a fault.
 
     `try_parse_json` stops at the end of the first document and would drop what follows in silence. Read as the first
@@ -128,21 +128,23 @@ def _document(stream: Stream, rows: DataFrame) -> DataFrame:
     pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
     is_last = F.try_variant_get("key_and_end", "$[1]", "string") == _END
     is_last &= F.try_variant_get("key_and_end", "$[2]", "variant").isNull()
-    whole = F.when(is_last & ~escapes_half_a_pair(text), F.try_variant_get("key_and_end", "$[0]", "variant"))
-    read = rows.withColumn("key_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("json", evaluated_once(whole))
+    whole = F.when(is_last & ~may_have_lone_surrogate(text), F.try_variant_get("key_and_end", "$[0]", "variant"))
+    read = rows.withColumn("key_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("json", evaluate_once(whole))
     refused = F.when(F.col("json").isNull() & F.is_valid_utf8(text), text)
-    parts = read.withColumn("text", refused).withColumn("sound", sound_part(F.col("text")))
-    names = [steps(one.path)[0] for f in stream.fields for one in f.sources if isinstance(one, Key) and one.path]
-    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", list(dict.fromkeys(names)) or [_MEMBER]))
-    scans = parts.withColumn("scan", evaluated_once(scan))
-    rest = F.when(escapes_half_a_pair(text), "the value has half of a surrogate pair").otherwise(
+    parts = read.withColumn("text", refused).withColumn("sound", extract_valid_part(F.col("text")))
+    names = [split_path(one.path)[0] for f in stream.fields for one in f.sources if isinstance(one, Key) and one.path]
+    scan = F.when(F.col("text").isNotNull(), scan_document("text", "sound", list(dict.fromkeys(names)) or [_MEMBER]))
+    scans = parts.withColumn("scan", evaluate_once(scan))
+    rest = F.when(may_have_lone_surrogate(text), "the value has half of a surrogate pair").otherwise(
         "the value has a name twice, or is nested too deep"
     )
-    broken = F.when(F.is_valid_utf8(text), F.coalesce("scan.problem", rest)).otherwise(invalid_utf8(F.col("payload")))
+    broken = F.when(F.is_valid_utf8(text), F.coalesce("scan.problem", rest)).otherwise(
+        describe_invalid_utf8(F.col("payload"))
+    )
     return scans.withColumn("unread", F.coalesce("misframed", F.when(F.col("json").isNull(), broken)))
 
 
-def _said_of_key(problem: Column) -> Column:
+def _translate_key_problem(problem: Column) -> Column:
     """The fault of a value, worded for a key."""
     from pyspark.sql import functions as F
 

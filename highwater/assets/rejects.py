@@ -10,29 +10,29 @@ from highwater.assets import events, raw, split_decision
 from highwater.assets.commit import (
     Clock,
     CommittedSlices,
+    build_reports,
     commit_rows,
     commit_turn,
     ensure_table,
-    reports,
     require_newer,
 )
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.events import require
 from highwater.assets.evolution import with_added_fields
-from highwater.assets.hold_gate import parked_slices
-from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
+from highwater.assets.hold_gate import list_slices_to_park
+from highwater.assets.origins import DLQ, filter_first_per_origin, with_fate, with_origins
 from highwater.assets.parsing import is_tombstone, parse_records
-from highwater.assets.small_slices import interpret_if_small, tables_read_by_classification
-from highwater.assets.split_decision import origin_columns
+from highwater.assets.small_slices import interpret_if_small, list_classification_tables
+from highwater.assets.split_decision import build_origin_columns
 from highwater.assets.work import SliceReport, Work
-from highwater.balancing import balanced
+from highwater.balancing import combine_pairwise
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.reject_reasons import PERMANENT, REASONS, UNRESOLVED
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
-from highwater.routing import destination
+from highwater.resources.spark_tables import read_table_version
+from highwater.routing import find_destination
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
@@ -82,37 +82,37 @@ def _follow_decision(
     decisions = decided.slice_commits
     rejected = any(decision.counts["rejects"] for decision in decisions.values())
     published = CommittedSlices.read(work, DLQ) if rejected else CommittedSlices({}, -1)
-    wrong = _unbalanced(work, decisions, committed, published)
-    open_ = [key for key in work.keys if key in wrong or committed.attempt(key) != decisions[key].attempt]
-    require_newer(decisions, {key: committed.attempt(key) for key in open_})
+    wrong = _find_unbalanced_slices(work, decisions, committed, published)
+    open_ = [key for key in work.keys if key in wrong or committed.find_attempt(key) != decisions[key].attempt]
+    require_newer(decisions, {key: committed.find_attempt(key) for key in open_})
     version = committed.version
     if open_:
         read = require(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
-        rows, tasks = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
-        interpreted = interpret_if_small(work, tables_read_by_classification(work))
+        rows, tasks = _build_rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
+        interpreted = interpret_if_small(work, list_classification_tables(work))
         with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), interpreted:
             version = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
-    slice_commits = {key: _slice_commit(decisions[key]) for key in work.keys}
+    slice_commits = {key: _build_slice_commit(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
-    found = reports(work, TABLE, slice_commits, notes, clock, version)
+    found = build_reports(work, TABLE, slice_commits, notes, clock, version)
     _ensure_balanced(found, decisions)
     return found
 
 
-def _unbalanced(
+def _find_unbalanced_slices(
     work: Work, decisions: Mapping[str, SliceCommit], committed: CommittedSlices, published: CommittedSlices
 ) -> set[str]:
     """Unpublished slices whose rejects were written while raw or events were damaged: they are repaired."""
-    same = [key for key, slice_commit in decisions.items() if committed.attempt(key) == slice_commit.attempt]
+    same = [key for key, slice_commit in decisions.items() if committed.find_attempt(key) == slice_commit.attempt]
     if not same:
         return set()
-    open_ = [key for key in same if published.attempt(key) != decisions[key].attempt]
-    there = work.lake.rows_of(work.stream.name, TABLE, open_)
+    open_ = [key for key in same if published.find_attempt(key) != decisions[key].attempt]
+    there = work.lake.count_slice_rows(work.stream.name, TABLE, open_)
     return {key for key, rows in there.items() if rows != decisions[key].counts["rejects"]}
 
 
-def _slice_commit(decision: SliceCommit) -> SliceCommit:
+def _build_slice_commit(decision: SliceCommit) -> SliceCommit:
     return replace(decision, rows=decision.counts["rejects"])
 
 
@@ -156,15 +156,15 @@ def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Slice
 def _commit(
     work: Work, rows: DataFrame, decisions: Sequence[SliceCommit], committed: CommittedSlices, tasks: int | None
 ) -> int:
-    slice_commits = [_slice_commit(decision) for decision in decisions]
+    slice_commits = [_build_slice_commit(decision) for decision in decisions]
     with commit_turn(work, TABLE):
-        files = raw.files_for([slice_commit.rows or 0 for slice_commit in slice_commits])
+        files = raw.compute_file_count([slice_commit.rows or 0 for slice_commit in slice_commits])
         return commit_rows(
             work, TABLE, rows, slice_commits, committed, files=files, spread="origin_offset", tasks=tasks
         )
 
 
-def _rows(
+def _build_rows(
     work: Work, decisions: Sequence[SliceCommit], raw_version: int, events_version: int, published: CommittedSlices
 ) -> tuple[DataFrame, int | None]:
     """The rejects of decisions, as this run classified them, or else what their events left over.
@@ -176,36 +176,38 @@ def _rows(
     with_rejects = [d for d in decisions if d.counts["rejects"]]
     if not with_rejects:
         return work.spark.createDataFrame([], COLUMNS), 1
-    held = _classified(work, with_rejects, published)
+    held = _select_classified_rejects(work, with_rejects, published)
     found = held
     if found is None:
-        found = _classified_again(work, with_rejects, raw_version, events_version, published)
+        found = _classify_again(work, with_rejects, raw_version, events_version, published)
     rows = found.select(
-        *origin_columns({d.key: d.attempt for d in with_rejects}),
+        *build_origin_columns({d.key: d.attempt for d in with_rejects}),
         "reason",
         F.col("reason").isin(sorted(PERMANENT)).alias("permanent"),
         "detail",
         *split_decision.PAYLOAD,
-        F.coalesce("held_next_topic", _next_topic(work.stream, parked_slices(work))).alias("next_topic"),
+        F.coalesce("held_next_topic", _build_next_topic(work.stream, list_slices_to_park(work))).alias("next_topic"),
         F.coalesce("first_failed_at", F.current_timestamp()).alias("first_failed_at"),
         F.col(COPIED_AT).alias(PUBLISHED_AT),
     )
     return rows, None if held is None else 1
 
 
-def _classified(work: Work, decisions: Sequence[SliceCommit], published: CommittedSlices) -> DataFrame | None:
+def _select_classified_rejects(
+    work: Work, decisions: Sequence[SliceCommit], published: CommittedSlices
+) -> DataFrame | None:
     """The rejects as this run classified them; None where another run decided, or the run began again."""
     from pyspark.sql import DataFrame as Frame
 
     if work.classified is None:
         return None
     attempts = {d.key: d.attempt for d in decisions}
-    frames = work.classified.of(attempts, {key: published.attempt(key) for key in attempts})
+    frames = work.classified.select_frames(attempts, {key: published.find_attempt(key) for key in attempts})
     mine = [rows.where(slice_is_one_of(keys)).where(split_decision.is_rejected()) for rows, keys in frames]
-    return balanced(Frame.unionByName, mine) if mine else None
+    return combine_pairwise(Frame.unionByName, mine) if mine else None
 
 
-def _classified_again(
+def _classify_again(
     work: Work, decisions: Sequence[SliceCommit], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
     """Raw minus the committed events, the tombstones and the superseded, parsed again for the reason.
@@ -216,7 +218,7 @@ def _classified_again(
     """
     from pyspark.sql import functions as F
 
-    found = parse_records(work, _left_over(work, decisions, raw_version, events_version, published))
+    found = parse_records(work, _read_unaccepted_rows(work, decisions, raw_version, events_version, published))
     unknown = F.lit("unknown when the slice was decided, known since")
     # With a schema that was registered since, the result could differ: the decision counted it as unresolved.
     counted = [(d.key, [name for name in REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
@@ -232,7 +234,7 @@ def _classified_again(
     )
 
 
-def _left_over(
+def _read_unaccepted_rows(
     work: Work, decisions: Sequence[SliceCommit], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
     from pyspark.sql import functions as F
@@ -240,16 +242,20 @@ def _left_over(
     slices = [d.slice_ for d in decisions]
     mine = slice_is_one_of([d.key for d in decisions])
     name = work.stream.name
-    accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
-    read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine)
+    accepted = read_table_version(work.spark, work.lake.build_table_path(name, events.TABLE), events_version).where(
+        mine
+    )
+    read = read_table_version(work.spark, work.lake.build_table_path(name, raw.TABLE), raw_version).where(mine)
     seen = {d.key: d.counts for d in decisions}
     origins = with_origins(work, read, slices, seen, published.slice_commits)
     fated = with_fate(work, origins, slices, seen, published)
     alive = fated.where(~is_tombstone(work.stream) & ~F.col("elsewhere"))
-    return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), slices)
+    return filter_first_per_origin(
+        work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), slices
+    )
 
 
-def _next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
+def _build_next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
     """The topic that `highwater.routing.destination` gives for each reason and each number of retries.
 
     Args:
@@ -258,13 +264,13 @@ def _next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
     """
     from pyspark.sql import functions as F
 
-    def ruled(*, park: bool) -> Column:
+    def build_destination(*, park: bool) -> Column:
         found = F.when(F.col("retries") >= len(stream.tiers), stream.parked_topic)
         for reason, retries in rules:
             mine = (F.col("reason") == reason) & (F.col("retries") == retries)
-            found = found.when(mine, destination(stream, reason, retries, park=park))
+            found = found.when(mine, find_destination(stream, reason, retries, park=park))
         return found.otherwise(stream.parked_topic)
 
     rules = [(reason, retries) for reason in stream.on_reject for retries, _ in enumerate(stream.tiers)]
-    usual = ruled(park=False)
-    return F.when(F.col("slice").isin(list(parked)), ruled(park=True)).otherwise(usual) if parked else usual
+    usual = build_destination(park=False)
+    return F.when(F.col("slice").isin(list(parked)), build_destination(park=True)).otherwise(usual) if parked else usual

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import accepted_copies
 from highwater.assets.commit import LEASE_SECONDS
-from highwater.assets.publication_log import SENDING, TABLE, slice_commits, under_way
+from highwater.assets.publication_log import SENDING, TABLE, list_sending_slices, read_published_commits
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.publishing import State, ensure_none_retracted, permits_retraction
+from highwater.publishing import State, can_retract, ensure_none_retracted
 from highwater.resources.delta import open_table
 
 if TYPE_CHECKING:
@@ -45,17 +45,20 @@ def ensure_no_retraction(work: Work, keys: Sequence[str], accepted: DataFrame, r
         DependencyAwayError: the lake could not be read.
     """
     found: dict[str, dict[Origin, datetime | None]] = {}
-    for row in (*_gone(work, _reached(work, keys), accepted), *accepted_copies.refused(work, keys, refused)):
+    for row in (
+        *_load_retracted_events(work, _list_sent_slices(work, keys), accepted),
+        *accepted_copies.list_refused_events(work, keys, refused),
+    ):
         # Not by a float: that rounds the last microsecond of the year 9999 into a year that Python does not have.
         at = None if row["us"] is None else _BEGIN + timedelta(microseconds=row["us"])
-        found.setdefault(row["slice"], {}).setdefault(Origin.of_row(row.asDict()), at)
-    leaves = work.ledger.breakers.accepted([*found])
+        found.setdefault(row["slice"], {}).setdefault(Origin.from_row(row.asDict()), at)
+    leaves = work.ledger.breakers.read_accepted_slices([*found])
     for key, origins in found.items():
         leave = leaves[key].accepted_at if key in leaves else None
-        ensure_none_retracted(key, origins, allowed=permits_retraction(leave, origins.values()))
+        ensure_none_retracted(key, origins, allowed=can_retract(leave, origins.values()))
 
 
-def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
+def _load_retracted_events(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
     """Events that were sent of slices and are not accepted of them now: the slice, the origin, and when it was sent."""
     from pyspark.sql import functions as F
 
@@ -63,10 +66,10 @@ def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
         return []
     columns = ["slice", *ORIGIN, "state", "published_at"]
     # The batch before the table: a batch that settles between the two reads is in the table by then.
-    being_sent = under_way(work.lake, work.stream) & {*keys}
-    rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
+    being_sent = list_sending_slices(work.lake, work.stream) & {*keys}
+    rows = work.spark.read.format("delta").load(work.lake.build_table_path(work.stream.name, TABLE))
     if being_sent:
-        sending = work.spark.read.format("delta").load(work.lake.path(work.stream.name, SENDING))
+        sending = work.spark.read.format("delta").load(work.lake.build_table_path(work.stream.name, SENDING))
         rows = rows.select(*columns).union(sending.where("batch IS NULL").select(*columns))
     was = rows.where(F.col("slice").isin(*keys)).where(F.col("state") == State.SENT.value)
     sent = was.select("slice", *ORIGIN, F.unix_micros("published_at").alias("us"))
@@ -75,7 +78,7 @@ def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
     return gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect()
 
 
-def exposed(work: Work, committed: Mapping[str, SliceCommit]) -> set[str]:
+def list_exposed_slices(work: Work, committed: Mapping[str, SliceCommit]) -> set[str]:
     """The slices whose committed events may be sent until they are reprocessed.
 
     A slice that was sent unchanged is followed only by second deliveries, where their first one is retracted.
@@ -89,7 +92,7 @@ def exposed(work: Work, committed: Mapping[str, SliceCommit]) -> set[str]:
     """
     if work.stream.publishes is None or not committed:
         return set()
-    found = slice_commits(work.lake, work.stream, [*committed])
+    found = read_published_commits(work.lake, work.stream, [*committed])
     return {
         key
         for key, slice_commit in committed.items()
@@ -97,13 +100,13 @@ def exposed(work: Work, committed: Mapping[str, SliceCommit]) -> set[str]:
     }
 
 
-def alone(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContextManager[Lease]:
+def lease_sending(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContextManager[Lease]:
     """The lock between writing a batch and committing a decision that may reject its events: one at a time."""
     return work.ledger.lease(f"sending {work.stream.name}", seconds=seconds, wait=2 * ABANDONED_SECONDS)
 
 
 @contextmanager
-def guarded(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def block_sending(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Keep batches from being written down while slices are committed, and see again what was sent of them.
 
     Writing a batch is followed by a look at events. So this commit sees the batch, or the batch sees the decision.
@@ -117,7 +120,7 @@ def guarded(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]
         LeaseHeldError: somebody else kept the lock, or took it; nothing was committed.
         DependencyAwayError: the lake or the ledger could not be read.
     """
-    with alone(work, ABANDONED_SECONDS) as lease:
+    with lease_sending(work, ABANDONED_SECONDS) as lease:
         see()
         lease.left = True  # a run that dies, or gets no report of the outcome, leaves a query that may still commit
         try:
@@ -128,13 +131,13 @@ def guarded(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]
         lease.left = False
 
 
-def _reached(work: Work, keys: Sequence[str]) -> list[str]:
+def _list_sent_slices(work: Work, keys: Sequence[str]) -> list[str]:
     """The slices with sent events, or events that may have been sent, whatever events holds of them."""
     if work.stream.publishes is None:
         return []
     # The batch before the table: a batch that settles between the two reads is in the table by then.
-    being_sent = under_way(work.lake, work.stream)
-    table = open_table(work.lake.path(work.stream.name, TABLE))
+    being_sent = list_sending_slices(work.lake, work.stream)
+    table = open_table(work.lake.build_table_path(work.stream.name, TABLE))
     if table is None:
         return []
     there = {str(one["slice"]) for one in table.partitions()} | being_sent

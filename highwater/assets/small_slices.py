@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from highwater.assets.origins import tier_slices
+from highwater.assets.origins import select_tier_slices
 from highwater.errors import DependencyAwayError
 from highwater.resources.delta import add_actions, open_table
 from highwater.resources.session_settings import session_settings
@@ -39,12 +39,12 @@ def interpret_if_small(work: Work, tables: Sequence[str] = ()) -> Iterator[None]
         yield
 
 
-def tables_read_by_classification(work: Work) -> list[str]:
+def list_classification_tables(work: Work) -> list[str]:
     """The paths of the tables that classification reads beyond the slices' rows of raw."""
-    lookup, tiers = work.stream.lookup, tier_slices(work, work.slices)
+    lookup, tiers = work.stream.lookup, select_tier_slices(work, work.slices)
     return [
-        *([work.lake.reference(lookup.table)] if lookup else []),
-        *([work.lake.path(work.stream.name, "events")] if tiers else []),
+        *([work.lake.build_reference_path(lookup.table)] if lookup else []),
+        *([work.lake.build_table_path(work.stream.name, "events")] if tiers else []),
     ]
 
 

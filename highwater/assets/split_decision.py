@@ -11,24 +11,24 @@ from highwater.assets import raw
 from highwater.assets.breaker_gate import end_probe, ensure_within_limit
 from highwater.assets.commit import Clock, CommittedSlices, release_quietly
 from highwater.assets.dlq_copies import COPIED_AT
-from highwater.assets.hold_gate import HOLDS, counted_holds, ensure_none_held, holding, rejected_anyway
-from highwater.assets.origins import TIMESTAMP, Seen, seen_now, with_fate, with_origins, with_superseded
+from highwater.assets.hold_gate import HOLDS, aggregate_holds, ensure_none_held, holds_slice, subtract_released_rejects
+from highwater.assets.origins import TIMESTAMP, Seen, read_current_state, with_fate, with_origins, with_superseded
 from highwater.assets.parsing import (
-    event_time_of,
-    field_columns,
+    build_event_time,
+    build_key,
+    build_version,
     is_tombstone,
-    key_of,
     parse_records,
-    version_of,
+    select_column_fields,
 )
-from highwater.assets.retraction_guard import ensure_no_retraction, exposed, guarded
-from highwater.assets.work import Work, nothing
+from highwater.assets.retraction_guard import block_sending, ensure_no_retraction, list_exposed_slices
+from highwater.assets.work import Work, do_nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError
 from highwater.reject_reasons import REASONS
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import rows_at
+from highwater.resources.spark_tables import read_table_version
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OTHER_KEYS = "other_keys"
 PAYLOAD = ("key", "value", "headers")
 
 
-def counts_keys(stream: Stream) -> bool:
+def needs_key_count(stream: Stream) -> bool:
     """Whether it is counted how many records have another key than their event."""
     return bool(stream.key) and stream.record_key == "warn"
 
@@ -68,32 +68,32 @@ class Decision:
     exposed: Collection[str]
     spread: str = "origin_offset"
 
-    def slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
-        counts = dict(self.measured[slice_.key]) if slice_.key in self.measured else _nothing()
+    def build_slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
+        counts = dict(self.measured[slice_.key]) if slice_.key in self.measured else _build_zero_counts()
         return SliceCommit(slice_, attempt, rows=counts["events"], counts={**counts, **self.seen[slice_.key]})
 
-    def files(self, keys: Sequence[str]) -> int:
-        return raw.files_for([self.measured[key]["events"] if key in self.measured else 0 for key in keys])
+    def count_files(self, keys: Sequence[str]) -> int:
+        return raw.compute_file_count([self.measured[key]["events"] if key in self.measured else 0 for key in keys])
 
-    def tasks(self, keys: Sequence[str]) -> int:
+    def count_tasks(self, keys: Sequence[str]) -> int:
         del keys
         return 1
 
-    def refused(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
+    def find_refusal(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
         del slice_, committed
         return None
 
-    def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
+    def select_rows(self, attempts: Mapping[str, int]) -> DataFrame:
         from pyspark.sql import functions as F
 
         mine = self._accepted.where(F.col("slice").isin(list(attempts)))
-        return mine.select(*origin_columns(attempts), *event_columns(self.work.stream))
+        return mine.select(*build_origin_columns(attempts), *build_event_columns(self.work.stream))
 
     @property
     def _accepted(self) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return self.rows.where(_alive() & F.col("reason").isNull())
+        return self.rows.where(_is_event_or_reject() & F.col("reason").isNull())
 
     @property
     def _rejected_now(self) -> DataFrame:
@@ -108,14 +108,14 @@ class Decision:
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
         mine = [key for key in keys if key in self.exposed]
-        return guarded(self.work, lambda: self.ensure_no_retraction(mine)) if mine else nullcontext(nothing)
+        return block_sending(self.work, lambda: self.ensure_no_retraction(mine)) if mine else nullcontext(do_nothing)
 
     def release(self) -> None:
         if self.work.classified is None:
             self.rows.unpersist()
 
 
-def _nothing() -> dict[str, int]:
+def _build_zero_counts() -> dict[str, int]:
     names = ("raw", "events", "tombstones", "superseded", "rejects", *(f"rejects_{reason}" for reason in REASONS))
     return dict.fromkeys(names, 0)
 
@@ -124,10 +124,10 @@ def is_rejected() -> Column:
     """Whether a classified record is a reject."""
     from pyspark.sql import functions as F
 
-    return _alive() & F.col("reason").isNotNull()
+    return _is_event_or_reject() & F.col("reason").isNotNull()
 
 
-def _alive() -> Column:
+def _is_event_or_reject() -> Column:
     """Whether a record is an event or a reject."""
     from pyspark.sql import functions as F
 
@@ -145,22 +145,22 @@ def decide(
     from pyspark.sql import functions as F
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("classify"):
-        seen = {slice_.key: seen_now(work, slice_, committed.version) for slice_ in slices}
+        seen = {slice_.key: read_current_state(work, slice_, committed.version) for slice_ in slices}
         # Spark may compute the split more than once until it is committed: all that it reads is of one version.
-        version = work.lake.table_at(work.stream.name, raw.TABLE).version()
-        rows = with_origins(work, raw_rows(work, slices, version), slices, seen, published.slice_commits)
+        version = work.lake.open_existing_table(work.stream.name, raw.TABLE).version()
+        rows = with_origins(work, read_raw_rows(work, slices, version), slices, seen, published.slice_commits)
         fated = with_fate(work, rows, slices, seen, published)
         reason = F.coalesce("held_reason", "reason")
         classified_rows = with_superseded(work, parse_records(work, fated).withColumn("reason", reason), slices)
-        rows = _needed(work.stream, classified_rows).persist()
+        rows = _select_needed_columns(work.stream, classified_rows).persist()
         if work.classified is not None:
-            work.classified.keep(rows, {slice_.key: published.attempt(slice_.key) for slice_ in slices})
+            work.classified.keep(rows, {slice_.key: published.find_attempt(slice_.key) for slice_ in slices})
         try:
             measured = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
             # Chosen before the publication log is read: no other slice is published after that read.
-            open_ = exposed(work, committed.slice_commits)
+            open_ = list_exposed_slices(work, committed.slice_commits)
             _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
-            made = Decision(work, rows, {key: _plain(row) for key, row in measured.items()}, seen, open_)
+            made = Decision(work, rows, {key: _select_counts(row) for key, row in measured.items()}, seen, open_)
             _ensure_decidable(made, committed, slices, measured)
         except BaseException:
             release_quietly(rows.unpersist, work)
@@ -177,7 +177,7 @@ def _ensure_as_read(work: Work, read: CommittedSlices, found: Mapping[str, int])
     differ = [key for key, count in found.items() if count != read.slice_commits[key].rows]
     now = CommittedSlices.read(work, raw.TABLE) if differ else read
     for key in differ:
-        if now.attempt(key) != read.attempt(key):
+        if now.find_attempt(key) != read.find_attempt(key):
             raise SupersededAttemptError(
                 f"{key}: raw was committed again during the classification",
                 stored=read.slice_commits[key].rows,
@@ -193,7 +193,7 @@ def _ensure_decidable(
 
     All slices are checked: if the lake lost a slice's events, only `published` lists the sent ones.
     """
-    work, measured_rejects = made.work, rejected_anyway(measured, made.measured)
+    work, measured_rejects = made.work, subtract_released_rejects(measured, made.measured)
     try:
         ensure_none_held(work, committed.slice_commits, measured)
     except SliceHeldError:
@@ -203,20 +203,20 @@ def _ensure_decidable(
     ensure_within_limit(work, slices, committed.slice_commits, measured_rejects)
 
 
-def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
+def read_raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
     """The raw rows of the slices in one version of the table."""
-    rows = rows_at(work.spark, work.lake.path(work.stream.name, raw.TABLE), version)
+    rows = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, raw.TABLE), version)
     return rows.where(slice_is_one_of([s.key for s in slices]))
 
 
-def _needed(stream: Stream, rows: DataFrame) -> DataFrame:
+def _select_needed_columns(stream: Stream, rows: DataFrame) -> DataFrame:
     """The needed columns of the classified rows: all for a reject, fewer for others, so that Spark holds less."""
     from pyspark.sql import functions as F
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]
     own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason", COPIED_AT)
     tombstone, countable = is_tombstone(stream).alias("tombstone"), F.col("held_reason").isNull().alias("again")
-    other_key = ~F.col("key").eqNullSafe(key_of(stream).cast("binary"))
+    other_key = ~F.col("key").eqNullSafe(build_key(stream).cast("binary"))
     return rows.select(
         *[F.col(name) for name in ("slice", *ORIGIN, *own)],
         tombstone,
@@ -225,8 +225,8 @@ def _needed(stream: Stream, rows: DataFrame) -> DataFrame:
         F.col("held_next_topic"),
         F.coalesce("held_first_failed_at", "first_failed_at").alias("first_failed_at"),
         *[F.when(F.col("reason").isNotNull(), F.col(name)).alias(name) for name in PAYLOAD],
-        *([holding(stream).alias(HOLDS)] if stream.ordered else []),
-        *([other_key.alias(OTHER_KEYS)] if counts_keys(stream) else []),
+        *([holds_slice(stream).alias(HOLDS)] if stream.ordered else []),
+        *([other_key.alias(OTHER_KEYS)] if needs_key_count(stream) else []),
         *(["deleted"] if stream.deletes else []),
         *fields,
     )
@@ -235,9 +235,9 @@ def _needed(stream: Stream, rows: DataFrame) -> DataFrame:
 def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    alive = _alive()
+    alive = _is_event_or_reject()
     accepted = alive & F.col("reason").isNull()
-    time = F.when(accepted, F.unix_micros(event_time_of(stream)))
+    time = F.when(accepted, F.unix_micros(build_event_time(stream)))
     by_reason = [F.count_if(alive & (F.col("reason") == r)).alias(f"rejects_{r}") for r in REASONS]
     return rows.groupBy("slice").agg(
         F.count("*").alias("raw"),
@@ -246,32 +246,32 @@ def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
         F.count_if(alive & F.col("reason").isNotNull()).alias("rejects"),
         F.count_if(F.col("superseded") & ~F.col("tombstone")).alias("superseded"),
         *by_reason,
-        *(counted_holds(alive) if stream.ordered else ()),
-        *([F.count_if(accepted & F.col(OTHER_KEYS)).alias(OTHER_KEYS)] if counts_keys(stream) else ()),
+        *(aggregate_holds(alive) if stream.ordered else ()),
+        *([F.count_if(accepted & F.col(OTHER_KEYS)).alias(OTHER_KEYS)] if needs_key_count(stream) else ()),
         *([F.count_if(accepted & F.col("deleted")).alias("deletes")] if stream.deletes else ()),
         F.min(time).alias("first_event_us"),
         F.max(time).alias("last_event_us"),
     )
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, int]:
+def _select_counts(row: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in row.items() if isinstance(value, int) and name != HOLDS}
 
 
-def event_columns(stream: Stream) -> list[Column]:
+def build_event_columns(stream: Stream) -> list[Column]:
     """The columns of an event that come from its parsed fields."""
     from pyspark.sql import functions as F
 
     return [
-        key_of(stream).alias("key"),
-        *([version_of(stream).alias("version")] if stream.versioned else []),
-        event_time_of(stream).alias("event_time"),
+        build_key(stream).alias("key"),
+        *([build_version(stream).alias("version")] if stream.versioned else []),
+        build_event_time(stream).alias("event_time"),
         *([F.col("deleted")] if stream.deletes else []),
-        *[F.col(f"field_{f.name}").alias(f.name) for f in field_columns(stream)],
+        *[F.col(f"field_{f.name}").alias(f.name) for f in select_column_fields(stream)],
     ]
 
 
-def origin_columns(attempts: Mapping[str, int]) -> list[Column]:
+def build_origin_columns(attempts: Mapping[str, int]) -> list[Column]:
     """The columns that events and rejects share: slice, origin, and the attempt of the slice's decision."""
     from pyspark.sql import functions as F
 

@@ -12,9 +12,9 @@ from highwater.assets import dlq_copies
 from highwater.assets.foreign import DLQ_SEEN, GENERATIONS_SEEN, LOSSES_SEEN
 from highwater.envelope import ORIGIN_OFFSET
 from highwater.plans import Planned
-from highwater.resources.commit_log import held_in
+from highwater.resources.commit_log import read_slice_keys
 from highwater.resources.delta import slice_is_one_of
-from highwater.unprocessed_offsets import Undecided, undecided
+from highwater.unprocessed_offsets import Undecided, build_undecided
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -32,41 +32,41 @@ EARLY = "named_early"
 _SPAN = "in_slice STRING, in_generation INT, in_partition INT, from_offset BIGINT, to_offset BIGINT"
 
 
-def _undecided(work: Work, seen: Mapping[str, int]) -> Undecided | None:
+def _load_undecided(work: Work, seen: Mapping[str, int]) -> Undecided | None:
     """Origins that were not decided in the state that a decision saw; None where an older Highwater recorded no state.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     where = (work.stream.name, work.stream.topic)
-    generations, losses = work.ledger.topics.generations(*where), work.ledger.losses(*where)
+    generations, losses = work.ledger.topics.list_generations(*where), work.ledger.list_losses(*where)
     known, lost = generations[: seen.get(GENERATIONS_SEEN, 0)], losses[: seen.get(LOSSES_SEEN, 0)]
     if not known:
         return None
-    planned = Planned.of(known[-1], _last(work, known, generations), lost)
+    planned = Planned.from_generation(known[-1], _load_last_slice(work, known, generations), lost)
     # If the lake lost a slice in one of the tables, the other one shows it.
-    decided = _keys(work, "events", seen[EVENTS_SEEN]) | _keys(work, "dlq", seen[DLQ_SEEN])
-    keys = [key for topic_id in {one.topic_id for one in known} for key in work.ledger.attempts_at(*where, topic_id)]
+    decided = _load_slice_keys(work, "events", seen[EVENTS_SEEN]) | _load_slice_keys(work, "dlq", seen[DLQ_SEEN])
+    keys = [key for topic_id in {one.topic_id for one in known} for key in work.ledger.read_attempts(*where, topic_id)]
     waiting = work.ledger.get([key for key in keys if key not in decided])
-    return undecided(planned, waiting, lost, _copied(work))
+    return build_undecided(planned, waiting, lost, _load_copied_ends(work))
 
 
-def _last(work: Work, known: Sequence[Generation], generations: Sequence[Generation]) -> Slice | None:
+def _load_last_slice(work: Work, known: Sequence[Generation], generations: Sequence[Generation]) -> Slice | None:
     """The last slice of the newest generation that was known."""
     where = (work.stream.name, work.stream.topic)
     if len(known) == len(generations):
-        return work.ledger.last(*where)
-    planned = reversed(work.ledger.slices(*where))
+        return work.ledger.read_last_slice(*where)
+    planned = reversed(work.ledger.list_slices(*where))
     return next((slice_ for slice_ in planned if slice_.generation == known[-1].number), None)
 
 
-def _keys(work: Work, table: str, version: int) -> set[str]:
-    return set() if version < 0 else held_in(work.lake.table_at(work.stream.name, table, version))
+def _load_slice_keys(work: Work, table: str, version: int) -> set[str]:
+    return set() if version < 0 else read_slice_keys(work.lake.open_existing_table(work.stream.name, table, version))
 
 
-def _copied(work: Work) -> dict[int, int]:
+def _load_copied_ends(work: Work) -> dict[int, int]:
     """The main topic's ends when a lost lake was restarted."""
-    table = work.lake.table(work.stream.name, dlq_copies.TABLE)
+    table = work.lake.open_stream_table(work.stream.name, dlq_copies.TABLE)
     ends = json.loads(table.metadata().description or "{}") if table is not None else {}
     return {int(partition): end for partition, end in ends.get(work.stream.topic, {}).items()}
 
@@ -97,7 +97,7 @@ def with_early(
     """
     from pyspark.sql import functions as F
 
-    looked = {slice_.key: _undecided(work, seen[slice_.key]) for slice_ in tiers}
+    looked = {slice_.key: _load_undecided(work, seen[slice_.key]) for slice_ in tiers}
     undecided_of = {key: found for key, found in looked.items() if found is not None}
     topic, generation, partition, offset = named.values()
     spans = [(key, *span) for key, found in undecided_of.items() for span in found.spans]
@@ -110,7 +110,7 @@ def with_early(
     )
     frame = work.spark.createDataFrame(spans, _SPAN)
     rows_with_place = rows.join(F.broadcast(frame), inside, "left")
-    beyond = [F.when(F.col("slice") == key, _beyond(found, named)) for key, found in undecided_of.items()]
+    beyond = [F.when(F.col("slice") == key, _is_beyond_plan(found, named)) for key, found in undecided_of.items()]
     none = F.lit(False)  # noqa: FBT003 - a literal column
     early = (topic == work.stream.topic) & (F.col("in_slice").isNotNull() | F.coalesce(*beyond, none))
     return _with_early_in_slice(
@@ -118,7 +118,7 @@ def with_early(
     )
 
 
-def _beyond(found: Undecided, named: Mapping[str, Column]) -> Column:
+def _is_beyond_plan(found: Undecided, named: Mapping[str, Column]) -> Column:
     """Whether an origin is of no generation and no partition that is known."""
     _, generation, partition, _ = named.values()
     unplanned = (generation == found.newest) & ~partition.isin(sorted(found.partitions))
@@ -130,7 +130,7 @@ def _with_early_in_slice(work: Work, rows: DataFrame, sent: Sequence[str]) -> Da
 
     if not sent:
         return rows
-    dlq = work.spark.read.format("delta").load(work.lake.path(work.stream.name, "dlq"))
+    dlq = work.spark.read.format("delta").load(work.lake.build_table_path(work.stream.name, "dlq"))
     mine = dlq.where(slice_is_one_of(sent)).where(F.col("detail") == DETAIL)
     # Such a record is rejected under its own place.
     places = mine.select(

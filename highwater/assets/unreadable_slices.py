@@ -16,10 +16,10 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicTruncatedError,
 )
-from highwater.plans import overtaken
-from highwater.resources.deleted_topics import state_of
+from highwater.plans import find_overtaking_generation
+from highwater.resources.deleted_topics import read_state
 from highwater.resources.divergence import compare
-from highwater.routing import option_for
+from highwater.routing import format_topic_option
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -31,25 +31,31 @@ if TYPE_CHECKING:
 LONGEST_COMPARISON = 300.0
 
 
-def unreadable_slices(work: Work, left: Mapping[str, Slice], committed: CommittedSlices) -> dict[str, str]:
+def list_unreadable_slices(work: Work, left: Mapping[str, Slice], committed: CommittedSlices) -> dict[str, str]:
     """Slices whose rows stay because Kafka cannot give them again, with the reason.
 
     The remedy of a slice that was never read destroys something: two looks agree on its problem, with all leaders.
     """
     generations = {
-        topic: work.ledger.topics.generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}
+        topic: work.ledger.topics.list_generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}
     }
     wanted = [slice_ for slice_ in left.values() if slice_.offsets]
-    overtaken_ = {s.key: problem for s in wanted if (problem := _overtaken(work.stream, s, generations[s.topic]))}
+    overtaken_ = {
+        s.key: problem for s in wanted if (problem := _find_overtaken_problem(work.stream, s, generations[s.topic]))
+    }
     sound = [slice_ for slice_ in wanted if slice_.key not in overtaken_]
-    states = {topic: _state(work, topic) for topic in {slice_.topic for slice_ in wanted}}
-    found = _problems(work, sound, states)
+    states = {topic: _read_state(work, topic) for topic in {slice_.topic for slice_ in wanted}}
+    found = _find_problems(work, sound, states)
     unread = [slice_ for slice_ in sound if slice_.key in found and slice_.key not in committed.slice_commits]
     if unread:
         _ensure_all_led(unread, states)
-        states |= {s.topic: _again(work, s.topic) for s in unread if not isinstance(states[s.topic], HighwaterError)}
+        states |= {
+            s.topic: _fetch_state_again(work, s.topic)
+            for s in unread
+            if not isinstance(states[s.topic], HighwaterError)
+        }
         _ensure_all_led(unread, states)
-        again = _problems(work, sound, states)
+        again = _find_problems(work, sound, states)
         _ensure_agreed(unread, found, again)
         found = again
     problems = {**overtaken_, **found}
@@ -60,11 +66,11 @@ def unreadable_slices(work: Work, left: Mapping[str, Slice], committed: Committe
     return {key: f"rows unchanged: {problem}" for key, problem in problems.items()}
 
 
-def _problems(
+def _find_problems(
     work: Work, slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]
 ) -> dict[str, HighwaterError]:
-    found = {s.key: problem for s in slices if (problem := _problem(work.stream, s, states[s.topic])) is not None}
-    return found | _replaced(work, [slice_ for slice_ in slices if slice_.key not in found], states)
+    found = {s.key: problem for s in slices if (problem := _find_problem(work.stream, s, states[s.topic])) is not None}
+    return found | _find_replaced_slices(work, [slice_ for slice_ in slices if slice_.key not in found], states)
 
 
 def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
@@ -100,7 +106,7 @@ def _ensure_agreed(
             )
 
 
-def _replaced(
+def _find_replaced_slices(
     work: Work, slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]
 ) -> dict[str, HighwaterError]:
     """Slices whose offsets hold other records than at planning time (I16).
@@ -127,7 +133,7 @@ def _replaced(
                 f"{', '.join(slice_.key for slice_ in mine)}: " + next(iter(divergence.unsure.values())),
                 remedy="see that every partition has a leader; it is tried again",
             )
-        errors = {slice_.key: _diverged(work.stream, slice_, divergence.diverged) for slice_ in mine}
+        errors = {slice_.key: _find_divergence(work.stream, slice_, divergence.diverged) for slice_ in mine}
         found.update({key: error for key, error in errors.items() if error is not None})
     return found
 
@@ -153,7 +159,7 @@ def _ensure_led(slices: Sequence[Slice], states: Mapping[str, TopicState | Highw
             )
 
 
-def _diverged(stream: Stream, slice_: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
+def _find_divergence(stream: Stream, slice_: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
     for partition, at in sorted(diverged.items()):
         offsets = slice_.ranges.get(partition)
         if offsets is not None and len(offsets) and at < offsets.end:
@@ -161,31 +167,31 @@ def _diverged(stream: Stream, slice_: Slice, diverged: Mapping[int, int]) -> Hig
                 f"{slice_.key}: other records occupy planned offsets of {slice_.topic} partition {partition}",
                 stored=f"{offsets} in leader epoch {slice_.epochs.get(partition)}",
                 found=f"records of a later epoch from offset {at}",
-                remedy=f"highwater accept-divergence {_for_command(stream, slice_)} lets the slice take what is left",
+                remedy=f"highwater accept-divergence {_format_target(stream, slice_)} lets the slice take what is left",
             )
     return None
 
 
-def _for_command(stream: Stream, slice_: Slice) -> str:
+def _format_target(stream: Stream, slice_: Slice) -> str:
     """The slice's stream and topic as a command takes them."""
-    return stream.name + option_for(stream, slice_.topic)
+    return stream.name + format_topic_option(stream, slice_.topic)
 
 
-def _state(work: Work, topic: str) -> TopicState | HighwaterError:
+def _read_state(work: Work, topic: str) -> TopicState | HighwaterError:
     try:
-        return state_of(work.ledger, work.kafka, work.stream, topic)
+        return read_state(work.ledger, work.kafka, work.stream, topic)
     except TopicAbsentError as error:
         return error
 
 
-def _again(work: Work, topic: str) -> TopicState | HighwaterError:
+def _fetch_state_again(work: Work, topic: str) -> TopicState | HighwaterError:
     try:
         return work.kafka.look_again(topic)
     except TopicAbsentError as error:
         return error
 
 
-def _problem(stream: Stream, slice_: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
+def _find_problem(stream: Stream, slice_: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
     if isinstance(state, HighwaterError):
         text = f"{slice_.key}: {state.problem}"
         return type(state)(text, stored=state.stored, found=state.found, remedy=state.remedy)
@@ -194,17 +200,17 @@ def _problem(stream: Stream, slice_: Slice, state: TopicState | HighwaterError) 
             f"{slice_.key}: topic {slice_.topic} is not the one that was planned",
             stored=slice_.topic_id,
             found=state.topic_id,
-            remedy=f"highwater accept-loss {_for_command(stream, slice_)} opens a new generation for the new topic",
+            remedy=f"highwater accept-loss {_format_target(stream, slice_)} opens a new generation for the new topic",
         )
     for partition, offsets in sorted(slice_.ranges.items()):
-        problem = _range_problem(stream, slice_, partition, offsets, state)
+        problem = _find_range_problem(stream, slice_, partition, offsets, state)
         if problem is not None:
             return problem
     return None
 
 
-def _overtaken(stream: Stream, slice_: Slice, generations: Sequence[Generation]) -> HighwaterError | None:
-    found = overtaken(slice_, generations)
+def _find_overtaken_problem(stream: Stream, slice_: Slice, generations: Sequence[Generation]) -> HighwaterError | None:
+    found = find_overtaking_generation(slice_, generations)
     if found is None:
         return None
     partition, later = found
@@ -214,12 +220,12 @@ def _overtaken(stream: Stream, slice_: Slice, generations: Sequence[Generation])
         stored=f"{offsets} of generation {slice_.generation}",
         found=f"generation {later.number} begins at {later.starts[partition]}",
         remedy=(
-            f"highwater accept-loss {_for_command(stream, slice_)} lets a slice that was never read take what is left"
+            f"highwater accept-loss {_format_target(stream, slice_)} lets a slice that was never read take what is left"
         ),
     )
 
 
-def _range_problem(
+def _find_range_problem(
     stream: Stream, slice_: Slice, partition: int, offsets: OffsetRange, state: TopicState
 ) -> HighwaterError | None:
     found = state.partitions.get(partition)
@@ -233,14 +239,14 @@ def _range_problem(
             f"{where}: offsets were deleted before they were read",
             stored=f"{offsets}",
             found=f"log start offset {found.log_start}",
-            remedy=f"highwater accept-loss {_for_command(stream, slice_)} --partition {partition} records the loss",
+            remedy=f"highwater accept-loss {_format_target(stream, slice_)} --partition {partition} records the loss",
         )
     if found.last_stable < offsets.end:
         return TopicTruncatedError(
             f"{where} ends before the planned end",
             stored=offsets.end,
             found=f"last stable offset {found.last_stable}",
-            remedy=f"find out which broker lost its log; highwater accept-loss {_for_command(stream, slice_)} "
+            remedy=f"find out which broker lost its log; highwater accept-loss {_format_target(stream, slice_)} "
             f"--partition {partition} records what is gone",
         )
     return None

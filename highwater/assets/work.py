@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing."""
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Keep the collector of cycles from walking records on their way, whose hundred thousands of tuples hold none.
 
     It was seen to take nearly half of the processor's time. Unused objects are freed all the same.
@@ -56,7 +56,7 @@ class Work:
     ledger: Ledger
     kafka: Kafka
     log: Callable[[str], None]
-    before_commit: Callable[[], None] = nothing
+    before_commit: Callable[[], None] = do_nothing
     run: str = ""
     classified: Classified | None = None
     schemas: Callable[[int | str], Schema | None] | None = None

@@ -7,7 +7,7 @@ import dagster as dg
 
 from highwater.orchestration import metadata
 from highwater.orchestration.run_tags import STREAM_TAG
-from highwater.tables import COMMENTS, stages_of
+from highwater.tables import COMMENTS, select_stages
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -70,7 +70,7 @@ PUBLISHED = Table(
 BY_NAME = {table.name: table for table in (*TABLES, METRICS, PUBLISHED)}
 
 
-def slice_job_name(stream: "Stream") -> str:
+def build_slice_job_name(stream: "Stream") -> str:
     """The job that takes slices of a stream through its tables."""
     return f"{stream.name}_slice"
 
@@ -80,29 +80,29 @@ def publish_job_name(stream: "Stream") -> str:
     return f"{stream.name}_publish"
 
 
-def topic_key(stream: "Stream") -> dg.AssetKey:
+def build_topic_key(stream: "Stream") -> dg.AssetKey:
     """The key of the external asset of the topic."""
     return dg.AssetKey(["kafka", stream.topic])
 
 
-def table_key(stream: "Stream", table: str) -> dg.AssetKey:
+def build_table_key(stream: "Stream", table: str) -> dg.AssetKey:
     """The key of a table's asset."""
     return dg.AssetKey([stream.name, table])
 
 
-def table_keys(stream: "Stream") -> list[dg.AssetKey]:
+def build_table_keys(stream: "Stream") -> list[dg.AssetKey]:
     """The keys of the tables that a run takes its slices through, upstream first."""
-    return [table_key(stream, name) for name in stages_of(stream)]
+    return [build_table_key(stream, name) for name in select_stages(stream)]
 
 
-def topic_spec(stream: "Stream") -> dg.AssetSpec:
+def build_topic_spec(stream: "Stream") -> dg.AssetSpec:
     """The topic, as the asset that Highwater reads and does not make."""
     return dg.AssetSpec(
-        topic_key(stream),
+        build_topic_key(stream),
         group_name=stream.name,
         kinds={"kafka"},
         owners=[stream.owner],
         tags={STREAM_TAG: stream.name},
-        description=metadata.description(stream, f"The Kafka topic `{stream.topic}`."),
-        metadata=metadata.of_stream(stream),
+        description=metadata.describe_asset(stream, f"The Kafka topic `{stream.topic}`."),
+        metadata=metadata.build_stream_metadata(stream),
     )

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from highwater.orchestration.checking.checks import stream_checks
-from highwater.orchestration.jobs import IN_PROCESS, publish_job, slice_job
-from highwater.orchestration.maintenance_job import maintenance_job, nightly
-from highwater.orchestration.observation import topic_asset
-from highwater.orchestration.operator_jobs import audit_daily, operator_jobs
+from highwater.orchestration.checking.checks import build_stream_checks
+from highwater.orchestration.jobs import IN_PROCESS, build_slice_job, publish_job
+from highwater.orchestration.maintenance_job import build_maintenance_job, build_nightly_schedule
+from highwater.orchestration.observation import build_topic_asset
+from highwater.orchestration.operator_jobs import audit_daily, build_operator_jobs
 from highwater.orchestration.resources import default_resources
-from highwater.orchestration.sensors import Ticking, alerts_sensor, stream_sensors
-from highwater.orchestration.stream_assets import table_assets
+from highwater.orchestration.sensors import Ticking, build_alerts_sensor, build_stream_sensors
+from highwater.orchestration.stream_assets import build_table_assets
 from highwater.stream_files import Declarations, read_streams
 
 if TYPE_CHECKING:
@@ -45,11 +45,12 @@ def build_defs(
     found = read_streams() if streams is None else streams
     every = [*found.streams.values()] if isinstance(found, Declarations) else found
     return dg.Definitions.merge(
-        shared_defs(found, resources=resources, environment=environment, pace=pace), *map(stream_defs, every)
+        build_shared_defs(found, resources=resources, environment=environment, pace=pace),
+        *map(build_stream_defs, every),
     )
 
 
-def shared_defs(
+def build_shared_defs(
     found: Declarations | Sequence[Stream],
     *,
     resources: Mapping[str, Any] | None = None,
@@ -61,16 +62,16 @@ def shared_defs(
     streams = [*found.streams.values()] if isinstance(found, Declarations) else found
     ticking = Ticking(environment.get(SENSORS, "").lower() == "running", pace)
     by_name = {stream.name: stream for stream in streams}
-    with quiet():
-        slices = {stream.name: slice_job(stream) for stream in streams}
+    with ignore_dagster_warnings():
+        slices = {stream.name: build_slice_job(stream) for stream in streams}
         publishing = {stream.name: publish_job(stream) for stream in streams if stream.publishes}
-        sensors = stream_sensors(streams, slices, publishing, ticking, files)
-    maintenance, operators = maintenance_job(by_name), operator_jobs(by_name)
+        sensors = build_stream_sensors(streams, slices, publishing, ticking, files)
+    maintenance, operators = build_maintenance_job(by_name), build_operator_jobs(by_name)
     [audit] = [job for job in operators if job.name == "audit"]
     return dg.Definitions(
         jobs=[maintenance, *operators, *slices.values(), *publishing.values()],
-        schedules=[nightly(maintenance), audit_daily(by_name, audit)],
-        sensors=[*sensors, alerts_sensor(streams, ticking, files)],
+        schedules=[build_nightly_schedule(maintenance), audit_daily(by_name, audit)],
+        sensors=[*sensors, build_alerts_sensor(streams, ticking, files)],
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
         # run was marked as failed.
@@ -78,17 +79,17 @@ def shared_defs(
     )
 
 
-def stream_defs(stream: Stream) -> dg.Definitions:
+def build_stream_defs(stream: Stream) -> dg.Definitions:
     """The assets and checks of one stream."""
-    with quiet():
+    with ignore_dagster_warnings():
         return dg.Definitions(
-            assets=[topic_asset(stream), *table_assets(stream)],
-            asset_checks=stream_checks(stream),
+            assets=[build_topic_asset(stream), *build_table_assets(stream)],
+            asset_checks=build_stream_checks(stream),
         )
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def ignore_dagster_warnings() -> Iterator[None]:
     """Dagster's marks on its own features are not shown.
 
     Backfill policies, observable topics and partitions of checks are marked so in Dagster 1.13, which is pinned; the

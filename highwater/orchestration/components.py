@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.errors import DeclarationError
-from highwater.orchestration.build import shared_defs, stream_defs
-from highwater.stream_yaml import FILE, stream_model, to_stream
+from highwater.orchestration.build import build_shared_defs, build_stream_defs
+from highwater.stream_yaml import FILE, build_stream_model, to_stream
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -33,7 +33,7 @@ class StreamComponent(dg.Component):
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
         """The attributes in YAML."""
-        return stream_model()
+        return build_stream_model()
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
@@ -64,9 +64,9 @@ class StreamComponent(dg.Component):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The stream's assets and checks, and, of the first component, what all streams share."""
-        own = stream_defs(self.stream)
+        own = build_stream_defs(self.stream)
         every = context.component_tree.get_all_components(of_type=StreamComponent)
         if every and every[0] is not self:
             return own
         streams = [one.stream for one in every] or [self.stream]
-        return dg.Definitions.merge(shared_defs(streams, environment=os.environ), own)
+        return dg.Definitions.merge(build_shared_defs(streams, environment=os.environ), own)

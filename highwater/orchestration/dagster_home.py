@@ -51,7 +51,7 @@ def translate_errors(problem: str, kinds: type[Exception] = Exception) -> Iterat
     except HighwaterError:
         raise
     except kinds as error:
-        kind = ConfigurationError if isinstance(error, _configured()) else DependencyAwayError
+        kind = ConfigurationError if isinstance(error, _import_config_errors()) else DependencyAwayError
         raise kind(
             problem,
             found=type(error).__name__,
@@ -59,7 +59,7 @@ def translate_errors(problem: str, kinds: type[Exception] = Exception) -> Iterat
         ) from None
 
 
-def _configured() -> tuple[type[Exception], ...]:
+def _import_config_errors() -> tuple[type[Exception], ...]:
     import dagster as dg
     import yaml
     from dagster._check import CheckError
@@ -93,7 +93,7 @@ def dagster_instance() -> Iterator[dg.DagsterInstance | None]:
         yield instance
 
 
-def answer(opened: Opened, question: Callable[[dg.DagsterInstance], T]) -> tuple[T | None, HighwaterError | None]:
+def ask_instance(opened: Opened, question: Callable[[dg.DagsterInstance], T]) -> tuple[T | None, HighwaterError | None]:
     """The answer of the instance, and the reason why it could not be asked; neither where there is none to ask."""
     try:
         with translate_errors("Dagster could not be asked"), opened() as instance:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError
-from highwater.resources.dependency_guards import Guard, open_error, resting
+from highwater.resources.dependency_guards import Guard, is_cooling_down, open_error
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 
-def kafka_guard(ledger: Ledger, kafka: Kafka) -> Guard:
+def build_kafka_guard(ledger: Ledger, kafka: Kafka) -> Guard:
     """The breaker of the brokers."""
-    return Guard(ledger.breakers, KAFKA, kafka.topics)
+    return Guard(ledger.breakers, KAFKA, kafka.list_topic_names)
 
 
-def lake_guard(ledger: Ledger, lake: Lake, stream: Stream) -> Guard:
+def build_lake_guard(ledger: Ledger, lake: Lake, stream: Stream) -> Guard:
     """The breaker of the lake's storage."""
 
     def probe() -> None:
@@ -30,7 +30,7 @@ def lake_guard(ledger: Ledger, lake: Lake, stream: Stream) -> Guard:
     return Guard(ledger.breakers, LAKE, probe)
 
 
-def lookup_guards(ledger: Ledger, lake: Lake, stream: Stream) -> list[Guard]:
+def list_lookup_guards(ledger: Ledger, lake: Lake, stream: Stream) -> list[Guard]:
     """The breaker of the reference table, if the stream has one."""
     from highwater.assets.lookups import ensure_lookup
 
@@ -38,11 +38,11 @@ def lookup_guards(ledger: Ledger, lake: Lake, stream: Stream) -> list[Guard]:
     return [] if lookup is None else [Guard(ledger.breakers, lookup.dependency, lambda: ensure_lookup(lake, lookup))]
 
 
-def guards_of(table: str, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[Guard]:
+def build_step_guards(table: str, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[Guard]:
     """The breakers of what a step asks that takes slices through a table."""
-    lookups = lookup_guards(ledger, lake, stream) if table in {"events", "rejects"} else []
-    brokers = [kafka_guard(ledger, kafka)] if table in {"raw", "dlq", "published"} else []
-    return [lake_guard(ledger, lake, stream), *lookups, *brokers]
+    lookups = list_lookup_guards(ledger, lake, stream) if table in {"events", "rejects"} else []
+    brokers = [build_kafka_guard(ledger, kafka)] if table in {"raw", "dlq", "published"} else []
+    return [build_lake_guard(ledger, lake, stream), *lookups, *brokers]
 
 
 def ensure_kafka_awake(ledger: Ledger, now: datetime) -> None:
@@ -51,22 +51,22 @@ def ensure_kafka_awake(ledger: Ledger, now: datetime) -> None:
     Raises:
         BreakerOpenError: Kafka is left alone now.
     """
-    row = ledger.breakers.dependency(KAFKA)
-    if resting(row, now):
+    row = ledger.breakers.read_dependency(KAFKA)
+    if is_cooling_down(row, now):
         raise open_error(row)
 
 
-def lookup_rests(ledger: Ledger, stream: Stream, now: datetime) -> bool:
+def is_lookup_blocked(ledger: Ledger, stream: Stream, now: datetime) -> bool:
     """Whether the stream's reference table is left alone now, so that nothing can be decided."""
-    return stream.lookup is not None and resting(ledger.breakers.dependency(stream.lookup.dependency), now)
+    return stream.lookup is not None and is_cooling_down(ledger.breakers.read_dependency(stream.lookup.dependency), now)
 
 
-def lookup_away(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
+def is_lookup_away(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
     """Whether the reference table is away now. One that was is asked here, when its breaker lets somebody ask.
 
     So no slice has to fail for it to be found back.
     """
-    for guard in lookup_guards(ledger, lake, stream):
+    for guard in list_lookup_guards(ledger, lake, stream):
         try:
             guard.enter()
         except BreakerOpenError:
@@ -78,10 +78,10 @@ def lookup_away(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
     return False
 
 
-def came_back(ledger: Ledger, stream: Stream) -> datetime | None:
+def read_recovery_time(ledger: Ledger, stream: Stream) -> datetime | None:
     """The last time at which a dependency of the stream that was left alone was found back; None if none ever was."""
     names = {KAFKA, LAKE, *([stream.lookup.dependency] if stream.lookup else [])}
-    times = [one.closed for one in ledger.breakers.dependencies() if one.name in names and one.closed is not None]
+    times = [one.closed for one in ledger.breakers.list_dependencies() if one.name in names and one.closed is not None]
     return max(times, default=None)
 
 
@@ -94,7 +94,7 @@ def ensure_lake_there(ledger: Ledger, lake: Lake) -> None:
     Raises:
         DependencyAwayError: it is not.
     """
-    if not lake.folder_is_gone() or not ledger.ever_attempted():
+    if not lake.is_root_missing() or not ledger.has_attempts():
         return
     raise DependencyAwayError(
         f"the lake's folder {lake.root} is not there",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from highwater.resources.object_store import drop_empty_variables
-from highwater.resources.schema_registry import schema_finder
+from highwater.resources.schema_registry import build_schema_finder
 from highwater.settings import Settings
-from highwater.stream_files import Declarations, declared, read_streams
+from highwater.stream_files import Declarations, find_declared_stream, read_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from highwater.schemas import Schema
 
 
-def settings_of_process() -> Settings:
+def read_process_settings() -> Settings:
     """The settings of this process, read now: every command, tick and run begins here.
 
     Raises:
@@ -55,23 +55,23 @@ class Deployment:
         """The declared streams, and the files with a fault."""
         found = read_streams(self._declarations)
         if self._warn is not None:
-            for line in found.lines():
+            for line in found.describe_faults():
                 self._warn(f"warning: {line}")
         return found
 
-    def streams(self) -> Mapping[str, Stream]:
+    def list_streams(self) -> Mapping[str, Stream]:
         """The declared streams by name, without those of files with a fault."""
         return self.declarations.streams
 
-    def stream(self, name: str) -> Stream:
+    def find_stream(self, name: str) -> Stream:
         """One declared stream.
 
         Raises:
             ConfigurationError: none is declared under that name.
         """
-        return declared(self.streams(), name)
+        return find_declared_stream(self.list_streams(), name)
 
-    def ledger(self) -> Ledger:
+    def open_ledger(self) -> Ledger:
         """The ledger; the same one for the whole command, so that there is one pool of connections."""
         return self._ledger
 
@@ -81,23 +81,23 @@ class Deployment:
 
         return Ledger(self.settings.ledger_url)
 
-    def kafka(self) -> Kafka:
+    def open_kafka(self) -> Kafka:
         from highwater.resources.kafka import Kafka
 
         return Kafka(self.settings.kafka_bootstrap, self.settings.kafka_config)
 
-    def lake(self) -> Lake:
+    def open_lake(self) -> Lake:
         from highwater.resources.lake import Lake
 
         return Lake(self.settings.lake, self.settings.catalog)
 
-    def work(self, stream: Stream, spark: SparkSession | None, log: Callable[[str], None]) -> Work:
+    def open_work(self, stream: Stream, spark: SparkSession | None, log: Callable[[str], None]) -> Work:
         """All of them for work on a stream; without a session for what needs none."""
         from highwater.assets.work import Work
 
-        opened = cast("SparkSession", spark), self.lake(), self.ledger(), self.kafka()
-        return Work(stream, [], *opened, log, schemas=self.schemas())
+        opened = cast("SparkSession", spark), self.open_lake(), self.open_ledger(), self.open_kafka()
+        return Work(stream, [], *opened, log, schemas=self.open_schema_finder())
 
-    def schemas(self) -> Callable[[int | str], Schema | None] | None:
+    def open_schema_finder(self) -> Callable[[int | str], Schema | None] | None:
         """The finder of schemas in the configured registry; None without one."""
-        return schema_finder(self.settings.schema_registry_url, self.settings.schema_registry_config)
+        return build_schema_finder(self.settings.schema_registry_url, self.settings.schema_registry_config)

@@ -10,8 +10,8 @@ import dagster as dg
 
 from highwater import errors
 from highwater.errors import BreakerOpenError, HighwaterError, OutOfTurnError, PermanentError, SliceHeldError
-from highwater.orchestration.redaction import harmless, without
-from highwater.orchestration.resources import known_secrets
+from highwater.orchestration.redaction import redact_error, redact_secrets
+from highwater.orchestration.resources import list_known_secrets
 
 # Three more tries, about 5, 10 and 20 s after the one before. A dependency that is away for longer is repair's
 # business: a waiting step holds its worker.
@@ -29,7 +29,7 @@ def wait_seconds(tries_so_far: int) -> float:
     return FIRST_WAIT * 2.0**tries_so_far * random.uniform(0.5, 1.5)  # noqa: S311 - no secret depends on it
 
 
-def entry_of(error: HighwaterError) -> str:
+def find_runbook_entry(error: HighwaterError) -> str:
     """The entry of the runbook on an error, from the top of the repository; of one of no named kind, its family."""
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     family = {"PermanentError": "permanent-errors", "TemporaryError": "temporary-errors"}
@@ -41,27 +41,29 @@ def is_last_try(tries_so_far: int) -> bool:
     return tries_so_far >= TRIES_AGAIN
 
 
-def as_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failure:
+def to_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failure:
     """The failure that Dagster shows, with the values and the remedy, and without secrets."""
     values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
     shown = {
-        name: dg.MetadataValue.text(without(str(value), secrets)) for name, value in values.items() if value is not None
+        name: dg.MetadataValue.text(redact_secrets(str(value), secrets))
+        for name, value in values.items()
+        if value is not None
     }
     return dg.Failure(
         # With the name: of a failure that is the cause of a retry, Dagster stores this text alone.
-        description=without(f"{type(error).__name__}: {error}", secrets),
+        description=redact_secrets(f"{type(error).__name__}: {error}", secrets),
         metadata={
             "error": dg.MetadataValue.text(type(error).__name__),
             **shown,
-            "runbook": dg.MetadataValue.path(entry_of(error)),
+            "runbook": dg.MetadataValue.path(find_runbook_entry(error)),
         },
         allow_retries=not isinstance(error, PermanentError),
     )
 
 
-def safe_text(error: Exception) -> str:
+def format_redacted_error(error: Exception) -> str:
     """The name and the text of an error, without secrets."""
-    return without(f"{type(error).__name__}: {error}", known_secrets())
+    return redact_secrets(f"{type(error).__name__}: {error}", list_known_secrets())
 
 
 @contextmanager
@@ -79,18 +81,18 @@ def translate_errors(tries_so_far: int, stop: Callable[[], None]) -> Iterator[No
     try:
         yield
     except NOT_TRIED_AGAIN as error:
-        _quietly(stop)
-        raise as_failure(error, known_secrets()) from harmless(error, known_secrets())
+        _stop_or_warn(stop)
+        raise to_failure(error, list_known_secrets()) from redact_error(error, list_known_secrets())
     except HighwaterError as error:
-        _quietly(stop)
-        failure = as_failure(error, known_secrets())
-        failure.__cause__ = harmless(error, known_secrets())
+        _stop_or_warn(stop)
+        failure = to_failure(error, list_known_secrets())
+        failure.__cause__ = redact_error(error, list_known_secrets())
         raise _try_again(tries_so_far) from failure
     except Exception as error:  # noqa: BLE001 - it is raised on, as the cause of the retry
-        _quietly(stop)
-        raise _try_again(tries_so_far) from harmless(error, known_secrets())
+        _stop_or_warn(stop)
+        raise _try_again(tries_so_far) from redact_error(error, list_known_secrets())
     except BaseException:
-        _quietly(stop)
+        _stop_or_warn(stop)
         raise
 
 
@@ -98,9 +100,11 @@ def _try_again(tries_so_far: int) -> dg.RetryRequested:
     return dg.RetryRequested(max_retries=TRIES_AGAIN, seconds_to_wait=wait_seconds(tries_so_far))
 
 
-def _quietly(stop: Callable[[], None]) -> None:
+def _stop_or_warn(stop: Callable[[], None]) -> None:
     """The error under way matters more than one met on the way out."""
     try:
         stop()
     except Exception as error:  # noqa: BLE001 - whatever it is, the first error must not be lost
-        dg.get_dagster_logger().warning("the work on Spark could not be stopped: %s", harmless(error, known_secrets()))
+        dg.get_dagster_logger().warning(
+            "the work on Spark could not be stopped: %s", redact_error(error, list_known_secrets())
+        )

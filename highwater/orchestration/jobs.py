@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from highwater.orchestration.asset_keys import PUBLISHED, publish_job_name, slice_job_name, table_key, table_keys
+from highwater.orchestration.asset_keys import (
+    PUBLISHED,
+    build_slice_job_name,
+    build_table_key,
+    build_table_keys,
+    publish_job_name,
+)
 from highwater.orchestration.run_tags import PUBLISH, PURPOSE, STREAM_TAG
 
 if TYPE_CHECKING:
@@ -18,15 +24,16 @@ if TYPE_CHECKING:
 IN_PROCESS = dg.in_process_executor.configured({}, name="in_process")
 
 
-def slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
+def build_slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     """The job `<stream>_slice`, with the checks of its tables.
 
     It runs in one process: its steps share one Spark session, and no step outlives its run.
     """
+    keys = build_table_keys(stream)
     return dg.define_asset_job(
-        slice_job_name(stream),
-        selection=dg.AssetSelection.assets(*table_keys(stream)),
-        description=f"Takes slices of {stream.name} through {', '.join(key.path[-1] for key in table_keys(stream))}.",
+        build_slice_job_name(stream),
+        selection=dg.AssetSelection.assets(*keys),
+        description=f"Takes slices of {stream.name} through {', '.join(key.path[-1] for key in keys)}.",
         executor_def=IN_PROCESS,
         tags={STREAM_TAG: stream.name},
     )
@@ -36,14 +43,14 @@ def publish_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     """The job `<stream>_publish`, of streams that publish: it sends accepted events, without Spark."""
     return dg.define_asset_job(
         publish_job_name(stream),
-        selection=dg.AssetSelection.assets(table_key(stream, PUBLISHED.name)),
+        selection=dg.AssetSelection.assets(build_table_key(stream, PUBLISHED.name)),
         description=f"Sends the accepted events of slices of {stream.name}; a slice waits for those before it.",
         executor_def=IN_PROCESS,
         tags={STREAM_TAG: stream.name, PURPOSE: PUBLISH},
     )
 
 
-def job_of_one_op(
+def build_one_op_job(
     name: str,
     about: str,
     config: type[dg.Config],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from highwater.resources.lineage import Sender, sender
+from highwater.resources.lineage import Sender, get_sender
 
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport, Work
@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def lineage_of(work: Work, table: Table, job: str) -> Iterator[Callable[[Sequence[SliceReport]], None]]:
+def emit_lineage(work: Work, table: Table, job: str) -> Iterator[Callable[[Sequence[SliceReport]], None]]:
     """Send the events of a step that takes slices through one table; none where no transport is configured.
 
     The block calls the function that it gets with its reports. No fault of lineage fails or delays the block.
@@ -29,11 +29,11 @@ def lineage_of(work: Work, table: Table, job: str) -> Iterator[Callable[[Sequenc
         table: the table.
         job: the name of Dagster's job.
     """
-    sending = sender()
+    sending = get_sender()
     if sending is None:
         yield lambda _: None
         return
-    step = _quietly(lambda: _step(work, table, job))
+    step = _build_or_warn(lambda: _build_step(work, table, job))
     reported: list[SliceReport] = []
     _send(sending, step, "START")
     try:
@@ -47,10 +47,10 @@ def lineage_of(work: Work, table: Table, job: str) -> Iterator[Callable[[Sequenc
     _send(sending, step, "COMPLETE", reported)
 
 
-def _step(work: Work, table: Table, job: str) -> Step:
+def _build_step(work: Work, table: Table, job: str) -> Step:
     from highwater.orchestration.lineage_events import Step
 
-    return Step.of(work, table, job)
+    return Step.from_work(work, table, job)
 
 
 def _send(
@@ -60,12 +60,12 @@ def _send(
     reports: Sequence[SliceReport] = (),
     error: BaseException | None = None,
 ) -> None:
-    event = None if step is None else _quietly(lambda: step.event(state, reports, error))
+    event = None if step is None else _build_or_warn(lambda: step.build_event(state, reports, error))
     if event is not None:
         sending.send(event)
 
 
-def _quietly(make: Callable[[], T]) -> T | None:
+def _build_or_warn(make: Callable[[], T]) -> T | None:
     try:
         return make()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is no fault of the run

@@ -27,8 +27,8 @@ from openlineage.client.naming.dataset import ABFSS, GCS, HDFS, S3, DatasetNamin
 from openlineage.client.uuid import generate_new_uuid
 
 from highwater.errors import HighwaterError
-from highwater.orchestration.failures import entry_of
-from highwater.slices import ranges_to_plain
+from highwater.orchestration.failures import find_runbook_entry
+from highwater.slices import encode_ranges
 
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport, Work
@@ -87,7 +87,7 @@ class Step:
     parent: tuple[str, str] | None
 
     @classmethod
-    def of(cls, work: Work, table: Table, job: str) -> Step:
+    def from_work(cls, work: Work, table: Table, job: str) -> Step:
         """The step of a run.
 
         Args:
@@ -100,15 +100,17 @@ class Step:
             str(generate_new_uuid()),
             f"{stream.name}/{table.name}",
             work.slices,
-            [*_inputs(work, table)],
+            [*_select_input_datasets(work, table)],
             [
-                delta_dataset(work.lake.path(stream.name, table.name)),
-                *[kafka_dataset(bootstrap, topic) for topic in _topics_out(work, table)],
+                build_delta_dataset(work.lake.build_table_path(stream.name, table.name)),
+                *[build_kafka_dataset(bootstrap, topic) for topic in _select_output_topics(work, table)],
             ],
             (work.run, job) if _is_uuid(work.run) else None,
         )
 
-    def event(self, state: str, reports: Sequence[SliceReport] = (), error: BaseException | None = None) -> RunEvent:
+    def build_event(
+        self, state: str, reports: Sequence[SliceReport] = (), error: BaseException | None = None
+    ) -> RunEvent:
         """An event of the step.
 
         Args:
@@ -121,53 +123,53 @@ class Step:
             eventTime=datetime.now(UTC).isoformat(),
             producer=PRODUCER,
             eventType=RunState(state),
-            run=Run(self.run_id, self._run_facets(reports, error)),
-            job=Job(_namespace(), self.name, {"jobType": kind}),
-            inputs=[self._input(one) for one in self.inputs],
-            outputs=[_output(one, reports) for one in self.outputs],
+            run=Run(self.run_id, self._build_run_facets(reports, error)),
+            job=Job(_read_namespace(), self.name, {"jobType": kind}),
+            inputs=[self._build_input(one) for one in self.inputs],
+            outputs=[_build_output(one, reports) for one in self.outputs],
         )
 
-    def _run_facets(self, reports: Sequence[SliceReport], error: BaseException | None) -> dict[str, RunFacet]:
-        slices, left_out = _plain(self.slices, {report.slice_.key: report for report in reports})
+    def _build_run_facets(self, reports: Sequence[SliceReport], error: BaseException | None) -> dict[str, RunFacet]:
+        slices, left_out = _to_plain_slices(self.slices, {report.slice_.key: report for report in reports})
         found: dict[str, RunFacet] = {"highwater_slices": SlicesRunFacet(slices, left_out, producer=PRODUCER)}
         if self.parent is not None:
             run, job = self.parent
             found["parent"] = parent_run.ParentRunFacet(
-                parent_run.Run(run), parent_run.Job(_namespace(), job), producer=PRODUCER
+                parent_run.Run(run), parent_run.Job(_read_namespace(), job), producer=PRODUCER
             )
         if error is not None:
             found["errorMessage"] = error_message_run.ErrorMessageRunFacet(
-                _safe_text(error), "python", producer=PRODUCER
+                _describe_error(error), "python", producer=PRODUCER
             )
         return found
 
-    def _input(self, dataset: DatasetNaming) -> InputDataset:
+    def _build_input(self, dataset: DatasetNaming) -> InputDataset:
         facets: dict[str, InputDatasetFacet] = {}
         if isinstance(dataset, Kafka):
-            slices, left_out = _plain([one for one in self.slices if one.topic == dataset.topic], {})
+            slices, left_out = _to_plain_slices([one for one in self.slices if one.topic == dataset.topic], {})
             facets["highwater_offsets"] = OffsetsInputFacet(slices, left_out, producer=PRODUCER)
         return InputDataset(dataset.get_namespace(), dataset.get_name(), facets)
 
 
-def _inputs(work: Work, table: Table) -> Iterator[DatasetNaming]:
+def _select_input_datasets(work: Work, table: Table) -> Iterator[DatasetNaming]:
     for name in table.above:
         if name == "kafka":
             topics = sorted({one.topic for one in work.slices})
-            yield from (kafka_dataset(work.kafka.bootstrap, topic) for topic in topics)
+            yield from (build_kafka_dataset(work.kafka.bootstrap, topic) for topic in topics)
         else:
-            yield delta_dataset(work.lake.path(work.stream.name, name))
+            yield build_delta_dataset(work.lake.build_table_path(work.stream.name, name))
     if table.name == "events" and work.stream.lookup is not None:
-        yield delta_dataset(work.lake.reference(work.stream.lookup.table))
+        yield build_delta_dataset(work.lake.build_reference_path(work.stream.lookup.table))
 
 
-def _topics_out(work: Work, table: Table) -> tuple[str, ...]:
+def _select_output_topics(work: Work, table: Table) -> tuple[str, ...]:
     stream = work.stream
     if table.name == "dlq":
         return stream.dlq_topics
     return (stream.publishes.topic,) if table.name == "published" and stream.publishes else ()
 
 
-def _output(dataset: DatasetNaming, reports: Sequence[SliceReport]) -> OutputDataset:
+def _build_output(dataset: DatasetNaming, reports: Sequence[SliceReport]) -> OutputDataset:
     found = OutputDataset(dataset.get_namespace(), dataset.get_name())
     if isinstance(dataset, Kafka):
         return found
@@ -185,12 +187,12 @@ def _output(dataset: DatasetNaming, reports: Sequence[SliceReport]) -> OutputDat
     return found
 
 
-def _plain(slices: Sequence[Slice], reports: dict[str, SliceReport]) -> tuple[list[dict[str, Any]], int]:
+def _to_plain_slices(slices: Sequence[Slice], reports: dict[str, SliceReport]) -> tuple[list[dict[str, Any]], int]:
     """The slices as plain values with at most `MOST_RANGES` ranges in all, and how many ranges are left out."""
     found: list[dict[str, Any]] = []
     room = MOST_RANGES
     for one in slices:
-        some = list(ranges_to_plain(one.ranges).items())[:room]
+        some = list(encode_ranges(one.ranges).items())[:room]
         room -= len(some)
         ranges = [{"partition": int(p), "start": start, "end": end} for p, (start, end) in some]
         plain = {"slice": one.key, "topic": one.topic, "generation": one.generation, "ranges": ranges}
@@ -200,13 +202,13 @@ def _plain(slices: Sequence[Slice], reports: dict[str, SliceReport]) -> tuple[li
     return found, sum(len(one.ranges) for one in slices) - (MOST_RANGES - room)
 
 
-def _safe_text(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """The name of an error and its entry in the runbook: its text may repeat a value of a record."""
     name = type(error).__name__
-    return f"{name}: see {entry_of(error)}" if isinstance(error, HighwaterError) else name
+    return f"{name}: see {find_runbook_entry(error)}" if isinstance(error, HighwaterError) else name
 
 
-def kafka_dataset(bootstrap: str, topic: str) -> DatasetNaming:
+def build_kafka_dataset(bootstrap: str, topic: str) -> DatasetNaming:
     """The name of a topic: its namespace is the first of the brokers' addresses.
 
     Args:
@@ -218,7 +220,7 @@ def kafka_dataset(bootstrap: str, topic: str) -> DatasetNaming:
     return Kafka(host, port, topic) if host and not first.endswith("]") else Kafka(first, KAFKA_PORT, topic)
 
 
-def delta_dataset(path: str) -> DatasetNaming:
+def build_delta_dataset(path: str) -> DatasetNaming:
     """The name of a Delta table by its path or URI, as OpenLineage names places of storage; logins are left out.
 
     Args:
@@ -256,7 +258,7 @@ class OtherStorage:
         return self.name
 
 
-def _namespace() -> str:
+def _read_namespace() -> str:
     return os.environ.get("OPENLINEAGE_NAMESPACE") or DEFAULT_NAMESPACE
 
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from highwater.log_fields import of_slices
+from highwater.log_fields import build_slice_fields
 from highwater.orchestration.run_tags import PARTITION, RANGE_END, RANGE_START, STREAM_TAG
-from highwater.settings import log_format
+from highwater.settings import read_log_format
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -27,7 +27,7 @@ def install(environment: Mapping[str, str]) -> None:
     Raises:
         ConfigurationError: the variable has another value than those it may have.
     """
-    if log_format(environment) != "json":
+    if read_log_format(environment) != "json":
         return
     logging.setLoggerClass(JsonLogger)
     there = [logging.root, *(known for known in logging.root.manager.loggerDict.values())]
@@ -46,10 +46,10 @@ class JsonLogger(logging.Logger):
 
 def _use_json(handler: logging.Handler) -> None:
     if getattr(handler, "stream", None) in {sys.stdout, sys.stderr}:
-        handler.setFormatter(formatter())
+        handler.setFormatter(build_formatter())
 
 
-def formatter() -> logging.Formatter:
+def build_formatter() -> logging.Formatter:
     """Makes a record into one line of JSON."""
     from structlog import contextvars, processors, stdlib
 
@@ -58,7 +58,7 @@ def formatter() -> logging.Formatter:
             processors.TimeStamper(fmt="iso", utc=True, key="timestamp"),
             stdlib.add_log_level,
             stdlib.add_logger_name,
-            _of_dagster,
+            _add_dagster_fields,
             contextvars.merge_contextvars,
         ],
         processors=[
@@ -70,7 +70,7 @@ def formatter() -> logging.Formatter:
     )
 
 
-def _of_dagster(_logger: object, _method: str, line: Line) -> Line:
+def _add_dagster_fields(_logger: object, _method: str, line: Line) -> Line:
     """The fields that Dagster hangs on a record, in place of the prefix that it writes before the text."""
     meta: Mapping[str, Any] = getattr(line["_record"], "dagster_meta", None) or {}
     tags: Mapping[str, str] = meta.get("job_tags") or {}
@@ -81,16 +81,16 @@ def _of_dagster(_logger: object, _method: str, line: Line) -> Line:
         "step": meta.get("step_key"),
         "tick": meta.get("name"),
         "stream": tags.get(STREAM_TAG),
-        **of_slices(list(dict.fromkeys(keys))),
+        **build_slice_fields(list(dict.fromkeys(keys))),
     }
     line.update({name: value for name, value in found.items() if value is not None})
     line["event"] = meta.get("orig_message", line["event"])
     if meta.get("dagster_event") is not None:
-        line.update(_of_event(meta["dagster_event"]))
+        line.update(_select_event_fields(meta["dagster_event"]))
     return line
 
 
-def _of_event(event: dg.DagsterEvent) -> Iterator[tuple[str, Any]]:
+def _select_event_fields(event: dg.DagsterEvent) -> Iterator[tuple[str, Any]]:
     """The facts of an event of Dagster's beyond its text: its kind, its error, and of a slice its numbers."""
     import dagster as dg
 
@@ -104,12 +104,12 @@ def _of_event(event: dg.DagsterEvent) -> Iterator[tuple[str, Any]]:
         yield "asset", subject.asset_key.to_user_string()
         if subject.partition is not None:
             yield "slice", subject.partition
-        yield from _numbers(subject.metadata).items()
+        yield from _select_numbers(subject.metadata).items()
     if isinstance(subject, dg.AssetCheckEvaluation):
         yield from {"check": subject.check_name, "passed": subject.passed, "found": subject.description}.items()
 
 
-def _numbers(metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _select_numbers(metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The numbers of a slice, those of its phases apart."""
     numbers = {name: value.value for name, value in metadata.items() if isinstance(value.value, int | float)}
     seconds = {name.removeprefix("seconds/"): took for name, took in numbers.items() if name.startswith("seconds/")}

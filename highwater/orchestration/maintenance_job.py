@@ -10,13 +10,19 @@ import dagster as dg
 from pydantic import Field
 
 from highwater.errors import PermanentError
-from highwater.log_fields import fields
-from highwater.orchestration.asset_keys import table_key
-from highwater.orchestration.failures import NOT_TRIED_AGAIN, TRIES_AGAIN, safe_text, translate_errors, wait_seconds
-from highwater.orchestration.jobs import job_of_one_op
+from highwater.log_fields import bind_log_fields
+from highwater.orchestration.asset_keys import build_table_key
+from highwater.orchestration.failures import (
+    NOT_TRIED_AGAIN,
+    TRIES_AGAIN,
+    format_redacted_error,
+    translate_errors,
+    wait_seconds,
+)
+from highwater.orchestration.jobs import build_one_op_job
 from highwater.orchestration.run_tags import STREAM_TAG
-from highwater.orchestration.stream_assets import work_of
-from highwater.stream_files import declared
+from highwater.orchestration.stream_assets import build_work
+from highwater.stream_files import find_declared_stream
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -32,7 +38,7 @@ class MaintenanceConfig(dg.Config):
     dry_run: bool = Field(default=False, description="Only show what would be done.")
 
 
-def maintenance_job(streams: "Mapping[str, Stream]") -> dg.JobDefinition:
+def build_maintenance_job(streams: "Mapping[str, Stream]") -> dg.JobDefinition:
     """The job `maintenance`: one step maintains stream after stream, and an error of one delays no other.
 
     Args:
@@ -43,16 +49,16 @@ def maintenance_job(streams: "Mapping[str, Stream]") -> dg.JobDefinition:
 
     def maintain(context: dg.OpExecutionContext, config: Any) -> None:
         with translate_errors(context.retry_number, context.resources.spark.interrupt):
-            chosen = [declared(streams, name) for name in config.streams] or list(streams.values())
+            chosen = [find_declared_stream(streams, name) for name in config.streams] or list(streams.values())
             if len(chosen) == 1:
                 context.instance.add_run_tags(context.run_id, {STREAM_TAG: chosen[0].name})
             _maintain_all(context, chosen, dry_run=config.dry_run)
             _drop_missing(context, dry_run=config.dry_run)
 
-    return job_of_one_op(NAME, about, MaintenanceConfig, maintain, spark=True)
+    return build_one_op_job(NAME, about, MaintenanceConfig, maintain, spark=True)
 
 
-def nightly(job: dg.JobDefinition) -> dg.ScheduleDefinition:
+def build_nightly_schedule(job: dg.JobDefinition) -> dg.ScheduleDefinition:
     """The schedule `maintenance`, which is stopped until a person starts it."""
     return dg.ScheduleDefinition(
         name=NAME, job=job, cron_schedule="0 3 * * *", description="Maintains all streams every day at 3 UTC."
@@ -74,10 +80,10 @@ def _maintain_all(context: dg.OpExecutionContext, streams: Sequence["Stream"], *
         for stream in pending:
             faults.pop(stream.name, None)
             try:
-                with fields(stream=stream.name):
+                with bind_log_fields(stream=stream.name):
                     _maintain(context, stream, dry_run=dry_run)
             except Exception as error:  # noqa: BLE001 - whatever fails one stream delays no other
-                faults[stream.name] = safe_text(error)
+                faults[stream.name] = format_redacted_error(error)
                 context.log.error("%s: %s", stream.name, faults[stream.name])  # noqa: TRY400 - secrets are removed
                 with suppress(Exception):  # the error of the stream matters more
                     context.resources.spark.interrupt()
@@ -99,14 +105,14 @@ def _drop_missing(context: dg.OpExecutionContext, *, dry_run: bool) -> None:
 
     lake = context.resources.lake.open()
     if not dry_run and lake.catalog is not None:
-        gone = drop_missing(context.resources.spark.session(), lake.catalog, lake.root)
+        gone = drop_missing(context.resources.spark.get_session(), lake.catalog, lake.root)
         context.log.info("%s: names of missing tables that were dropped: %s", lake.catalog, ", ".join(gone) or "none")
 
 
 def _maintain(context: dg.OpExecutionContext, stream: "Stream", *, dry_run: bool) -> None:
     from highwater.orchestration.operations.maintenance import maintain
 
-    report = maintain(work_of(context, stream), context.instance, datetime.now(UTC), dry_run=dry_run)
+    report = maintain(build_work(context, stream), context.instance, datetime.now(UTC), dry_run=dry_run)
     for line in report.lines:
         context.log.info(line)
     _observe(context, stream, report)
@@ -122,4 +128,4 @@ def _observe(context: dg.OpExecutionContext, stream: "Stream", report: "Report")
         numbers |= whole if one.table == "raw" else {}
         notes = {"notes": "\n".join(one.notes)} if one.notes else {}
         metadata = {f"{NAME}/{name}": value for name, value in {**numbers, **notes}.items()}
-        context.log_event(dg.AssetObservation(table_key(stream, one.table), metadata=metadata))
+        context.log_event(dg.AssetObservation(build_table_key(stream, one.table), metadata=metadata))

@@ -23,7 +23,7 @@ _TIMES = ("first_event_us", "last_event_us")
 MOST_SHOWN = 50
 
 
-def of_slice(report: SliceReport, together: int = 1) -> Metadata:
+def build_slice_metadata(report: SliceReport, together: int = 1) -> Metadata:
     """The metadata of one slice in one table; never an error, since the slice is committed already.
 
     An event at the last microsecond of the year 9999 failed this once, and with it the run and every tick of repair.
@@ -33,22 +33,22 @@ def of_slice(report: SliceReport, together: int = 1) -> Metadata:
         together: slices of the run. Its seconds are shared among them, or they would plot the size of the range.
     """
     try:
-        return _of_slice(report, together)
+        return _build_report_metadata(report, together)
     except Exception as error:  # noqa: BLE001 - whatever a record's content does to a page
         problem = f"the metadata of {report.slice_.key} could not be written: {type(error).__name__}: {error}"
         return {"metadata_error": dg.MetadataValue.text(problem), "attempt": dg.MetadataValue.int(report.attempt)}
 
 
-def _of_slice(report: SliceReport, together: int) -> Metadata:
+def _build_report_metadata(report: SliceReport, together: int) -> Metadata:
     found: Metadata = {
-        **_offsets(report.slice_),
+        **_build_offset_metadata(report.slice_),
         "dagster/partition_row_count": dg.MetadataValue.int(report.rows),
         "attempt": dg.MetadataValue.int(report.attempt),
         "planned_at": dg.MetadataValue.timestamp(report.slice_.planned_at),
-        **_counts(report.counts),
-        **_event_span(report),
+        **_build_count_metadata(report.counts),
+        **_build_event_span(report),
         **{name: dg.MetadataValue.float(number) for name, number in report.measures.items()},
-        **_seconds(report.seconds, together),
+        **_build_duration_metadata(report.seconds, together),
     }
     if report.slice_.lag is not None:
         found["lag_at_planning"] = dg.MetadataValue.int(report.slice_.lag)
@@ -57,13 +57,13 @@ def _of_slice(report: SliceReport, together: int) -> Metadata:
     if report.note:
         found["note"] = dg.MetadataValue.text(report.note)
     if report.samples:
-        found["newest"] = sample_table(report.samples)
+        found["newest"] = build_sample_table(report.samples)
     if report.plot:
         found["plot"] = dg.MetadataValue.md(report.plot)
     return found
 
 
-def sample_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+def build_sample_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
     """Some rows as text, with the columns of the first."""
     records = [
         dg.TableRecord({name: "" if value is None else str(value) for name, value in row.items()}) for row in rows
@@ -71,7 +71,7 @@ def sample_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
     return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name, "string") for name in rows[0]]))
 
 
-def offset_table(slice_: Slice) -> dg.TableMetadataValue:
+def build_offset_table(slice_: Slice) -> dg.TableMetadataValue:
     """The ranges of a slice, one row a Kafka partition: of those with most offsets, where there are many."""
     most = sorted(slice_.ranges.items(), key=lambda one: -len(one[1]))[:MOST_SHOWN]
     rows = [
@@ -81,23 +81,23 @@ def offset_table(slice_: Slice) -> dg.TableMetadataValue:
     return dg.MetadataValue.table(rows, dg.TableSchema(columns))
 
 
-def _offsets(slice_: Slice) -> Metadata:
+def _build_offset_metadata(slice_: Slice) -> Metadata:
     """The ranges of a slice, how many there are, and that some are not shown, where that is so."""
-    found: Metadata = {"offsets": offset_table(slice_), "partitions": dg.MetadataValue.int(len(slice_.ranges))}
+    found: Metadata = {"offsets": build_offset_table(slice_), "partitions": dg.MetadataValue.int(len(slice_.ranges))}
     if len(slice_.ranges) > MOST_SHOWN:
         note = f"the {MOST_SHOWN} with most offsets; highwater explain '{slice_.key}' shows all {len(slice_.ranges):,}"
         found["partitions_shown"] = dg.MetadataValue.text(note)
     return found
 
 
-def _seconds(seconds: Mapping[str, float], together: int) -> Metadata:
+def _build_duration_metadata(seconds: Mapping[str, float], together: int) -> Metadata:
     if not seconds:
         return {}
     shares = {f"seconds/{phase}": dg.MetadataValue.float(round(took / together, 3)) for phase, took in seconds.items()}
     return {**shares, "slices_in_run": dg.MetadataValue.int(together)}
 
 
-def _counts(counts: Mapping[str, int]) -> Metadata:
+def _build_count_metadata(counts: Mapping[str, int]) -> Metadata:
     return {
         name.replace("rejects_", "rejects/"): dg.MetadataValue.int(count)
         for name, count in counts.items()
@@ -105,18 +105,18 @@ def _counts(counts: Mapping[str, int]) -> Metadata:
     }
 
 
-def _event_span(report: SliceReport) -> Metadata:
+def _build_event_span(report: SliceReport) -> Metadata:
     if any(name not in report.counts for name in _TIMES):
         return {}
     first, last = (report.counts[name] for name in _TIMES)
     return {
-        "first_event": _moment(first),
-        "last_event": _moment(last),
+        "first_event": _build_timestamp(first),
+        "last_event": _build_timestamp(last),
         "event_span_seconds": dg.MetadataValue.float((last - first) / 1_000_000),
     }
 
 
-def _moment(us: int) -> dg.MetadataValue:
+def _build_timestamp(us: int) -> dg.MetadataValue:
     """A time of an event in microseconds since 1970: whole seconds, since Dagster rounds to a float."""
     try:
         return dg.MetadataValue.timestamp(_BEGIN + timedelta(seconds=us // 1_000_000))
@@ -124,19 +124,19 @@ def _moment(us: int) -> dg.MetadataValue:
         return dg.MetadataValue.text(f"{us} microseconds since 1970")
 
 
-def of_breaker(circuit: Circuit) -> Metadata:
+def build_breaker_metadata(circuit: Circuit) -> Metadata:
     """The state of the stream's breaker."""
     return {"breaker": dg.MetadataValue.text(circuit.text)}
 
 
-def of_holds(stream: Stream, holds: Sequence[Hold]) -> Metadata:
+def build_hold_metadata(stream: Stream, holds: Sequence[Hold]) -> Metadata:
     """Metadata of the records that hold the stream, where it may be held."""
     if not stream.ordered:
         return {}
     return {"held": dg.MetadataValue.text("; ".join(hold.text for hold in holds) or "nothing is held")}
 
 
-def of_stream(stream: Stream) -> Metadata:
+def build_stream_metadata(stream: Stream) -> Metadata:
     """The metadata of every asset of a stream: what the declaration says of its records."""
     return {
         "topic": dg.MetadataValue.text(stream.topic),
@@ -146,7 +146,7 @@ def of_stream(stream: Stream) -> Metadata:
     }
 
 
-def description(stream: Stream, what: str) -> str:
+def describe_asset(stream: Stream, what: str) -> str:
     """The text of an asset's page: what it is, and the stream's three answers."""
     answers = stream.answers
     return (

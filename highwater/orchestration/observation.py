@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from highwater.orchestration.asset_keys import topic_key, topic_spec
+from highwater.orchestration.asset_keys import build_topic_key, build_topic_spec
 from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.metadata import MOST_SHOWN, Metadata
-from highwater.resources.deleted_topics import state_of
+from highwater.resources.deleted_topics import read_state
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -53,7 +53,7 @@ class Position:
         return None if self.last_stable is None else max((self.high_watermark or 0) - self.last_stable, 0)
 
 
-def positions(state: "TopicState", planned: Mapping[int, int]) -> list[Position]:
+def build_positions(state: "TopicState", planned: Mapping[int, int]) -> list[Position]:
     """The positions of all partitions of a topic."""
     return [
         Position(number, planned.get(number), found.log_start, found.last_stable, found.high_watermark)
@@ -61,7 +61,7 @@ def positions(state: "TopicState", planned: Mapping[int, int]) -> list[Position]
     ]
 
 
-def of_topic(found: list[Position], left_out: Mapping[int, str] = NOTHING) -> Metadata:
+def build_topic_metadata(found: list[Position], left_out: Mapping[int, str] = NOTHING) -> Metadata:
     """The metadata of an observation: the lag as a number, which plots, and the positions as a table.
 
     Args:
@@ -91,16 +91,16 @@ def look(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> list[Position]:
         TopicVanishedError, TopicAbsentError: the topic is not there any more, or never was.
         DependencyAwayError: "Kafka" or the ledger does not answer.
     """
-    return positions(
-        state_of(ledger, kafka, stream, stream.topic), ledger.topics.planned_end(stream.name, stream.topic)
+    return build_positions(
+        read_state(ledger, kafka, stream, stream.topic), ledger.topics.read_planned_ends(stream.name, stream.topic)
     )
 
 
-def topic_asset(stream: "Stream") -> dg.AssetsDefinition:
+def build_topic_asset(stream: "Stream") -> dg.AssetsDefinition:
     """The external asset of the stream's topic; a person observes it by a click, the planner's sensor as it ticks."""
 
     @dg.multi_observable_source_asset(  # type: ignore[untyped-decorator]  # Dagster gives it no types
-        specs=[topic_spec(stream)],
+        specs=[build_topic_spec(stream)],
         name=f"{stream.name}_topic",
         required_resource_keys={"kafka", "ledger"},
     )
@@ -108,7 +108,7 @@ def topic_asset(stream: "Stream") -> dg.AssetsDefinition:
         with translate_errors(context.op_execution_context.retry_number, lambda: None):
             found = look(context.resources.kafka.open(), context.resources.ledger.open(), stream)
         silent = {position.partition: "no leader" for position in found if position.last_stable is None}
-        yield dg.ObserveResult(asset_key=topic_key(stream), metadata=of_topic(found, silent))
+        yield dg.ObserveResult(asset_key=build_topic_key(stream), metadata=build_topic_metadata(found, silent))
 
     asset: dg.AssetsDefinition = observe
     return asset

@@ -9,16 +9,16 @@ import dagster as dg
 from pydantic import Field
 
 from highwater.errors import ConfigurationError
-from highwater.log_fields import fields
-from highwater.operator_actions import OperatorAction, asked_values
-from highwater.orchestration.asset_keys import table_key
+from highwater.log_fields import bind_log_fields
+from highwater.operator_actions import OperatorAction, build_recorded_arguments
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.failures import translate_errors
-from highwater.orchestration.jobs import job_of_one_op
+from highwater.orchestration.jobs import build_one_op_job
 from highwater.orchestration.operations.recorded_action import recorded_action
-from highwater.orchestration.resources import settings
+from highwater.orchestration.resources import read_settings
 from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG
-from highwater.orchestration.stream_assets import nothing, work_of
-from highwater.stream_files import declared
+from highwater.orchestration.stream_assets import build_work, do_nothing
+from highwater.stream_files import find_declared_stream
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -79,7 +79,7 @@ class ParkedRecords(OperatorConfig):
         """
         from highwater.orchestration.operations.parked import ParkedSelection
 
-        return ParkedSelection(self.reasons, self.slices, self.keys, _time(self.since), _time(self.until))
+        return ParkedSelection(self.reasons, self.slices, self.keys, _parse_time(self.since), _parse_time(self.until))
 
 
 class ReclaimConfig(ParkedRecords):
@@ -181,7 +181,7 @@ class JobRun:
         names, rows = table
         for row in rows:
             record = dict(zip(names, row, strict=True))
-            with fields(**{name: record[name] for name in ("origin", "slice") if name in record}):
+            with bind_log_fields(**{name: record[name] for name in ("origin", "slice") if name in record}):
                 self.log(", ".join(f"{name} {value}" for name, value in record.items()))
 
 
@@ -312,7 +312,9 @@ def erase(run: JobRun, config: Erase) -> None:
     from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
 
     request = ErasureRequest(config.digest, config.dry_run, config.by, config.because)
-    run.log_table(erase_key(work_of(run.context, run.stream), run.context.instance, request, datetime.now(UTC)).table)
+    run.log_table(
+        erase_key(build_work(run.context, run.stream), run.context.instance, request, datetime.now(UTC)).table
+    )
 
 
 def rebuild_ledger(run: JobRun, config: OperatorConfig) -> None:
@@ -324,9 +326,11 @@ def rebuild_ledger(run: JobRun, config: OperatorConfig) -> None:
 
 def rebuild_current(run: JobRun, config: OperatorConfig) -> None:
     """Recompute the table `current` from the events."""
-    from highwater.orchestration.operations.rebuilding_current import rebuild_from_events, table
+    from highwater.orchestration.operations.rebuilding_current import build_difference_table, rebuild_from_events
 
-    run.log_table(table(rebuild_from_events(work_of(run.context, run.stream), dry_run=config.dry_run)))
+    run.log_table(
+        build_difference_table(rebuild_from_events(build_work(run.context, run.stream), dry_run=config.dry_run))
+    )
 
 
 def rebuild_all(run: JobRun, config: RebuildAll) -> None:
@@ -340,11 +344,11 @@ def rebuild_all(run: JobRun, config: RebuildAll) -> None:
 
 def audit(run: JobRun, config: AuditConfig) -> None:
     """Audit the stream; the page is an observation of its events, and the run fails if the page has errors."""
-    from highwater.orchestration.checking.check_results import failing_checks
+    from highwater.orchestration.checking.check_results import count_failing_slices
     from highwater.orchestration.reporting.audit import audit as look
-    from highwater.orchestration.reporting.audit import outcome
+    from highwater.orchestration.reporting.audit import find_audit_error
 
-    failing = failing_checks(run.context.instance, run.stream)
+    failing = count_failing_slices(run.context.instance, run.stream)
     number = max(0, config.records)
     page = look(run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True)
     ends = page.ends
@@ -357,11 +361,11 @@ def audit(run: JobRun, config: AuditConfig) -> None:
         "parked": ends.parked,
         "discarded": ends.discarded,
     }
-    run.context.log_event(dg.AssetObservation(table_key(run.stream, "events"), metadata=metadata))
+    run.context.log_event(dg.AssetObservation(build_table_key(run.stream, "events"), metadata=metadata))
     for line in page.head:
         run.log(line)
     remedy = f"the page on {run.stream.name}/events names each, with its remedy; docs/audit.md explains them"
-    if (error := outcome([page], remedy)) is not None:
+    if (error := find_audit_error([page], remedy)) is not None:
         raise error
 
 
@@ -388,16 +392,16 @@ OPERATIONS: Mapping[Callable[[JobRun, Any], None], type[OfStream]] = {
 WITH_SPARK = frozenset({erase, rebuild_current})
 
 
-def operator_jobs(streams: "Mapping[str, Stream]") -> list[dg.JobDefinition]:
+def build_operator_jobs(streams: "Mapping[str, Stream]") -> list[dg.JobDefinition]:
     """One job for each operation; the run's configuration names the stream.
 
     Args:
         streams: the declared streams, by name.
     """
-    return [_operator_job(streams, operation, config_class) for operation, config_class in OPERATIONS.items()]
+    return [_build_operator_job(streams, operation, config_class) for operation, config_class in OPERATIONS.items()]
 
 
-def _operator_job(
+def _build_operator_job(
     streams: "Mapping[str, Stream]", operation: Callable[[JobRun, Any], None], config_class: type[OfStream]
 ) -> dg.JobDefinition:
     name, spark = operation.__name__, operation in WITH_SPARK
@@ -405,22 +409,26 @@ def _operator_job(
     about += "; a dry run unless `dry_run` is false." if issubclass(config_class, OperatorConfig) else "."
 
     def operate(context: dg.OpExecutionContext, config: Any) -> None:
-        interrupt = context.resources.spark.interrupt if spark else nothing
-        with fields(stream=config.stream), translate_errors(context.retry_number, interrupt):
-            stream = declared(streams, config.stream)
+        interrupt = context.resources.spark.interrupt if spark else do_nothing
+        with bind_log_fields(stream=config.stream), translate_errors(context.retry_number, interrupt):
+            stream = find_declared_stream(streams, config.stream)
             context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
             run = JobRun(context, stream)
             if isinstance(config, OperatorConfig) and not config.dry_run:
-                config = config.model_copy(update={"by": _person(config.by, context.run.tags.get(USER_TAG, ""))})
-                with recorded_action(run.ledger, settings().operators, _action(name, config, context.run_id)):
+                config = config.model_copy(
+                    update={"by": _resolve_operator(config.by, context.run.tags.get(USER_TAG, ""))}
+                )
+                with recorded_action(
+                    run.ledger, read_settings().operators, _build_action(name, config, context.run_id)
+                ):
                     operation(run, config)
             else:
                 operation(run, config)
 
-    return job_of_one_op(name, about, config_class, operate, spark=spark)
+    return build_one_op_job(name, about, config_class, operate, spark=spark)
 
 
-def _person(by: str, user: str) -> str:
+def _resolve_operator(by: str, user: str) -> str:
     """The person who decides: the name in the configuration, or the run's tag.
 
     Raises:
@@ -436,13 +444,15 @@ def _person(by: str, user: str) -> str:
     return by or user
 
 
-def _action(action: str, config: OperatorConfig, run_id: str) -> OperatorAction:
+def _build_action(action: str, config: OperatorConfig, run_id: str) -> OperatorAction:
     values = config.model_dump(exclude={"stream", "dry_run", "by", "because"})
     through, now = f"run {run_id}", datetime.now(UTC)
-    return OperatorAction(action, config.stream, asked_values(values), config.by, config.because, through, now)
+    return OperatorAction(
+        action, config.stream, build_recorded_arguments(values), config.by, config.because, through, now
+    )
 
 
-def _time(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     if not text:
         return None
     try:

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 
-def partitions_definition(stream: Stream) -> dg.DynamicPartitionsDefinition:
+def build_partitions_definition(stream: Stream) -> dg.DynamicPartitionsDefinition:
     """The partitions definition of a stream: its slice keys, in the order in which they were added."""
     return dg.DynamicPartitionsDefinition(name=stream.partitions_name)
 
 
-def unknown_to(instance: dg.DagsterInstance, stream: Stream, keys: Sequence[str]) -> list[str]:
+def list_missing_keys(instance: dg.DagsterInstance, stream: Stream, keys: Sequence[str]) -> list[str]:
     """The keys that Dagster does not hold as partitions, in their order."""
     if not keys:
         return []

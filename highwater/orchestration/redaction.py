@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from highwater.resources.kafka_logins import escaped
+from highwater.resources.kafka_logins import escape_jaas_value
 
 if TYPE_CHECKING:
     from highwater.settings import Settings
@@ -28,23 +28,23 @@ _REMEMBERED: set[str] = set()
 
 
 def remember_secrets(settings: Settings) -> None:
-    """Let `remembered_secrets` have the values of these settings too."""
-    _REMEMBERED.update(secret_values(settings))
+    """Let `list_remembered_secrets` have the values of these settings too."""
+    _REMEMBERED.update(select_secret_values(settings))
 
 
-def remembered_secrets() -> frozenset[str]:
+def list_remembered_secrets() -> frozenset[str]:
     """The secrets that this process had so far; they need no setting to be readable now."""
     return frozenset(_REMEMBERED)
 
 
-def secret_values(settings: Settings) -> frozenset[str]:
+def select_secret_values(settings: Settings) -> frozenset[str]:
     """The values that must not be stored: secret properties, the ledger's password, the alerts' address."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     found = {value for name, value in settings.kafka_config.items() if _SECRET.search(name)}
     found.add(settings.alerts_url or "")
-    found |= _of_registry(settings)
+    found |= _select_registry_secrets(settings)
     try:
         url = make_url(settings.ledger_url)
     except ArgumentError:
@@ -52,11 +52,11 @@ def secret_values(settings: Settings) -> frozenset[str]:
     else:
         found |= {str(url.password or ""), *[str(v) for k, v in url.query.items() if _SECRET.search(k)]}
     # Java's client has them within quotes.
-    found |= set(map(escaped, found))
+    found |= set(map(escape_jaas_value, found))
     return frozenset(value for value in found if len(value) >= SHORTEST)
 
 
-def _of_registry(settings: Settings) -> set[str]:
+def _select_registry_secrets(settings: Settings) -> set[str]:
     """The secrets of the schema registry: passwords in its addresses and its configuration."""
     config = settings.schema_registry_config
     # A proxy's address may hold a login; the places of files are none.
@@ -69,22 +69,22 @@ def _of_registry(settings: Settings) -> set[str]:
     return found
 
 
-def without(text: str, secrets: Collection[str]) -> str:
+def redact_secrets(text: str, secrets: Collection[str]) -> str:
     """The text without the secrets, the longest first: one may be part of another."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
 
 
-def harmless(error: Exception, secrets: Collection[str]) -> Exception:
+def redact_error(error: Exception, secrets: Collection[str]) -> Exception:
     """The error itself if neither it nor its cause names a secret, else one that describes them without secrets."""
-    texts = [f"{type(part).__name__}: {part}" for part in _chain(error)]
+    texts = [f"{type(part).__name__}: {part}" for part in _list_error_chain(error)]
     if not any(secret in text for text in texts for secret in secrets):
         return error
-    return HiddenError(without("; caused by ".join(texts), secrets))
+    return HiddenError(redact_secrets("; caused by ".join(texts), secrets))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _list_error_chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

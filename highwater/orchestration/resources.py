@@ -11,10 +11,10 @@ from pydantic import PrivateAttr
 
 from highwater.assets.classified import Classified
 from highwater.errors import HighwaterError
-from highwater.orchestration.deployment import settings_of_process
-from highwater.orchestration.redaction import remember_secrets, remembered_secrets
-from highwater.orchestration.worker_leases import LEASE_SECONDS, lease_name
-from highwater.resources.kafka_tls import file_versions
+from highwater.orchestration.deployment import read_process_settings
+from highwater.orchestration.redaction import list_remembered_secrets, remember_secrets
+from highwater.orchestration.worker_leases import LEASE_SECONDS, build_lease_name
+from highwater.resources.kafka_tls import read_file_versions
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from highwater.schemas import Schema
 
 
-def settings() -> Settings:
+def read_settings() -> Settings:
     """The settings of this process, read now; their secrets stay known, for errors of clients that are still open."""
-    found = settings_of_process()
+    found = read_process_settings()
     remember_secrets(found)
     return found
 
 
-def known_secrets() -> frozenset[str]:
+def list_known_secrets() -> frozenset[str]:
     """The secrets of this process's settings, and those they had before: a client of older ones may be open."""
     with suppress(HighwaterError):  # settings that cannot be read have opened nothing
-        settings()
-    return remembered_secrets()
+        read_settings()
+    return list_remembered_secrets()
 
 
-def schemas() -> "Callable[[int | str], Schema | None] | None":
+def open_schema_finder() -> "Callable[[int | str], Schema | None] | None":
     """The finder of schemas in the registry of `HIGHWATER_SCHEMA_REGISTRY_URL`, by number or GUID; None without one."""
-    from highwater.resources.schema_registry import schema_finder
+    from highwater.resources.schema_registry import build_schema_finder
 
-    found = settings()
-    return schema_finder(found.schema_registry_url, found.schema_registry_config)
+    found = read_settings()
+    return build_schema_finder(found.schema_registry_url, found.schema_registry_config)
 
 
 class KafkaResource(dg.ConfigurableResource["Kafka"]):
@@ -55,9 +55,9 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
 
     def open(self) -> "Kafka":
         """A client; it connects when it is first used."""
-        found = settings()
+        found = read_settings()
         config = found.kafka_config
-        return _kafka(found.kafka_bootstrap, frozenset(config.items()), file_versions(config))
+        return _open_kafka(found.kafka_bootstrap, frozenset(config.items()), read_file_versions(config))
 
 
 class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
@@ -79,13 +79,13 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
         """
         from highwater.resources.kafka_options import refuse_weakening
         from highwater.resources.producer import MOST_WITH_CLIENT, ReliableProducer
-        from highwater.resources.producer_properties import producer_properties
+        from highwater.resources.producer_properties import build_producer_properties
         from highwater.resources.producer_records import OnFailure
 
-        found = settings()
+        found = read_settings()
         refuse_weakening(found.kafka_config)
         return ReliableProducer(
-            producer_properties(found.kafka_bootstrap, found.kafka_config),
+            build_producer_properties(found.kafka_bootstrap, found.kafka_config),
             on_failure=on_failure or OnFailure.STOP_KEY,
             most_with_client=most_with_client or MOST_WITH_CLIENT,
             clients=clients,
@@ -101,7 +101,7 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
 
     def open(self) -> "Ledger":
         """The ledger, created where it is missing."""
-        return _ledger(settings().ledger_url)
+        return _open_ledger(read_settings().ledger_url)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Begin to show that the run's worker lives; in ticks there is no run.
@@ -110,7 +110,7 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
         """
         if context.run is not None:
             with suppress(HighwaterError):
-                self._alive = self.open().heartbeat(lease_name(context.run), LEASE_SECONDS)
+                self._alive = self.open().build_heartbeat(build_lease_name(context.run), LEASE_SECONDS)
                 self._alive.start()
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
@@ -123,7 +123,7 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
 
 # One, not more: the client of an older password would go on connecting, and brokers lock users for that.
 @lru_cache(maxsize=1)
-def _kafka(bootstrap: str, config: frozenset[tuple[str, str]], files: object) -> "Kafka":
+def _open_kafka(bootstrap: str, config: frozenset[tuple[str, str]], files: object) -> "Kafka":
     """One client a process: a code server ticks for months, and each client has threads of its own.
 
     A login that changed, or a file of a key that was replaced, makes another: librdkafka reads files once.
@@ -136,7 +136,7 @@ def _kafka(bootstrap: str, config: frozenset[tuple[str, str]], files: object) ->
 
 # One for the same reason. A ledger that is in use outlives its place here.
 @lru_cache(maxsize=1)
-def _ledger(url: str) -> "Ledger":
+def _open_ledger(url: str) -> "Ledger":
     """One pool of connections a process; those of an older password are closed when nobody uses them."""
     from highwater.resources.ledger import Ledger
 
@@ -150,7 +150,7 @@ class LakeResource(dg.ConfigurableResource["Lake"]):
         """The lake; nothing is read yet."""
         from highwater.resources.lake import Lake
 
-        found = settings()
+        found = read_settings()
         return Lake(found.lake, found.catalog)
 
 
@@ -167,10 +167,10 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
         """The classified rows that Spark holds for the session, shared by the steps of the run."""
         return self._classified
 
-    def session(self) -> "SparkSession":
+    def get_session(self) -> "SparkSession":
         """The run's session."""
         if self._session is None:
-            self._session = open_session(settings())
+            self._session = open_session(read_settings())
         return self._session  # type: ignore[return-value]  # pydantic needs a type that exists at run time
 
     def interrupt(self) -> None:
@@ -214,12 +214,12 @@ def open_session(found: Settings) -> "SparkSession":
     """
     from highwater.resources.object_store import ensure_log_store
     from highwater.resources.spark import connect, delta_errors, prepare
-    from highwater.resources.spark_places import address_of
+    from highwater.resources.spark_places import parse_address
 
     # A Connect server's parameters may hold a token (I13).
-    with delta_errors(address_of(found.spark_remote) if found.spark_remote else found.spark_master):
+    with delta_errors(parse_address(found.spark_remote) if found.spark_remote else found.spark_master):
         # A session of its own: the version of a last commit, and an interrupt, are a session's.
-        session = prepare(connect(found.spark_remote) if found.spark_remote else _local(found))
+        session = prepare(connect(found.spark_remote) if found.spark_remote else _start_local_session(found))
         try:
             ensure_log_store(session, found.lake)
         except BaseException:
@@ -228,18 +228,18 @@ def open_session(found: Settings) -> "SparkSession":
     return session
 
 
-def _local(found: Settings) -> "SparkSession":
+def _start_local_session(found: Settings) -> "SparkSession":
     from dagster_pyspark import PySparkResource
 
-    from highwater.resources.local_spark import jars_conf, set_java
-    from highwater.resources.object_store import is_s3, s3a_conf
+    from highwater.resources.local_spark import build_jars_conf, set_java
+    from highwater.resources.object_store import build_s3a_conf, is_s3
     from highwater.resources.spark import STATIC_CONF
 
-    jars = jars_conf(found, os.environ)
+    jars = build_jars_conf(found, os.environ)
     set_java(os.environ, found.home)
     conf = {"spark.master": found.spark_master, "spark.app.name": "highwater", **STATIC_CONF, **jars}
     if is_s3(found.lake):
-        conf |= s3a_conf(os.environ)
+        conf |= build_s3a_conf(os.environ)
     spark = PySparkResource(spark_config=conf)
     spark.setup_for_execution(dg.build_init_resource_context())
     session: SparkSession = spark.spark_session
@@ -254,7 +254,7 @@ def close_session(session: "SparkSession") -> None:
 
 
 @contextmanager
-def session_of(found: Settings) -> Iterator["SparkSession"]:
+def use_session(found: Settings) -> Iterator["SparkSession"]:
     """A session for work outside of a run."""
     session = open_session(found)
     try:

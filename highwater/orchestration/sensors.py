@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.errors import HighwaterError, TemporaryError
-from highwater.log_fields import fields
-from highwater.orchestration.redaction import harmless
+from highwater.log_fields import bind_log_fields
+from highwater.orchestration.redaction import redact_error
 from highwater.orchestration.reporting import alerts
-from highwater.orchestration.reporting.stalled_work import failing_sensors, skipped_files, skipped_streams
-from highwater.orchestration.resources import known_secrets, settings
+from highwater.orchestration.reporting.stalled_work import (
+    measure_sensors,
+    measure_skipped_streams,
+    measure_stream_files,
+)
+from highwater.orchestration.resources import list_known_secrets, read_settings
 from highwater.orchestration.sensing.planning_rounds import PlannerRound, RetriesRound
 from highwater.orchestration.sensing.rounds import (
     BUDGET_SECONDS,
@@ -23,14 +27,14 @@ from highwater.orchestration.sensing.rounds import (
     Round,
     RoundContext,
     Visits,
+    describe_problem,
+    describe_remedy,
     limit_runs,
-    problem_of,
-    remedy_of,
     visit_all,
 )
-from highwater.orchestration.sensing.run_history import id_of, place_of_instance
+from highwater.orchestration.sensing.run_history import describe_instance_place, read_instance_id
 from highwater.orchestration.sensing.settled_rounds import MirrorRound, PublisherRound, RepairRound, Rests
-from highwater.orchestration.sensing.stream_ticks import Tick, run_requests
+from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
 from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES
 from highwater.resources.ledger.sensor_faults import NAME_LENGTH, SensorFault
 from highwater.resources.webhook import post
@@ -88,7 +92,7 @@ class Ticking:
         """The default status of the sensors."""
         return dg.DefaultSensorStatus.RUNNING if self.running else dg.DefaultSensorStatus.STOPPED
 
-    def seconds(self, usual: int) -> int:
+    def compute_interval(self, usual: int) -> int:
         """Between two ticks, at the least."""
         return usual if usual >= PACED_BELOW_SECONDS else max(1, round(usual * self.pace))
 
@@ -160,7 +164,7 @@ PUBLISHER_SHELL = Shell(
 SHELLS = (PLANNER_SHELL, RETRIES_SHELL, REPAIR_SHELL, MIRROR_SHELL, PUBLISHER_SHELL)
 
 
-def stream_sensors(
+def build_stream_sensors(
     streams: Sequence["Stream"],
     slice_jobs: "Jobs",
     publish_jobs: "Jobs",
@@ -180,15 +184,15 @@ def stream_sensors(
     publishing = [stream for stream in streams if stream.name in publish_jobs]
     jobs = [*slice_jobs.values()]
     return [
-        _sensor(PLANNER_SHELL, streams, jobs, ticking, files),
-        _sensor(RETRIES_SHELL, tiered, [slice_jobs[stream.name] for stream in tiered], ticking),
-        _sensor(REPAIR_SHELL, streams, jobs, ticking),
-        _sensor(MIRROR_SHELL, streams, [], ticking),
-        _sensor(PUBLISHER_SHELL, publishing, [*publish_jobs.values()], ticking),
+        _build_sensor(PLANNER_SHELL, streams, jobs, ticking, files),
+        _build_sensor(RETRIES_SHELL, tiered, [slice_jobs[stream.name] for stream in tiered], ticking),
+        _build_sensor(REPAIR_SHELL, streams, jobs, ticking),
+        _build_sensor(MIRROR_SHELL, streams, [], ticking),
+        _build_sensor(PUBLISHER_SHELL, publishing, [*publish_jobs.values()], ticking),
     ]
 
 
-def _sensor(
+def _build_sensor(
     shell: Shell,
     streams: Sequence["Stream"],
     jobs: "Sequence[UnresolvedAssetJobDefinition]",
@@ -198,7 +202,7 @@ def _sensor(
     @dg.sensor(
         name=shell.name,
         jobs=jobs,
-        minimum_interval_seconds=ticking.seconds(shell.seconds),
+        minimum_interval_seconds=ticking.compute_interval(shell.seconds),
         default_status=ticking.status,
         description=shell.description,
         required_resource_keys=set(shell.needs),
@@ -218,24 +222,24 @@ def _evaluate(
     try:
         ledger: Ledger = context.resources.ledger.open()
         record_instance(context.instance, ledger, streams)
-        paused = _paused(ledger, shell, {stream.name for stream in streams})
-        known = {one.stream: one for one in ledger.sensor_faults.all() if one.sensor == shell.name}
+        paused = _read_pauses(ledger, shell, {stream.name for stream in streams})
+        known = {one.stream: one for one in ledger.sensor_faults.list_all() if one.sensor == shell.name}
         active = [stream for stream in streams if stream.name not in paused]
         round_ = shell.begin(RoundContext(context.instance, context.resources, active, cursor.streams, now))
     except TemporaryError as error:
         context.log.warning(str(error))
         return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
     visits = visit_all(round_, active, cursor, known.keys(), deadline)
-    unread = {} if files is None else file_faults(files)
+    unread = {} if files is None else index_file_faults(files)
     visits.faults |= unread
-    faults, ticks = _faults(shell, known, visits, now), limit_runs(visits.ticks, MOST_RUNS)
+    faults, ticks = _build_faults(shell, known, visits, now), limit_runs(visits.ticks, MOST_RUNS)
     read = [] if files is None else [one for one in known if is_in(files, one) and one not in unread]
     lines = [*round_.lines, *_record(ledger, shell, known, faults, [*visits.served, *paused, *read])]
     _log(context, ticks, visits, faults)
-    return _result(streams, ticks, _message(streams, paused, visits, faults, ticks, lines), visits.cursor)
+    return _build_result(streams, ticks, _format_message(streams, paused, visits, faults, ticks, lines), visits.cursor)
 
 
-def file_faults(files: "Declarations") -> "dict[str, DeclarationError]":
+def index_file_faults(files: "Declarations") -> "dict[str, DeclarationError]":
     """The faults of stream files by the name under which the ledger has them: the end of the file's path."""
     return {str(file)[-NAME_LENGTH:]: error for file, error in files.faults.items()}
 
@@ -253,30 +257,30 @@ def record_instance(instance: dg.DagsterInstance, ledger: "Ledger", streams: Seq
         DependencyAwayError: the ledger is away.
     """
     names = [stream.name for stream in streams]
-    ledger.instances.record(names, id_of(instance), place_of_instance(), datetime.now(UTC))
+    ledger.instances.record(names, read_instance_id(instance), describe_instance_place(), datetime.now(UTC))
 
 
-def _paused(ledger: "Ledger", shell: Shell, streams: Collection[str]) -> "dict[str, Pause]":
+def _read_pauses(ledger: "Ledger", shell: Shell, streams: Collection[str]) -> "dict[str, Pause]":
     """The pauses that stop a sensor's work on these streams, by stream."""
     if not shell.paused_by:
         return {}
     return {
         name: next(parts[part] for part in shell.paused_by if part in parts)
-        for name, parts in ledger.paused.parts().items()
+        for name, parts in ledger.paused.read_parts_by_stream().items()
         if name in streams and parts.keys() & {*shell.paused_by}
     }
 
 
-def _faults(
+def _build_faults(
     shell: Shell, known: "Mapping[str, SensorFault]", visits: Visits, now: datetime
 ) -> "dict[str, SensorFault]":
     """The faults of a round by stream; one that lasts has the time of its first tick."""
-    secrets = known_secrets()
+    secrets = list_known_secrets()
     found = {}
     for name, error in visits.faults.items():
-        shown = error if isinstance(error, HighwaterError) else harmless(error, secrets)
+        shown = error if isinstance(error, HighwaterError) else redact_error(error, secrets)
         since = known[name].since if name in known else now
-        found[name] = SensorFault(name, shell.name, since, problem_of(shown), remedy_of(error, shell.name))
+        found[name] = SensorFault(name, shell.name, since, describe_problem(shown), describe_remedy(error, shell.name))
     return found
 
 
@@ -302,22 +306,22 @@ def _log(
     visits: Visits,
     faults: "Mapping[str, SensorFault]",
 ) -> None:
-    secrets = known_secrets()
+    secrets = list_known_secrets()
     for name, tick in ticks.items():
-        with fields(stream=name):
+        with bind_log_fields(stream=name):
             for line in tick.lines:
                 context.log.info("%s: %s", name, line)
     for name, reason in visits.skipped.items():
-        with fields(stream=name):
+        with bind_log_fields(stream=name):
             context.log.warning("%s: %s", name, reason)
     for name, fault in faults.items():
         error = visits.faults[name]
-        defect = None if isinstance(error, HighwaterError) else harmless(error, secrets)
-        with fields(stream=name):
+        defect = None if isinstance(error, HighwaterError) else redact_error(error, secrets)
+        with bind_log_fields(stream=name):
             context.log.error("%s: %s; remedy: %s", name, fault.problem, fault.remedy, exc_info=defect)
 
 
-def _message(
+def _format_message(
     streams: Sequence["Stream"],
     paused: "Mapping[str, Pause]",
     visits: Visits,
@@ -338,10 +342,12 @@ def _message(
     return "; ".join([*texts[:STREAMS_SHOWN], *more, *left]) or f"{len(streams)} streams: nothing to do"
 
 
-def _result(streams: Sequence["Stream"], ticks: Mapping[str, Tick], message: str, cursor: Cursor) -> dg.SensorResult:
+def _build_result(
+    streams: Sequence["Stream"], ticks: Mapping[str, Tick], message: str, cursor: Cursor
+) -> dg.SensorResult:
     """The ticks of all streams as Dagster takes them."""
     declared = {stream.name: stream for stream in streams}
-    requests = [one for name, tick in ticks.items() for one in run_requests(declared[name], tick.requests)]
+    requests = [one for name, tick in ticks.items() for one in build_run_requests(declared[name], tick.requests)]
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else message,
@@ -355,14 +361,14 @@ def _result(streams: Sequence["Stream"], ticks: Mapping[str, Tick], message: str
     )
 
 
-def alerts_sensor(
+def build_alerts_sensor(
     streams: Sequence["Stream"], ticking: Ticking, files: "Declarations | None" = None
 ) -> dg.SensorDefinition:
     """The sensor `alerts` of all streams; it requests no run."""
 
     @dg.sensor(
         name="alerts",
-        minimum_interval_seconds=ticking.seconds(ALERT_SECONDS),
+        minimum_interval_seconds=ticking.compute_interval(ALERT_SECONDS),
         default_status=ticking.status,
         description="Measures all streams against their thresholds, and reports what begins and what ends.",
         required_resource_keys={"kafka", "ledger", "lake"},
@@ -373,18 +379,18 @@ def alerts_sensor(
         try:
             ledger = connections.ledger.open()
             rests = Rests(RoundContext(context.instance, connections, streams, cursor.streams, datetime.now(UTC)))
-            faulty = {one.stream for one in ledger.sensor_faults.all()}
+            faulty = {one.stream for one in ledger.sensor_faults.list_all()}
             resting = {s.name for s in streams if rests.is_at_rest(s.name) and s.name not in faulty}
             done = alerts.tick(
                 ledger,
                 connections.kafka.open(),
                 connections.lake.open(),
                 streams,
-                _alert_sender(context),
+                _build_alert_sender(context),
                 sensors=lambda: [
-                    *failing_sensors(context.instance, names, known_secrets()),
-                    *skipped_streams(ledger, streams, names, datetime.now(UTC)),
-                    skipped_files(files),
+                    *measure_sensors(context.instance, names, list_known_secrets()),
+                    *measure_skipped_streams(ledger, streams, names, datetime.now(UTC)),
+                    measure_stream_files(files),
                 ],
                 begin=cursor.begin,
                 resting=resting,
@@ -401,14 +407,14 @@ def alerts_sensor(
     return tick
 
 
-def _alert_sender(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:
+def _build_alert_sender(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:
     """Sends alerts to the configured receiver; without one to the sensor's log."""
-    url = settings().alerts_url
+    url = read_settings().alerts_url
     if url is not None:
         return lambda alert: post(url, alert.to_plain())
 
     def log(alert: "Alert") -> None:
-        with fields(stream=alert.stream, alert=alert.what):
+        with bind_log_fields(stream=alert.stream, alert=alert.what):
             context.log.warning(json.dumps(alert.to_plain()))
 
     return log

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.errors import ConfigurationError, UnknownSliceError
-from highwater.log_fields import fields, of_slices
+from highwater.log_fields import bind_log_fields, build_slice_fields
 from highwater.orchestration import metadata
-from highwater.orchestration.asset_keys import BY_NAME, Table, table_key, topic_key
+from highwater.orchestration.asset_keys import BY_NAME, Table, build_table_key, build_topic_key
 from highwater.orchestration.checking.blocking import ensure_not_blocked
-from highwater.orchestration.dependencies import ensure_lake_there, guards_of
+from highwater.orchestration.dependencies import build_step_guards, ensure_lake_there
 from highwater.orchestration.failures import translate_errors
-from highwater.orchestration.lineage import lineage_of
-from highwater.orchestration.partitions import partitions_definition
-from highwater.orchestration.resources import schemas
+from highwater.orchestration.lineage import emit_lineage
+from highwater.orchestration.partitions import build_partitions_definition
+from highwater.orchestration.resources import open_schema_finder
 from highwater.orchestration.run_tags import STREAM_TAG
 from highwater.orchestration.sensing.ordered_processing import ensure_in_turn
-from highwater.orchestration.sensing.step_breaker import watched
-from highwater.resources.dependency_guards import guarded
+from highwater.orchestration.sensing.step_breaker import report_to_breaker
+from highwater.resources.dependency_guards import guard_dependencies
 from highwater.routing import is_stream_topic
-from highwater.tables import tables_of
+from highwater.tables import select_tables
 
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport, Work
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 Stage = Callable[["Work"], "list[SliceReport]"]
 
 
-def table_assets(stream: "Stream") -> list[dg.AssetsDefinition]:
+def build_table_assets(stream: "Stream") -> list[dg.AssetsDefinition]:
     """The tables of a stream."""
-    return [_table_asset(stream, BY_NAME[name]) for name in tables_of(stream)]
+    return [_build_table_asset(stream, BY_NAME[name]) for name in select_tables(stream)]
 
 
-def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
-    key = table_key(stream, table.name)
+def _build_table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
+    key = build_table_key(stream, table.name)
     # `dg.asset` would repeat the description in the op, and so in the snapshot of each job.
     spec = dg.AssetSpec(
         key,
-        deps=[topic_key(stream) if name == "kafka" else table_key(stream, name) for name in table.above],
+        deps=[build_topic_key(stream) if name == "kafka" else build_table_key(stream, name) for name in table.above],
         group_name=stream.name,
         kinds={table.engine, "deltalake", *table.kinds},
         owners=[stream.owner],
         tags={STREAM_TAG: stream.name},
-        description=metadata.description(stream, table.what),
-        metadata=metadata.of_stream(stream),
+        description=metadata.describe_asset(stream, table.what),
+        metadata=metadata.build_stream_metadata(stream),
     )
 
     @dg.multi_asset(
         name="__".join(key.path),
         specs=[spec],
-        partitions_def=partitions_definition(stream),
+        partitions_def=build_partitions_definition(stream),
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool=f"{stream.name}_{table.name}" if table.pool else None,
         required_resource_keys={"kafka", "ledger", "lake", *(["spark"] if table.spark else [])},
@@ -70,26 +70,26 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """
     tries = context.op_execution_context.retry_number
-    named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))
-    with named, translate_errors(tries, context.resources.spark.interrupt if table.spark else nothing):
+    named = bind_log_fields(stream=stream.name, table=table.name, **build_slice_fields(context.partition_keys))
+    with named, translate_errors(tries, context.resources.spark.interrupt if table.spark else do_nothing):
         ensure_not_blocked(context.instance, stream, table.name, context.partition_keys)
-        work = _work(context, stream, context.partition_keys, spark=table.spark)
-        guards = guards_of(table.name, work.ledger, work.kafka, work.lake, stream)
-        with lineage_of(work, table, context.run.job_name) as report_lineage:
-            with watched(work, table.name, tries), guarded(*guards):
+        work = _open_work(context, stream, context.partition_keys, spark=table.spark)
+        guards = build_step_guards(table.name, work.ledger, work.kafka, work.lake, stream)
+        with emit_lineage(work, table, context.run.job_name) as report_lineage:
+            with report_to_breaker(work, table.name, tries), guard_dependencies(*guards):
                 ensure_lake_there(work.ledger, work.lake)
                 ensure_in_turn(work, table.name)
-                reports = stage_of(table.name)(work)
+                reports = load_stage(table.name)(work)
             _ensure_all_reported(work.keys, reports)
             report_lineage(reports)
-        breaker, holds = work.ledger.breakers.circuit(stream.name), work.ledger.holds.open(stream.name)
-        of_stream = {**metadata.of_breaker(breaker), **metadata.of_holds(stream, holds)}
+        breaker, holds = work.ledger.breakers.read_circuit(stream.name), work.ledger.holds.read_open(stream.name)
+        of_stream = {**metadata.build_breaker_metadata(breaker), **metadata.build_hold_metadata(stream, holds)}
         for report in reports:
-            found = {**metadata.of_slice(report, len(reports)), **of_stream}
+            found = {**metadata.build_slice_metadata(report, len(reports)), **of_stream}
             context.add_asset_metadata(found, partition_key=report.slice_.key)
 
 
-def stage_of(table: str) -> Stage:
+def load_stage(table: str) -> Stage:
     """The function that materialises a table. Its module is imported here, since it needs pyspark."""
     from highwater.assets import current, dlq, events, metrics, published, raw, rejects
 
@@ -105,19 +105,23 @@ def stage_of(table: str) -> Stage:
     return stages[table]
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing, for stages that start no work in Spark."""
 
 
-def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str], *, spark: bool) -> "Work":
-    slices = planned(context.resources.ledger.open(), stream, keys)
+def _open_work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str], *, spark: bool) -> "Work":
+    slices = read_planned_slices(context.resources.ledger.open(), stream, keys)
     context.log.info(
-        "%s slices of %s, %s offsets: %s", len(slices), stream.name, f"{sum(s.offsets for s in slices):,}", _span(keys)
+        "%s slices of %s, %s offsets: %s",
+        len(slices),
+        stream.name,
+        f"{sum(s.offsets for s in slices):,}",
+        _format_span(keys),
     )
-    return work_of(context, stream, slices, spark=spark)
+    return build_work(context, stream, slices, spark=spark)
 
 
-def work_of(
+def build_work(
     context: dg.AssetExecutionContext | dg.OpExecutionContext,
     stream: "Stream",
     slices: "Sequence[Slice]" = (),
@@ -132,7 +136,7 @@ def work_of(
         stream=stream,
         slices=slices,
         # Stages without Spark never use this.
-        spark=given.spark.session() if spark else None,  # type: ignore[arg-type]
+        spark=given.spark.get_session() if spark else None,  # type: ignore[arg-type]
         lake=given.lake.open(),
         ledger=given.ledger.open(),
         kafka=given.kafka.open(),
@@ -140,15 +144,15 @@ def work_of(
         run=context.run.run_id,
         # A resource in its place may share nothing.
         classified=getattr(given.spark, "classified", None) if spark else None,
-        schemas=schemas(),
+        schemas=open_schema_finder(),
     )
 
 
-def _span(keys: Sequence[str]) -> str:
+def _format_span(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else f"{keys[0]} .. {keys[-1]}"
 
 
-def planned(ledger: "Ledger", stream: "Stream", keys: Sequence[str]) -> "list[Slice]":
+def read_planned_slices(ledger: "Ledger", stream: "Stream", keys: Sequence[str]) -> "list[Slice]":
     """The planned slices of these keys, in their order.
 
     Raises:

@@ -17,13 +17,13 @@ LEASE_SECONDS = 60.0
 KIND = "run "
 
 
-def living(leases: Mapping[str, datetime], stream: str = "") -> dict[str, datetime]:
+def select_worker_leases(leases: Mapping[str, datetime], stream: str = "") -> dict[str, datetime]:
     """The leases of workers, of one stream or of all: by run id when each runs out unless it is renewed."""
     begin = f"{KIND}{stream}/" if stream else KIND
     return {name.rpartition("/")[2]: ends for name, ends in leases.items() if name.startswith(begin)}
 
 
-def lease_name(run: dg.DagsterRun) -> str:
+def build_lease_name(run: dg.DagsterRun) -> str:
     """The lease of a run's worker, `run <stream>/<run id>`; the job replaces a stream that the run does not name.
 
     A run names its stream by its tag, by its configuration, or by assets that are all of one stream.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LOCATION = re.compile(r"^Location: (.+)$", re.MULTILINE)
 
 
-def name_in_catalog(stream: str, table: str) -> str:
+def build_catalog_name(stream: str, table: str) -> str:
     """The name of a stream's table within the schema: `orders_events`; `_commits` is `orders_commits`."""
     return f"{stream}_{table.removeprefix('_')}"
 
@@ -41,13 +41,13 @@ def register(spark: SparkSession, schema: str, tables: Mapping[str, str]) -> lis
         DependencyAwayError: Spark or the catalog is away.
     """
     with delta_errors(f"catalog {schema}"):
-        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
-        there = _locations(spark, schema)
-        missing = {name: path for name, path in tables.items() if there.get(name.lower()) != _plain(path)}
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quote(schema)}")
+        there = _list_locations(spark, schema)
+        missing = {name: path for name, path in tables.items() if there.get(name.lower()) != _normalize_location(path)}
         for name, path in missing.items():
             found = there.get(name.lower())
             # A lake that moved left nothing behind. A table that is still there belongs to another lake.
-            if found is not None and (not found.endswith(_ending(path)) or open_table(found) is not None):
+            if found is not None and (not found.endswith(_get_location_end(path)) or open_table(found) is not None):
                 raise ConfigurationError(
                     f"the catalog has another table under the name {schema}.{name}",
                     stored=found,
@@ -56,9 +56,9 @@ def register(spark: SparkSession, schema: str, tables: Mapping[str, str]) -> lis
                     f"{schema}.{name}, which deletes no file",
                 )
             if found is not None:
-                spark.sql(f"DROP TABLE {_quoted(f'{schema}.{name}')}")
+                spark.sql(f"DROP TABLE {_quote(f'{schema}.{name}')}")
             location = path.replace("\\", "\\\\").replace("'", "\\'")
-            spark.sql(f"CREATE TABLE {_quoted(f'{schema}.{name}')} USING delta LOCATION '{location}'")
+            spark.sql(f"CREATE TABLE {_quote(f'{schema}.{name}')} USING delta LOCATION '{location}'")
     return [*missing]
 
 
@@ -77,37 +77,37 @@ def drop_missing(spark: SparkSession, schema: str, root: str) -> list[str]:
         DependencyAwayError: Spark, the catalog or the lake is away; a table that cannot be read is not gone (I15).
     """
     with delta_errors(f"catalog {schema}"):
-        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
-        ours = {name: at for name, at in _locations(spark, schema).items() if _is_ours(name, at, root)}
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quote(schema)}")
+        ours = {name: at for name, at in _list_locations(spark, schema).items() if _is_ours(name, at, root)}
         gone = [name for name, at in ours.items() if open_table(at) is None]
         for name in gone:
-            spark.sql(f"DROP TABLE IF EXISTS {_quoted(f'{schema}.{name}')}")
+            spark.sql(f"DROP TABLE IF EXISTS {_quote(f'{schema}.{name}')}")
     return gone
 
 
-def _locations(spark: SparkSession, schema: str) -> dict[str, str]:
+def _list_locations(spark: SparkSession, schema: str) -> dict[str, str]:
     """By table of a schema its location. Delta is not asked: the files of a table may be gone."""
-    rows = spark.sql(f"SHOW TABLE EXTENDED IN {_quoted(schema)} LIKE '*'").collect()
+    rows = spark.sql(f"SHOW TABLE EXTENDED IN {_quote(schema)} LIKE '*'").collect()
     found = {row["tableName"]: _LOCATION.search(row["information"]) for row in rows if not row["isTemporary"]}
-    return {name: "" if match is None else _plain(match[1]) for name, match in found.items()}
+    return {name: "" if match is None else _normalize_location(match[1]) for name, match in found.items()}
 
 
 def _is_ours(name: str, at: str, root: str) -> bool:
     """Whether a name was registered for a table of this lake; a person may have put tables of other kinds below it."""
-    stream, _, table = at.removeprefix(f"{_plain(root)}/").partition("/")
-    return at.startswith(f"{_plain(root)}/") and name == name_in_catalog(stream, table)
+    stream, _, table = at.removeprefix(f"{_normalize_location(root)}/").partition("/")
+    return at.startswith(f"{_normalize_location(root)}/") and name == build_catalog_name(stream, table)
 
 
-def _plain(path: str) -> str:
+def _normalize_location(path: str) -> str:
     """A location as catalog and settings both write it: a local path has no scheme, and S3 the scheme of Hadoop."""
     local = re.sub(r"^file:/{1,3}", "/", path.strip())
     return re.sub(r"^s3n?://", f"{SCHEME}://", local).rstrip("/")
 
 
-def _ending(path: str) -> str:
+def _get_location_end(path: str) -> str:
     """Stream and table, the part of a location that stays when a lake moves."""
-    return "/" + "/".join(_plain(path).split("/")[-2:])
+    return "/" + "/".join(_normalize_location(path).split("/")[-2:])
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return ".".join(f"`{part}`" for part in name.split("."))

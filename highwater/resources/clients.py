@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from highwater.errors import ConfigurationError
-from highwater.resources.kafka_logins import librdkafka_login
-from highwater.resources.kafka_options import without_values
+from highwater.resources.kafka_logins import build_librdkafka_login
+from highwater.resources.kafka_options import redact_values
 from highwater.settings import KAFKA_CONFIG
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ _NO_KERBEROS = (
 )
 
 
-def opened(
+def open_client(
     kind: Callable[..., T],
     properties: Mapping[str, Any],
     *,
@@ -45,7 +45,7 @@ def opened(
     """
     from confluent_kafka import KafkaException
 
-    ready = librdkafka_login(properties)
+    ready = build_librdkafka_login(properties)
     try:
         return kind(ready, **more)
     except KafkaException as error:
@@ -53,6 +53,6 @@ def opened(
     secret = properties if given is None else given
     raise ConfigurationError(
         f"{name}: the client refuses its configuration",
-        found=without_values(message, {key: value for key, value in secret.items() if isinstance(value, str)}),
+        found=redact_values(message, {key: value for key, value in secret.items() if isinstance(value, str)}),
         remedy=_NO_KERBEROS if _NO_PROVIDER in message else _REMEDY,
     )

@@ -10,19 +10,25 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.commit_records import CommitRecord, batch_of, from_user_metadata, held_at, replaces_table
+from highwater.commit_records import (
+    CommitRecord,
+    from_user_metadata,
+    parse_batch_id,
+    replaces_table,
+    select_newest_records,
+)
 from highwater.errors import DependencyAwayError
 from highwater.resources.delta import (
     add_actions,
     commit_info,
+    count_all_slice_rows,
+    count_slice_rows,
     ensure_all_read,
     ensure_complete,
+    list_slices_in_rows,
     open_table,
     query,
-    rows_by_slice,
-    rows_of_all_slices,
-    slices_in,
-    text_in_sql,
+    quote_text,
 )
 from highwater.slice_commits import SliceCommit
 
@@ -48,11 +54,11 @@ class Committed:
     version: int = -1
     number: int = 0
 
-    def attempt(self, key: str) -> int:
+    def find_attempt(self, key: str) -> int:
         """The attempt of a slice in the table; 0 for none."""
         return self.records[key].attempt if key in self.records else 0
 
-    def version_of(self, key: str) -> int:
+    def find_version(self, key: str) -> int:
         """The version of the table in which a slice was committed; -1 for none."""
         return self.records[key].version if key in self.records else -1
 
@@ -85,7 +91,7 @@ class Tail:
 
     Args:
         records: the commit records in them.
-        restores: see `held_at`.
+        restores: see `select_newest_records`.
         is_complete: Delta has cleaned none of the entries away.
         batches: the version that each batch committed, by its ID; also of a batch without slices.
     """
@@ -96,7 +102,7 @@ class Tail:
     batches: Mapping[str, int] = field(default_factory=dict)
 
 
-def committed_in(opened: DeltaTable, keys: Collection[str] | None = None, *, short: bool = False) -> Committed:
+def read_committed_slices(opened: DeltaTable, keys: Collection[str] | None = None, *, short: bool = False) -> Committed:
     """The slices that a table holds in the version that was opened.
 
     Args:
@@ -108,20 +114,24 @@ def committed_in(opened: DeltaTable, keys: Collection[str] | None = None, *, sho
         DependencyAwayError: the lake could not be read, or `_commits` is gone; this is not the same as empty (I15).
     """
     wanted = None if keys is None else set(keys)
-    where = "true" if wanted is None else f"slice IN ({', '.join(map(text_in_sql, wanted)) or 'NULL'})"
-    return _committed(opened, where, lambda key: wanted is None or key in wanted, short=short)
+    where = "true" if wanted is None else f"slice IN ({', '.join(map(quote_text, wanted)) or 'NULL'})"
+    return _read_committed_where(opened, where, lambda key: wanted is None or key in wanted, short=short)
 
 
-def _committed(opened: DeltaTable, where: str, is_wanted: Callable[[str], bool], *, short: bool) -> Committed:
-    log = log_of(opened)
-    last = last_recorded(log, opened)
-    recorded, restores = _recorded(log, opened, where, short=short) if last >= 0 else ([], {})
-    tail = tail_of(opened, last)
+def _read_committed_where(
+    opened: DeltaTable, where: str, is_wanted: Callable[[str], bool], *, short: bool
+) -> Committed:
+    log = open_log(opened)
+    last = read_last_recorded(log, opened)
+    recorded, restores = _read_log_records(log, opened, where, short=short) if last >= 0 else ([], {})
+    tail = read_tail(opened, last)
     if not tail.is_complete:
         ensure_no_gap(log, opened, last, tail.records)
     found = [*recorded, *(one for one in tail.records if is_wanted(one.slice_key))]
     return Committed(
-        held_at(opened.version(), found, {**restores, **tail.restores}), opened.version(), number_in(opened)
+        select_newest_records(opened.version(), found, {**restores, **tail.restores}),
+        opened.version(),
+        read_number(opened),
     )
 
 
@@ -139,9 +149,9 @@ def ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others:
     Raises:
         DependencyAwayError: the table has files of slices without a record, or no record at all.
     """
-    recorded = _recorded(log, opened, "true", short=True)[0] if last >= 0 else []
+    recorded = _read_log_records(log, opened, "true", short=True)[0] if last >= 0 else []
     known = {record.slice_key for record in [*recorded, *others]}
-    missing = sorted(slices_in(opened) - known) if _is_by_slice(opened) else []
+    missing = sorted(list_slices_in_rows(opened) - known) if _is_by_slice(opened) else []
     if missing or (not known and opened.file_uris()):
         raise DependencyAwayError(
             f"commit records of {opened.table_uri} are gone",
@@ -153,11 +163,11 @@ def ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others:
 
 def _is_by_slice(opened: DeltaTable) -> bool:
     """Whether a table has slices in its column `slice`: that of `metrics` has days, and `current` has none."""
-    return name_of(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
+    return read_name(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
 
 
-def slice_commits_of(found: Committed) -> dict[str, SliceCommit]:
-    """The commit records of the slices, by slice key; `sized` counts the rows that no record has.
+def collect_slice_commits(found: Committed) -> dict[str, SliceCommit]:
+    """The commit records of the slices, by slice key; `with_row_counts` counts the rows that no record has.
 
     A commit of rows that Spark counts while it writes them says nothing of their number; the record of it does.
     """
@@ -168,28 +178,30 @@ def slice_commits_of(found: Committed) -> dict[str, SliceCommit]:
     }
 
 
-def slice_commits_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, SliceCommit]:
+def read_slice_commits(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, SliceCommit]:
     """The commit records of slices of a table as it was opened, by slice key; of all when `keys` is None."""
-    return slice_commits_of(committed_in(table, keys)) if keys is None or keys else {}
+    return collect_slice_commits(read_committed_slices(table, keys)) if keys is None or keys else {}
 
 
-def sized(table: DeltaTable, slice_commits: Mapping[str, SliceCommit]) -> dict[str, SliceCommit]:
+def with_row_counts(table: DeltaTable, slice_commits: Mapping[str, SliceCommit]) -> dict[str, SliceCommit]:
     """The slice commits, with the rows counted in the table where the commit was made before they were known."""
     unknown = [key for key, slice_commit in slice_commits.items() if slice_commit.rows is None]
-    counted = rows_by_slice(table, unknown)
+    counted = count_slice_rows(table, unknown)
     return {**slice_commits, **{key: replace(slice_commits[key], rows=rows) for key, rows in counted.items()}}
 
 
 def has_records(table: DeltaTable) -> bool:
     """Whether any commit of the table holds a slice."""
-    return bool(committed_in(table, short=True).records)
+    return bool(read_committed_slices(table, short=True).records)
 
 
-def slice_commits_from(table: DeltaTable, topic: str, since: str) -> dict[str, SliceCommit]:
-    """`slice_commits_in` for the slices of a topic from a slice key on, by the order of the text; "" for all of it."""
-    where = f"topic = {text_in_sql(topic)} AND slice >= {text_in_sql(since)}"
-    found = _committed(table, where, lambda key: key.rpartition("@")[0] == topic and key >= since, short=False)
-    return slice_commits_of(found)
+def read_slice_commits_since(table: DeltaTable, topic: str, since: str) -> dict[str, SliceCommit]:
+    """`read_slice_commits` for the slices of a topic from a slice key on, by the order of the text; "" for all."""
+    where = f"topic = {quote_text(topic)} AND slice >= {quote_text(since)}"
+    found = _read_committed_where(
+        table, where, lambda key: key.rpartition("@")[0] == topic and key >= since, short=False
+    )
+    return collect_slice_commits(found)
 
 
 def ensure_all_records_seen(table: DeltaTable) -> None:
@@ -199,7 +211,7 @@ def ensure_all_records_seen(table: DeltaTable) -> None:
         IncompleteReadError: the query sees fewer rows than the log of `_commits` counts (I15).
         DependencyAwayError: the storage could not be read.
     """
-    log = log_of(table)
+    log = open_log(table)
     if log is not None:
         [row] = query(log, "SELECT count(*) AS n FROM t WHERE version >= 0")
         ensure_all_read(log, row["n"])
@@ -214,12 +226,12 @@ def ensure_all_rows_seen(table: DeltaTable, keys: Collection[str] | None = None)
         DependencyAwayError: the storage could not be read.
     """
     if keys is None:
-        slices_in(table)
+        list_slices_in_rows(table)
     else:
-        ensure_complete(table, rows_by_slice(table, keys), recorded_rows(table, keys))
+        ensure_complete(table, count_slice_rows(table, keys), read_recorded_rows(table, keys))
 
 
-def recorded_rows(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
+def read_recorded_rows(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
     """The rows of slices as they were counted at their commit, to compare with the rows that a query sees.
 
     A run that dies between its commit and the record of it leaves no count. Then all rows of the table are read: the
@@ -234,36 +246,36 @@ def recorded_rows(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
         DependencyAwayError: the storage could not be read.
     """
     ensure_all_records_seen(table)  # a missed record would take the evidence away together with the rows
-    records = committed_in(table, keys, short=True).records
-    counted = rows_of_all_slices(table) if any(one.rows is None for one in records.values()) else {}
+    records = read_committed_slices(table, keys, short=True).records
+    counted = count_all_slice_rows(table) if any(one.rows is None for one in records.values()) else {}
     return {key: counted.get(key, 0) if one.rows is None else one.rows for key, one in records.items()}
 
 
-def held_in(table: DeltaTable) -> set[str]:
+def read_slice_keys(table: DeltaTable) -> set[str]:
     """The keys of all slices in a table as it was opened."""
-    return set(committed_in(table, short=True).records)
+    return set(read_committed_slices(table, short=True).records)
 
 
-def written(table: DeltaTable) -> dict[str, Written]:
+def read_written(table: DeltaTable) -> dict[str, Written]:
     """The rows of each slice, and when it was committed.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    records = committed_in(table, short=True).records
+    records = read_committed_slices(table, short=True).records
     unknown = [key for key, one in records.items() if one.rows is None]
-    rows = rows_by_slice(table, unknown)
+    rows = count_slice_rows(table, unknown)
     return {
-        key: Written(one.rows if one.rows is not None else rows[key], _milliseconds(one.committed_at))
+        key: Written(one.rows if one.rows is not None else rows[key], _to_milliseconds(one.committed_at))
         for key, one in records.items()
     }
 
 
-def _milliseconds(moment: datetime | None) -> int:
+def _to_milliseconds(moment: datetime | None) -> int:
     return 0 if moment is None else round((moment - _UNIX).total_seconds() * 1000)
 
 
-def number_in(opened: DeltaTable) -> int:
+def read_number(opened: DeltaTable) -> int:
     """The number of the last numbered commit of a table, or where it has none, the time of its creation.
 
     So a table that was deleted and created again, in milliseconds since 1970, is ahead of every writer of the old one.
@@ -271,37 +283,37 @@ def number_in(opened: DeltaTable) -> int:
     return int(opened.transaction_version(APP) or opened.metadata().created_time or 0)
 
 
-def id_of(opened: DeltaTable) -> str:
+def get_table_id(opened: DeltaTable) -> str:
     """The ID of a table; one that was deleted and created again has another."""
     return str(opened.metadata().id)
 
 
-def log_of(opened: DeltaTable) -> DeltaTable | None:
+def open_log(opened: DeltaTable) -> DeltaTable | None:
     """The table `_commits` beside a table; None if it was never created."""
-    return open_table(log_path(opened))
+    return open_table(build_log_path(opened))
 
 
-def log_path(opened: DeltaTable) -> str:
+def build_log_path(opened: DeltaTable) -> str:
     """The path of `_commits` beside a table."""
     return f"{str(opened.table_uri).rstrip('/').rpartition('/')[0]}/{TABLE}"
 
 
-def name_of(opened: DeltaTable) -> str:
+def read_name(opened: DeltaTable) -> str:
     return str(opened.table_uri).rstrip("/").rpartition("/")[2]
 
 
-def last_recorded(log: DeltaTable | None, opened: DeltaTable) -> int:
+def read_last_recorded(log: DeltaTable | None, opened: DeltaTable) -> int:
     """The last version of a table that `_commits` has, by the statistics of its files; -1 for none."""
     if log is None:
         return -1
     actions = add_actions(log)
     columns = ("partition.table", "min.table_id", "max.table_id", "max.version")
-    mine, last, is_sure = id_of(opened), -1, set(columns) <= {*actions.column_names}
+    mine, last, is_sure = get_table_id(opened), -1, set(columns) <= {*actions.column_names}
     rows = zip(*(actions[name].to_pylist() for name in columns), strict=True) if is_sure else ()
     for table, least, greatest, version in rows:
         if None in {least, greatest, version}:
             is_sure = False  # somebody wrote the file without statistics
-        elif table == name_of(opened) and least <= mine <= greatest:
+        elif table == read_name(opened) and least <= mine <= greatest:
             # In a file of several IDs the greatest version may be another table's.
             is_sure &= least == greatest
             last = max(last, version)
@@ -311,15 +323,15 @@ def last_recorded(log: DeltaTable | None, opened: DeltaTable) -> int:
     return -1 if row["last"] is None else int(row["last"])
 
 
-def slices_in_sql(opened: DeltaTable) -> tuple[dict[str, DeltaTable], str]:
+def build_slices_query(opened: DeltaTable) -> tuple[dict[str, DeltaTable], str]:
     """The slices that a table holds or held, up to the version that was opened, as a part of another query.
 
     Returns:
         The tables that the query reads, by their names in it, and the query, whose one column is `slice`.
     """
-    log = log_of(opened)
-    tail = tail_of(opened, last_recorded(log, opened)).records
-    rows = ", ".join(f"({text_in_sql(one.slice_key)})" for one in tail) or "(NULL)"
+    log = open_log(opened)
+    tail = read_tail(opened, read_last_recorded(log, opened)).records
+    rows = ", ".join(f"({quote_text(one.slice_key)})" for one in tail) or "(NULL)"
     behind = f"SELECT column1 AS slice FROM (VALUES {rows}) WHERE column1 IS NOT NULL"
     if log is None:
         return {}, behind
@@ -328,10 +340,10 @@ def slices_in_sql(opened: DeltaTable) -> tuple[dict[str, DeltaTable], str]:
 
 
 def _is_of(opened: DeltaTable) -> str:
-    return f'"table" = {text_in_sql(name_of(opened))} AND table_id = {text_in_sql(id_of(opened))}'
+    return f'"table" = {quote_text(read_name(opened))} AND table_id = {quote_text(get_table_id(opened))}'
 
 
-def _recorded(
+def _read_log_records(
     log: DeltaTable | None, opened: DeltaTable, where: str, *, short: bool
 ) -> tuple[list[CommitRecord], dict[int, int]]:
     """The records of some slices in `_commits`, and the restores."""
@@ -344,10 +356,10 @@ def _recorded(
         f"WHERE {_is_of(opened)} AND version <= {opened.version()} AND (restored_to IS NOT NULL OR {where})",
     )
     restores = {row["version"]: row["restored_to"] for row in found if row["restored_to"] is not None}
-    return [_record(row) for row in found if row["slice"] is not None], restores
+    return [_build_record(row) for row in found if row["slice"] is not None], restores
 
 
-def _record(row: Mapping[str, Any]) -> CommitRecord:
+def _build_record(row: Mapping[str, Any]) -> CommitRecord:
     return CommitRecord(
         row["slice"],
         row["attempt"],
@@ -360,7 +372,7 @@ def _record(row: Mapping[str, Any]) -> CommitRecord:
     )
 
 
-def tail_of(opened: DeltaTable, last: int) -> Tail:
+def read_tail(opened: DeltaTable, last: int) -> Tail:
     """The commits of a table behind a version, by its Delta log."""
     records: list[CommitRecord] = []
     restores: dict[int, int] = {}
@@ -373,19 +385,19 @@ def tail_of(opened: DeltaTable, last: int) -> Tail:
             break
         metadata = entry.get("userMetadata")
         if entry.get("operation") == "RESTORE":
-            restores[version] = _restored_version(opened, version, entry["operationParameters"])
+            restores[version] = _find_restored_version(opened, version, entry["operationParameters"])
         if replaces_table(metadata):
             restores[version] = -1
         at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC) if "timestamp" in entry else None
         records += from_user_metadata(metadata, version, at)
-        batches[batch_of(metadata)] = version
+        batches[parse_batch_id(metadata)] = version
         if "REPLACE TABLE" in str(entry.get("operation")):
             restores[version] = -1
             break  # the table has another ID since, and no row from before
     return Tail(records, restores, is_complete, batches)
 
 
-def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]) -> int:
+def _find_restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]) -> int:
     """The version that a `RESTORE` went back to.
 
     A RESTORE to a timestamp names no version. The version that it went back to has the same files.
@@ -399,7 +411,7 @@ def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]
     for version in range(at - 1, -1, -1):
         if commit_info(opened, version) is None:
             break
-        if _files(path, version) == _files(path, at):
+        if _list_files(path, version) == _list_files(path, at):
             return version
     raise DependencyAwayError(
         f"version {at} of {path} restored an older version, which cannot be found",
@@ -409,6 +421,6 @@ def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]
     )
 
 
-def _files(path: str, version: int) -> set[str]:
+def _list_files(path: str, version: int) -> set[str]:
     opened = open_table(path, version)
     return set() if opened is None else set(opened.file_uris())

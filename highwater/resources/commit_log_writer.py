@@ -15,13 +15,13 @@ from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_
 from highwater.errors import SupersededAttemptError
 from highwater.resources.commit_log import (
     TABLE,
+    build_log_path,
     ensure_no_gap,
-    id_of,
-    last_recorded,
-    log_of,
-    log_path,
-    name_of,
-    tail_of,
+    get_table_id,
+    open_log,
+    read_last_recorded,
+    read_name,
+    read_tail,
 )
 from highwater.resources.delta import add_actions
 from highwater.resources.delta_rs_writes import append_at, compact, create, replace_partitions
@@ -51,7 +51,7 @@ def complete(
         opened: the table, at its newest version.
         slices: slices whose commits do not carry their ranges.
         written: records of a commit whose rows are known, or which the log no longer has.
-        restores: of such a commit, see `held_at`.
+        restores: of such a commit, see `select_newest_records`.
 
     Raises:
         SupersededAttemptError: others wrote to `_commits` again and again.
@@ -60,15 +60,15 @@ def complete(
     import pyarrow as pa
 
     for tries in range(1, TRIES + 1):
-        log = log_of(opened)
-        rows = _lacking(log, opened, slices, written, restores)
+        log = open_log(opened)
+        rows = _build_missing_rows(log, opened, slices, written, restores)
         if not rows:
             return
         if log is None:
-            create(log_path(opened), schema(), partition_by=["table"])
+            create(build_log_path(opened), build_schema(), partition_by=["table"])
         # A writer that hung since its look does not add a record a second time.
-        elif append_at(log, pa.Table.from_pylist(rows, schema())):
-            _join_files(log, name_of(opened))
+        elif append_at(log, pa.Table.from_pylist(rows, build_schema())):
+            _join_files(log, read_name(opened))
             return
         else:
             time.sleep(random.uniform(0, 0.05 * tries))  # noqa: S311 - spreads the waiting, hides nothing
@@ -86,7 +86,7 @@ def _join_files(log: DeltaTable, name: str) -> None:
         compact(log, [("table", "=", name)])
 
 
-def _lacking(
+def _build_missing_rows(
     log: DeltaTable | None,
     opened: DeltaTable,
     slices: Mapping[str, Slice],
@@ -94,8 +94,8 @@ def _lacking(
     restores: Mapping[int, int],
 ) -> list[dict[str, Any]]:
     """The rows that `_commits` lacks."""
-    last = last_recorded(log, opened)
-    tail = tail_of(opened, last)
+    last = read_last_recorded(log, opened)
+    tail = read_tail(opened, last)
     if not tail.is_complete:
         ensure_no_gap(log, opened, last, [*tail.records, *written])
     known = {(record.slice_key, record.batch): record for record in written}
@@ -103,9 +103,12 @@ def _lacking(
     there = {record.batch for record in records}
     records += [record for record in written if record.batch not in there and record.version > last]
     going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
-    base = {"table": name_of(opened), "table_id": id_of(opened)}
+    base = {"table": read_name(opened), "table_id": get_table_id(opened)}
     rows = [
-        *(row_of(opened, one, None if one.slice_commit is not None else slices.get(one.slice_key)) for one in records),
+        *(
+            build_row(opened, one, None if one.slice_commit is not None else slices.get(one.slice_key))
+            for one in records
+        ),
         *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
     ]
     if last < opened.version() and opened.version() not in {row["version"] for row in rows}:
@@ -156,17 +159,17 @@ def _with_rows(record: CommitRecord, known: Mapping[tuple[str, str], CommitRecor
     return record if found is None else replace(record, rows=found.rows)
 
 
-def row_of(opened: DeltaTable, record: CommitRecord, slice_: Slice | None = None) -> dict[str, Any]:
+def build_row(opened: DeltaTable, record: CommitRecord, slice_: Slice | None = None) -> dict[str, Any]:
     """The row of `_commits` for a record of a table; the slice is needed where the record has no ranges."""
     slice_ = slice_ if record.slice_commit is None else record.slice_commit.slice_
     return {
-        "table": name_of(opened),
-        "table_id": id_of(opened),
+        "table": read_name(opened),
+        "table_id": get_table_id(opened),
         "version": record.version,
         "slice": record.slice_key,
         "topic": record.slice_key.rpartition("@")[0],
         "generation": None if slice_ is None else slice_.generation,
-        "ranges": [] if slice_ is None else [*_ranges(slice_)],
+        "ranges": [] if slice_ is None else [*_build_ranges(slice_)],
         "attempt": record.attempt,
         "rows": record.rows,
         "batch": record.batch,
@@ -176,11 +179,11 @@ def row_of(opened: DeltaTable, record: CommitRecord, slice_: Slice | None = None
     }
 
 
-def _ranges(slice_: Slice) -> Iterator[dict[str, int]]:
+def _build_ranges(slice_: Slice) -> Iterator[dict[str, int]]:
     return ({"partition": p, "start": r.start, "end": r.end} for p, r in slice_.ranges.items())
 
 
-def schema() -> pa.Schema:
+def build_schema() -> pa.Schema:
     """The columns of `_commits`."""
     import pyarrow as pa
 

@@ -15,7 +15,7 @@ from highwater.envelope import ORIGIN
 Span = tuple[int, int, int, int]
 
 
-def between(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+def build_between(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     """Holds for two origins and for all that lie between them, ordered by topic, generation, partition and offset."""
     return f"{_on_side(first, '>')} AND {_on_side(last, '<')}"
 
@@ -29,19 +29,19 @@ def _on_side(place: Mapping[str, Any], side: str) -> str:
     return condition
 
 
-def in_none_of(spans: Iterable[Span]) -> str:
+def build_in_none(spans: Iterable[Span]) -> str:
     """Holds for origins that lie in none of these ranges of offsets of one topic."""
     rows = ", ".join(map(str, spans))
-    return f"NOT {_looked_up(rows, ORIGIN[1:-1])}" if rows else "true"
+    return f"NOT {_build_lookup(rows, ORIGIN[1:-1])}" if rows else "true"
 
 
-def in_one_of(spans: Iterable[tuple[str, int, int, int, int]]) -> str:
+def build_in_any(spans: Iterable[tuple[str, int, int, int, int]]) -> str:
     """Holds for origins that lie in one of these ranges of offsets; each range names its topic first."""
     rows = ", ".join(f"('{topic}', {', '.join(map(str, span))})" for topic, *span in spans)
-    return _looked_up(rows, ORIGIN[:-1]) if rows else "false"
+    return _build_lookup(rows, ORIGIN[:-1]) if rows else "false"
 
 
-def _looked_up(rows: str, names: Sequence[str]) -> str:
+def _build_lookup(rows: str, names: Sequence[str]) -> str:
     offset = ORIGIN[-1]
     span = ", ".join(f"of_{name}" for name in names)
     same = " AND ".join(f"span.of_{name} = {name}" for name in names)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
-from highwater.resources.local_spark import jars_conf, set_java
-from highwater.resources.object_store import is_s3, s3a_conf
+from highwater.resources.local_spark import build_jars_conf, set_java
+from highwater.resources.object_store import build_s3a_conf, is_s3
 from highwater.resources.spark import STATIC_CONF
 from highwater.settings import SPARK_MASTER, SPARK_REMOTE
 
@@ -20,7 +20,7 @@ SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _OF_CLIENTS = (SPARK_REMOTE, "SPARK_CONNECT_MODE_ENABLED")
 
 
-def server_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+def build_server_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """The properties that sessions cannot set on a running server.
 
     Args:
@@ -30,11 +30,11 @@ def server_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str,
     Raises:
         ConfigurationError: the jars were not fetched, or Hadoop does not open the lake's scheme.
     """
-    conf = {"spark.app.name": "highwater", **STATIC_CONF, **jars_conf(settings, environment)}
+    conf = {"spark.app.name": "highwater", **STATIC_CONF, **build_jars_conf(settings, environment)}
     if environment.get(SPARK_MASTER):
         conf["spark.master"] = settings.spark_master
     if is_s3(settings.lake):
-        conf |= s3a_conf(environment)
+        conf |= build_s3a_conf(environment)
     return conf
 
 

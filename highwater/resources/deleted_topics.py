@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from highwater.errors import OffsetsExpiredError, TopicAbsentError, TopicVanishedError
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.topic_state import PartitionState, TopicState
-from highwater.routing import option_for
+from highwater.routing import format_topic_option
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -25,7 +25,7 @@ LOOK_EVERY = 0.1
 TO_BE_MADE = "one that is given when it is made"
 
 
-def state_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> TopicState:
+def read_state(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> TopicState:
     """The state of a topic of the stream now.
 
     A broker that has just started may not know a topic yet: a topic is called gone after two looks.
@@ -36,9 +36,9 @@ def state_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> TopicS
         DependencyAwayError: Kafka or the ledger is away.
     """
     try:
-        return kafka.topic_state(topic)
+        return kafka.read_topic_state(topic)
     except TopicAbsentError as error:
-        gone = vanished(ledger, stream, topic, error)
+        gone = find_vanished_error(ledger, stream, topic, error)
         if gone is None:
             raise
         if (again := look_if_there(kafka, topic)) is not None:
@@ -58,7 +58,7 @@ def look_if_there(kafka: Kafka, topic: str) -> TopicState | None:
         return None
 
 
-def vanished(
+def find_vanished_error(
     ledger: Ledger, stream: Stream, topic: str, absent: TopicAbsentError | None = None
 ) -> TopicVanishedError | None:
     """The error for a topic of the stream that is missing.
@@ -73,16 +73,18 @@ def vanished(
         absent: what Kafka said; of a main topic it has the names that are nearest.
     """
     if topic == stream.parked_topic:
-        return _parked(stream) if ledger.publications.any_of_rejects(stream.name) else None
-    planned = ledger.topics.planned(stream.name, topic)
-    return None if planned is None else planned_topic_gone(stream, planned, absent)
+        return _build_parked_error(stream) if ledger.publications.has_published_rejects(stream.name) else None
+    planned = ledger.topics.read_planned_topic(stream.name, topic)
+    return None if planned is None else build_vanished_error(stream, planned, absent)
 
 
-def planned_topic_gone(stream: Stream, planned: Planned, absent: TopicAbsentError | None = None) -> TopicVanishedError:
+def build_vanished_error(
+    stream: Stream, planned: Planned, absent: TopicAbsentError | None = None
+) -> TopicVanishedError:
     """The error for a planned topic that is missing."""
     topic = planned.generation.topic
     ends = ", ".join(f"{p}: {end}" for p, end in sorted(planned.ends.items()))
-    accept, found = f"highwater accept-loss {stream.name}{option_for(stream, topic)}", "no such topic"
+    accept, found = f"highwater accept-loss {stream.name}{format_topic_option(stream, topic)}", "no such topic"
     if topic == stream.topic:
         found += f"; {absent.found}" if absent is not None and absent.found else ""
         remedy = (
@@ -101,7 +103,7 @@ def planned_topic_gone(stream: Stream, planned: Planned, absent: TopicAbsentErro
     )
 
 
-def _parked(stream: Stream) -> TopicVanishedError:
+def _build_parked_error(stream: Stream) -> TopicVanishedError:
     topic = stream.parked_topic
     return TopicVanishedError(
         f"topic {topic} of stream {stream.name} is gone",
@@ -112,7 +114,7 @@ def _parked(stream: Stream) -> TopicVanishedError:
     )
 
 
-def parked_lost(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredError | None:
+def find_parked_loss(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredError | None:
     """The error for a parked topic with fewer records than wait there.
 
     Two looks must agree on it. That its log begins behind 0 alone is none: records of an erased key may be deleted
@@ -127,11 +129,11 @@ def parked_lost(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredErr
         TopicAbsentError: it is not there.
         DependencyAwayError: no broker answered in time.
     """
-    found = _parked_lost(stream, kafka.topic_state(stream.parked_topic), waiting)
-    return found and _parked_lost(stream, kafka.look_again(stream.parked_topic), waiting)
+    found = _find_loss(stream, kafka.read_topic_state(stream.parked_topic), waiting)
+    return found and _find_loss(stream, kafka.look_again(stream.parked_topic), waiting)
 
 
-def _parked_lost(stream: Stream, state: TopicState, waiting: int) -> OffsetsExpiredError | None:
+def _find_loss(stream: Stream, state: TopicState, waiting: int) -> OffsetsExpiredError | None:
     topic, seen = state.topic, state.partitions
     spans = {
         p: (one.log_start, one.high_watermark)
@@ -159,15 +161,15 @@ def is_there(kafka: Kafka, topic: str) -> bool:
         DependencyAwayError: no broker answered in time.
     """
     try:
-        kafka.topic_state(topic)
+        kafka.read_topic_state(topic)
     except TopicAbsentError:
         return False
     return True
 
 
-def as_made(kafka: Kafka, stream: Stream, topic: str) -> TopicState:
+def read_created_state(kafka: Kafka, stream: Stream, topic: str) -> TopicState:
     """The future state of a tier that is to be recreated: as many partitions as the main topic has, and nothing."""
-    partitions = kafka.topic_state(stream.topic).partitions
+    partitions = kafka.read_topic_state(stream.topic).partitions
     return TopicState(topic, TO_BE_MADE, {p: PartitionState(0, 0, 0, None) for p in partitions})
 
 
@@ -178,7 +180,7 @@ def recreate_topic(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> 
         TopicVanishedError: another of the stream's DLQ topics vanished too.
         TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
     """
-    ensure(kafka, stream, lambda name: None if name == topic else vanished(ledger, stream, name))
+    ensure(kafka, stream, lambda name: None if name == topic else find_vanished_error(ledger, stream, name))
     deadline = time.monotonic() + HEARD_SECONDS
     while not is_there(kafka, topic) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY)

@@ -108,17 +108,17 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def remedy_of(error: str) -> str:
+def find_remedy(error: str) -> str:
     """The remedy for a record that the client refused with an error, by librdkafka's name of it."""
     return _REMEDIES.get(error, "fix what the error names, in the record or the configuration; then send it again")
 
 
-def kind_of(error: str) -> Kind:
+def find_error_kind(error: str) -> Kind:
     """The kind of an error, by librdkafka's name of it; one that is not in the table is uncertain."""
     return next((kind for kind, names in KINDS.items() if error in names), Kind.UNCERTAIN)
 
 
-def end_of(error: str | None) -> End:
+def classify_end(error: str | None) -> End:
     """The outcome of a record by the error of its delivery report, None for none.
 
     Only a refusal that every attempt meets is sure. `_PURGE_QUEUE` is none: a record whose answer was lost goes back

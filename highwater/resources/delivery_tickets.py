@@ -61,7 +61,7 @@ class Ticket:
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         raise NotImplementedError
 
-    def impersonate(
+    def cover_records(
         self,
         first: int,
         ids: Sequence[str | None],
@@ -73,7 +73,7 @@ class Ticket:
         self.left = len(ids)
         return self
 
-    def stand_for_one(self, number: int, record_id: str | None, callbacks: Callbacks | None) -> Self:
+    def cover_one_record(self, number: int, record_id: str | None, callbacks: Callbacks | None) -> Self:
         """Cover a single record."""
         self.first, self.one, self.ids, self.places, self.callbacks = number, record_id, (), None, callbacks
         self.left = 1
@@ -92,15 +92,17 @@ class Ticket:
         """The record with this key, whose report has come."""
         if self.places is None:
             return Sent(self.first, self.one, self.callbacks)
-        return self._at(self.places.pop(key))
+        return self._build_sent(self.places.pop(key))
 
-    def unreported(self) -> list[Sent]:
+    def select_unreported(self) -> list[Sent]:
         """Records whose end it does not know, where it lacks reports: of delivered ones it may only have the number."""
         return (
-            [self.take_reported(None)] if self.places is None else [self._at(place) for place in self.places.values()]
+            [self.take_reported(None)]
+            if self.places is None
+            else [self._build_sent(place) for place in self.places.values()]
         )
 
-    def _at(self, place: int) -> Sent:
+    def _build_sent(self, place: int) -> Sent:
         return Sent(self.first + place, self.ids[place], self.callbacks)
 
 
@@ -138,7 +140,7 @@ class RaisedErrors:
             raise first
 
 
-def _ticket_class(
+def _build_ticket_class(
     free: list[Ticket],
     counts: Counts,
     raised: RaisedErrors,
@@ -203,13 +205,13 @@ class TicketPool:
         # A record that the client has holds one of the tickets, or shares it; the others are free.
         self.every: list[Ticket] = []
         self.free: list[Ticket] = []
-        self._new = _ticket_class(self.free, counts, raised, reported)
+        self._new = _build_ticket_class(self.free, counts, raised, reported)
 
     def take(self) -> Ticket:
         """A free one, for as many records as it is reported."""
         if self.free:
             return self.free.pop()
-        ticket = self._new().impersonate(0, (), {}, None)
+        ticket = self._new().cover_records(0, (), {}, None)
         self.every.append(ticket)
         return ticket
 
@@ -245,11 +247,11 @@ class TicketPool:
         # ticket.
         if len(places) == len(keys) and all(keys) and self.busy < most:
             tickets += [self.take()] * len(keys)
-            tickets[0].impersonate(first, ids, places, callbacks)
+            tickets[0].cover_records(first, ids, places, callbacks)
             return
         for number, one in enumerate(ids, first):
             tickets.append(self.take())
-            tickets[-1].stand_for_one(number, one, callbacks)
+            tickets[-1].cover_one_record(number, one, callbacks)
 
     def drop_free(self) -> None:
         """Drop the free tickets, which would stay until the collector comes: a class like theirs keeps itself alive."""
@@ -257,7 +259,7 @@ class TicketPool:
         self.every = [ticket for ticket in self.every if id(ticket) not in free]
         self.free.clear()
 
-    def without_report(self) -> list[Ticket]:
+    def select_unreported_tickets(self) -> list[Ticket]:
         """Tickets of records that the client never reported, in the order of sending, once the free ones are gone.
 
         What a callback sends meanwhile takes another ticket.

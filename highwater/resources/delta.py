@@ -44,7 +44,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
     try:
         return DeltaTable(path, version)
     except Exception as error:
-        raise _unreadable([path], error) from error
+        raise _build_unreadable_error([path], error) from error
 
 
 def commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
@@ -60,7 +60,7 @@ def commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
     from pyarrow.fs import PyFileSystem
 
     path = str(table.table_uri)
-    with reading(path):
+    with translate_read_errors(path):
         files = PyFileSystem(DeltaStorageHandler(path))
         try:
             with files.open_input_stream(f"_delta_log/{version:020d}.json") as file:
@@ -80,7 +80,7 @@ def is_table(path: str) -> bool:
     try:
         return DeltaTable.is_deltatable(path)
     except Exception as error:
-        raise _away(path, error) from error
+        raise _build_away_error(path, error) from error
 
 
 def query(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]
     Raises:
         DependencyAwayError: the storage could not be read.
     """
-    found: list[dict[str, Any]] = answer(tables, sql).to_pylist()
+    found: list[dict[str, Any]] = run_query(tables, sql).to_pylist()
     return found
 
 
@@ -111,11 +111,11 @@ def query_arrow(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
     import pyarrow as pa
 
     try:
-        found = in_columns(_asked(tables, sql))
+        found = read_columns(_execute_query(tables, sql))
         plain = [one.with_type(pa.string()) if one.type == pa.string_view() else one for one in found.schema]
         return found.cast(pa.schema(plain))
     except Exception as error:
-        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
+        raise _build_unreadable_error([str(table.table_uri) for table in tables.values()], error) from error
 
 
 def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[Any]]:
@@ -124,23 +124,23 @@ def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[
     Raises:
         DependencyAwayError: the storage could not be read.
     """
-    found: dict[str, list[Any]] = answer(tables, sql).to_pydict()
+    found: dict[str, list[Any]] = run_query(tables, sql).to_pydict()
     return found
 
 
-def answer(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
+def run_query(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
     """A query's answer as an Arrow table: lighter still, for what goes into another query.
 
     Raises:
         DependencyAwayError: the storage could not be read.
     """
     try:
-        return in_columns(_asked(tables, sql))
+        return read_columns(_execute_query(tables, sql))
     except Exception as error:
-        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
+        raise _build_unreadable_error([str(table.table_uri) for table in tables.values()], error) from error
 
 
-def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
+def _execute_query(tables: Mapping[str, DeltaTable], sql: str) -> Any:
     """The answer as a stream, to be read by pyarrow.
 
     deltalake's own reader was seen to hold the interpreter's lock as long as a query takes: no lease could be renewed.
@@ -160,24 +160,24 @@ def add_actions(table: DeltaTable) -> pa.Table:
         DependencyAwayError: the log could not be read.
     """
     try:
-        return in_columns(table.get_add_actions(flatten=True))
+        return read_columns(table.get_add_actions(flatten=True))
     except Exception as error:
-        raise _unreadable([str(table.table_uri)], error) from error
+        raise _build_unreadable_error([str(table.table_uri)], error) from error
 
 
-def in_columns(stream: Any) -> pa.Table:
+def read_columns(stream: Any) -> pa.Table:
     """An answer of deltalake, as a table of Arrow's; `pa.table` would load pandas first, for half a second."""
     import pyarrow as pa
 
     return pa.RecordBatchReader.from_stream(stream).read_all()
 
 
-def rows_in(table: DeltaTable) -> int:
+def count_logged_rows(table: DeltaTable) -> int:
     """About how many rows a table has, by its log: those of files without statistics are left out."""
     return sum(count or 0 for count in add_actions(table)["num_records"].to_pylist())
 
 
-def rows_by_slice(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
+def count_slice_rows(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
     """The rows of slices, counted in the table's files; 0 for a slice without any."""
     if not keys:
         return {}
@@ -185,7 +185,7 @@ def rows_by_slice(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
     return {**dict.fromkeys(keys, 0), **{str(row["slice"]): int(str(row["rows"])) for row in found}}
 
 
-def rows_of_all_slices(table: DeltaTable) -> dict[str, int]:
+def count_all_slice_rows(table: DeltaTable) -> dict[str, int]:
     """The rows of each slice that rows of a table name, by a read of all rows and no filter.
 
     Raises:
@@ -198,14 +198,14 @@ def rows_of_all_slices(table: DeltaTable) -> dict[str, int]:
     return rows
 
 
-def slices_in(table: DeltaTable) -> set[str]:
+def list_slices_in_rows(table: DeltaTable) -> set[str]:
     """The slices that rows of a table name, by a read of all rows.
 
     Raises:
         IncompleteReadError: the query saw fewer rows than the table's log counts.
         DependencyAwayError: the storage could not be read.
     """
-    return set(rows_of_all_slices(table))
+    return set(count_all_slice_rows(table))
 
 
 def ensure_all_read(table: DeltaTable, seen: int) -> None:
@@ -269,12 +269,12 @@ def stream_batches(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[pa.Re
     import pyarrow as pa
 
     try:
-        yield from pa.RecordBatchReader.from_stream(_asked(tables, sql))
+        yield from pa.RecordBatchReader.from_stream(_execute_query(tables, sql))
     except Exception as error:
-        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
+        raise _build_unreadable_error([str(table.table_uri) for table in tables.values()], error) from error
 
 
-def _unreadable(paths: Sequence[str], error: Exception) -> DependencyAwayError:
+def _build_unreadable_error(paths: Sequence[str], error: Exception) -> DependencyAwayError:
     """The error for tables that could not be read. The lake is away only if it does not answer for one of them at all.
 
     A fault of one table alone, such as a missing file, must not open the lake's breaker for all.
@@ -284,30 +284,30 @@ def _unreadable(paths: Sequence[str], error: Exception) -> DependencyAwayError:
             is_table(path)
         except DependencyAwayError as away:
             return away
-    found = _away(", ".join(paths), error)
+    found = _build_away_error(", ".join(paths), error)
     found.of = None
     return found
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
+def translate_read_errors(path: str) -> Iterator[None]:
     """Say the errors of a look without a JVM in our words."""
     try:
         yield
     except Exception as error:
-        raise _away(path, error) from error
+        raise _build_away_error(path, error) from error
 
 
-def _away(path: str, error: Exception) -> DependencyAwayError:
+def _build_away_error(path: str, error: Exception) -> DependencyAwayError:
     return DependencyAwayError(
         f"the lake could not be read at {path}",
-        found=in_one_line(str(error)) or type(error).__name__,
+        found=join_lines(str(error)) or type(error).__name__,
         remedy="see that HIGHWATER_LAKE is reachable and readable, then request the slice again",
         of=LAKE,
     )
 
 
-def in_one_line(text: str) -> str:
+def join_lines(text: str) -> str:
     """An error of delta-rs, which puts each cause below what it caused, in colours and with arrows."""
     lines = [line.strip(" ↳\t") for line in _COLOUR.sub("", text).splitlines()]
     return ": ".join(line for line in lines if line)[:_LONGEST_ERROR]
@@ -325,29 +325,29 @@ def slice_is_one_of(keys: Iterable[str], column: str = "slice") -> str:
     ordered = sorted(keys)
     if not ordered:
         return "false"
-    listed = f"{column} IN ({', '.join(map(text_in_sql, ordered))})"
+    listed = f"{column} IN ({', '.join(map(quote_text, ordered))})"
     if len(ordered) == 1:
         return listed
-    return f"({column} >= {text_in_sql(ordered[0])} AND {column} <= {text_in_sql(ordered[-1])} AND {listed})"
+    return f"({column} >= {quote_text(ordered[0])} AND {column} <= {quote_text(ordered[-1])} AND {listed})"
 
 
-def text_in_sql(value: str) -> str:
+def quote_text(value: str) -> str:
     """A text as a literal in SQL."""
     return "'" + value.replace("'", "''") + "'"
 
 
-def quoted(name: str) -> str:
+def quote_column(name: str) -> str:
     """A column's name in a query to `query` and its like; Spark quotes otherwise (`highwater.assets.parsing`)."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def columns_in_all(tables: Iterable[DeltaTable], names: Iterable[str]) -> list[str]:
+def select_common_columns(tables: Iterable[DeltaTable], names: Iterable[str]) -> list[str]:
     """The columns, quoted, that all tables have: a field that was added comes with each one's next commit."""
     there = [{field.name for field in table.schema().fields} for table in tables]
-    return [quoted(name) for name in names if all(name in one for one in there)]
+    return [quote_column(name) for name in names if all(name in one for one in there)]
 
 
-def count_in(table: DeltaTable, name: str) -> str:
+def read_count(table: DeltaTable, name: str) -> str:
     """A column of counts as SQL: 0 in rows, and in a table, from before it was there."""
     return f"coalesce({name}, 0)" if has_column(table, name) else "0"
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
-from highwater.resources.delta import in_one_line, open_table, query, reading, slice_is_one_of
+from highwater.resources.delta import join_lines, open_table, query, slice_is_one_of, translate_read_errors
 from highwater.resources.object_store import ensure_conditional_put
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": "10"})
 
 
-def opened(path: str, schema: pa.Schema, description: str, *, partition_by: Sequence[str] = ("slice",)) -> DeltaTable:
+def open_or_create_table(
+    path: str, schema: pa.Schema, description: str, *, partition_by: Sequence[str] = ("slice",)
+) -> DeltaTable:
     """Open a table; one that is absent, or was made by another description, is created without rows.
 
     Args:
@@ -41,7 +43,7 @@ def opened(path: str, schema: pa.Schema, description: str, *, partition_by: Sequ
     if found is None:
         create(path, schema, description=description, partition_by=partition_by)
     else:
-        with storage(path):
+        with translate_write_errors(path):
             DeltaTable.create(
                 path,
                 schema,
@@ -50,7 +52,7 @@ def opened(path: str, schema: pa.Schema, description: str, *, partition_by: Sequ
                 description=description,
                 configuration=dict(CHECKPOINTS),
             )
-    with storage(path):
+    with translate_write_errors(path):
         return DeltaTable(path)
 
 
@@ -80,7 +82,7 @@ def create(
     from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import DeltaError
 
-    with storage(path):
+    with translate_write_errors(path):
         try:
             DeltaTable.create(
                 path,
@@ -145,7 +147,7 @@ def _replace(
     once = CommitProperties(custom_metadata=carried, max_commit_retries=0)
     plain = ColumnProperties(dictionary_enabled=False)
     files = WriterProperties(compression="SNAPPY", column_properties=dict.fromkeys(unlike, plain))
-    with storage(path):
+    with translate_write_errors(path):
         try:
             write_deltalake(
                 table,
@@ -177,7 +179,7 @@ def append(path: str, rows: pa.Table) -> None:
     from deltalake import write_deltalake
     from deltalake.exceptions import DeltaError
 
-    with storage(path):
+    with translate_write_errors(path):
         there = open_table(path) is not None
         try:
             write_deltalake(path, rows, mode="append")
@@ -198,7 +200,7 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
     from deltalake.exceptions import CommitFailedError
 
     read, path = table.version(), str(table.table_uri)
-    with storage(path):
+    with translate_write_errors(path):
         try:
             write_deltalake(table, rows, mode="append", commit_properties=CommitProperties(max_commit_retries=0))
         except CommitFailedError:
@@ -227,13 +229,13 @@ def rewrite_table(
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
 
-    with storage(path):
+    with translate_write_errors(path):
         DeltaTable.create(path, schema, mode="overwrite", description=description, configuration=dict(CHECKPOINTS))
         for rows in batches:
             write_deltalake(path, pa.Table.from_pylist([dict(row) for row in rows], schema), mode="append")
 
 
-def folders_with_files(root: str, folder: str) -> list[str]:
+def list_folders_with_files(root: str, folder: str) -> list[str]:
     """The names of the folders in a folder that hold a file at any depth; none where that is not there.
 
     Args:
@@ -246,7 +248,7 @@ def folders_with_files(root: str, folder: str) -> list[str]:
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import FileSelector, FileType, PyFileSystem
 
-    with reading(f"{root}/{folder}"):
+    with translate_read_errors(f"{root}/{folder}"):
         selector = FileSelector(folder, allow_not_found=True, recursive=True)
         found = PyFileSystem(DeltaStorageHandler(root)).get_file_info(selector)
     files = (one.path for one in found if one.type == FileType.File)
@@ -261,7 +263,7 @@ def remove_folder(root: str, folder: str) -> None:
     """
     from deltalake.fs import DeltaStorageHandler
 
-    with storage(f"{root}/{folder}"):
+    with translate_write_errors(f"{root}/{folder}"):
         DeltaStorageHandler(root).delete_dir(folder)
 
 
@@ -288,7 +290,7 @@ def try_storage(root: str) -> None:
         except Exception as error:
             raise DependencyAwayError(
                 f"a table at {path} could not be {done}",
-                found=in_one_line(str(error)) or type(error).__name__,
+                found=join_lines(str(error)) or type(error).__name__,
                 remedy=(
                     "see that HIGHWATER_LAKE is reachable, and that this user may list, read, write and delete below "
                     "it; the rest at that place can go"
@@ -298,7 +300,7 @@ def try_storage(root: str) -> None:
 
 
 @contextmanager
-def storage(path: str) -> Iterator[None]:
+def translate_write_errors(path: str) -> Iterator[None]:
     """Say the errors of a write without a JVM in our words; a store that could lose a commit is refused before.
 
     Raises:
@@ -313,7 +315,7 @@ def storage(path: str) -> Iterator[None]:
     except (DeltaError, OSError) as error:
         raise DependencyAwayError(
             f"the table at {path} could not be written",
-            found=in_one_line(str(error)) or type(error).__name__,
+            found=join_lines(str(error)) or type(error).__name__,
             remedy="see that HIGHWATER_LAKE may be written, then request the slice again",
             of=LAKE,
         ) from error

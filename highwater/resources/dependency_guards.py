@@ -40,7 +40,7 @@ class LedgerStorage(pybreaker.CircuitBreakerStorage):
         super().__init__(name)
         self._breakers = breakers
         self._me = uuid.uuid4().hex
-        self.row = breakers.dependency(name)
+        self.row = breakers.read_dependency(name)
         self._why = why or self.row.why
 
     def _change(self, change: Callable[[Dependency], Dependency]) -> None:
@@ -122,22 +122,22 @@ class Guard:
         if storage.row.state == pybreaker.STATE_CLOSED:
             return
         try:
-            _breaker(storage).call(self._probe)
+            _build_breaker(storage).call(self._probe)
         except pybreaker.CircuitBreakerError:
             raise open_error(storage.row) from None
 
-    def failed(self, error: DependencyAwayError) -> None:
+    def record_failure(self, error: DependencyAwayError) -> None:
         """Count that it was away."""
         with suppress(pybreaker.CircuitBreakerError, DependencyAwayError):
-            _breaker(LedgerStorage(self._breakers, self.name, error.problem)).call(_raise, error)
+            _build_breaker(LedgerStorage(self._breakers, self.name, error.problem)).call(_raise, error)
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """Count that it answered."""
         with suppress(pybreaker.CircuitBreakerError):
-            _breaker(LedgerStorage(self._breakers, self.name)).call(_nothing)
+            _build_breaker(LedgerStorage(self._breakers, self.name)).call(_do_nothing)
 
 
-def _breaker(storage: LedgerStorage) -> Any:
+def _build_breaker(storage: LedgerStorage) -> Any:
     """A new one each time: the state is the ledger's alone."""
     return pybreaker.CircuitBreaker(
         fail_max=FAILURES,
@@ -152,11 +152,11 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return None
 
 
-def resting(row: Dependency, now: datetime) -> bool:
+def is_cooling_down(row: Dependency, now: datetime) -> bool:
     """Whether a dependency is not to be asked at all now."""
     return row.state != pybreaker.STATE_CLOSED and row.since is not None and now < row.since + COOL_DOWN
 
@@ -180,7 +180,7 @@ def open_error(row: Dependency) -> BreakerOpenError:
 
 
 @contextmanager
-def guarded(*guards: Guard) -> Iterator[None]:
+def guard_dependencies(*guards: Guard) -> Iterator[None]:
     """Ask dependencies within the block, and count what became of it.
 
     A block that fails by another error counts neither way: what it did not reach was not asked.
@@ -195,13 +195,13 @@ def guarded(*guards: Guard) -> Iterator[None]:
     except DependencyAwayError as error:
         for guard in guards:
             if guard.name == error.of:
-                _quietly(partial(guard.failed, error))
+                _try_to_record(partial(guard.record_failure, error))
         raise
     for guard in guards:
-        _quietly(guard.answered)
+        _try_to_record(guard.record_answer)
 
 
-def _quietly(record: Callable[[], None]) -> None:
+def _try_to_record(record: Callable[[], None]) -> None:
     """A ledger that is away cannot count; what became of the block matters more."""
     with suppress(HighwaterError):
         record()

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from highwater.batching import batched
-from highwater.divergence import SOUND, Divergence, Fingerprint, PlannedFacts, SeenRecord, digest, replaced
+from highwater.batching import split_by_count
+from highwater.divergence import SOUND, Divergence, Fingerprint, PlannedFacts, SeenRecord, compute_digest, has_diverged
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.slices import OffsetRange
 
@@ -28,10 +28,10 @@ PARTITIONS_A_LOOK = 100
 COMPARE_SECONDS = 15.0
 
 
-def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, Fingerprint]:
+def read_fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, Fingerprint]:
     """The last record of each range; left out where none can be seen, or Kafka does not answer in time."""
     try:
-        found = _last_records(kafka, topic, ranges)
+        found = _read_last_records(kafka, topic, ranges)
     except HighwaterError:
         return {}  # the epoch shows it as well; the next plan has a fingerprint again
     return {p: Fingerprint(seen.offset, seen.digest) for p, seen in found.items()}
@@ -55,31 +55,33 @@ def compare(
         recorded: by partition.
         seconds: no further look begins after so long; the partitions that are left are unsure then.
     """
-    suspect = {p: was for p, was in recorded.items() if elected_since(was, state.partitions.get(p))}
+    suspect = {p: was for p, was in recorded.items() if has_new_leader(was, state.partitions.get(p))}
     # Those with new records first: they wait for the answer.
     ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
     deadline = time.monotonic() + seconds
     others: list[int] = []
     diverged: dict[int, int] = {}
     unsure: dict[int, str] = {}
-    for looked_at in batched(ordered, PARTITIONS_A_LOOK):
+    for looked_at in split_by_count(ordered, PARTITIONS_A_LOOK):
         some = {p: suspect[p] for p in looked_at}
         try:
             _ensure_time(deadline)
-            others += _replaced_among(kafka, state, some)
+            others += _list_replaced_partitions(kafka, state, some)
         except HighwaterError as error:
             reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
             unsure.update(dict.fromkeys(some, reason))
     # The searches come last: the partitions that are sound need not wait for them.
     for p in others:
         try:
-            diverged[p] = _beginning(kafka, state, p, suspect[p], deadline)
+            diverged[p] = _search_epoch_end(kafka, state, p, suspect[p], deadline)
         except HighwaterError as error:
             unsure[p] = f"other records occupy planned offsets; from where could not be found: {error.problem}"
     return Divergence(diverged, unsure)
 
 
-def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: Iterable[Fingerprint]) -> int:
+def locate_divergence(
+    kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: Iterable[Fingerprint]
+) -> int:
     """The offset at which a log parts from the plan, as older plans show it.
 
     After two unclean elections, records may exist below the place that epochs show which no plan has seen: they are
@@ -107,7 +109,7 @@ def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: 
         message = next(kafka.read(topic, at, seconds=LOOK_SECONDS), None)
         if message is None:
             continue  # compaction removed it, which shows nothing
-        if _seen(message).digest == mark.digest:
+        if _build_seen_record(message).digest == mark.digest:
             return found if found == sound.end else mark.offset + 1
         found = mark.offset
     return found if found == sound.end else sound.start
@@ -120,7 +122,7 @@ def _ensure_time(deadline: float) -> None:
         )
 
 
-def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, PlannedFacts]) -> list[int]:
+def _list_replaced_partitions(kafka: Kafka, state: TopicState, suspect: Mapping[int, PlannedFacts]) -> list[int]:
     """The partitions where other records occupy planned offsets, by the record at the mark and by the last one."""
     marks, wholes = {}, {}
     for p, was in suspect.items():
@@ -131,41 +133,41 @@ def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, Plann
             marks[p] = OffsetRange(was.fingerprint.offset, was.fingerprint.offset + 1)
     found: dict[int, list[SeenRecord]] = {}
     for message in kafka.read(state.topic, marks, seconds=LOOK_SECONDS):
-        found.setdefault(message.partition() or 0, []).append(_seen(message))
-    for p, last in _last_records(kafka, state.topic, wholes).items():
+        found.setdefault(message.partition() or 0, []).append(_build_seen_record(message))
+    for p, last in _read_last_records(kafka, state.topic, wholes).items():
         found.setdefault(p, []).append(last)
-    return [p for p, was in suspect.items() if replaced(was, found.get(p, ()))]
+    return [p for p, was in suspect.items() if has_diverged(was, found.get(p, ()))]
 
 
-def elected_since(was: PlannedFacts, seen: PartitionState | None) -> bool:
+def has_new_leader(was: PlannedFacts, seen: PartitionState | None) -> bool:
     """Whether a leader was elected since a partition was planned, so that its records may have been replaced."""
     if seen is None or seen.log_start is None or seen.last_stable is None or was.epoch is None:
         return False
     return seen.leader_epoch is not None and seen.leader_epoch != was.epoch and seen.log_start < was.end
 
 
-def _last_records(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, SeenRecord]:
+def _read_last_records(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, SeenRecord]:
     found: dict[int, SeenRecord] = {}
     left, back = {p: offsets for p, offsets in ranges.items() if len(offsets)}, 1
     while left and back <= MOST_BACK:
         windows = {p: OffsetRange(max(offsets.start, offsets.end - back), offsets.end) for p, offsets in left.items()}
         for message in kafka.read(topic, windows, seconds=LOOK_SECONDS):
-            found[message.partition() or 0] = _seen(message)  # in the order of offsets: the last one stays
+            found[message.partition() or 0] = _build_seen_record(message)  # in the order of offsets: the last one stays
         left = {p: offsets for p, offsets in left.items() if p not in found and windows[p].start > offsets.start}
         back *= _STEP
     return found
 
 
-def _seen(message: Message) -> SeenRecord:
+def _build_seen_record(message: Message) -> SeenRecord:
     epoch = message.leader_epoch()
     return SeenRecord(
         offset=message.offset() or 0,
-        digest=digest(message.timestamp()[1], message.key(), message.value()),
+        digest=compute_digest(message.timestamp()[1], message.key(), message.value()),
         epoch=epoch if epoch is not None and epoch >= 0 else None,
     )
 
 
-def _beginning(kafka: Kafka, state: TopicState, partition: int, was: PlannedFacts, deadline: float) -> int:
+def _search_epoch_end(kafka: Kafka, state: TopicState, partition: int, was: PlannedFacts, deadline: float) -> int:
     """The offset behind the last record that was written in the recorded epoch or before: a binary search."""
     seen = state.partitions[partition]
     low, high = seen.log_start or 0, min(was.end, seen.last_stable or 0)
@@ -174,7 +176,7 @@ def _beginning(kafka: Kafka, state: TopicState, partition: int, was: PlannedFact
         _ensure_time(deadline)
         middle = (low + high) // 2
         first = next(kafka.read(state.topic, {partition: OffsetRange(middle, end)}, seconds=LOOK_SECONDS), None)
-        found = None if first is None else _seen(first)
+        found = None if first is None else _build_seen_record(first)
         if found is None or (found.epoch or 0) > (was.epoch or 0):
             high = middle
         else:

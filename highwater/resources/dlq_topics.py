@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from highwater.envelope import MOST_BYTES
 from highwater.errors import ConfigurationError, HighwaterError, TopicAbsentError, TopicDriftError
 from highwater.message_size import configure
-from highwater.resources.topic_facts import topic_facts, topic_settings
-from highwater.topic_rules import reassignment
+from highwater.resources.topic_facts import fetch_topic_facts, fetch_topic_settings
+from highwater.topic_rules import build_reassignment
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -72,13 +72,13 @@ def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[st
         ConfigurationError: the cluster forbids reading a topic's settings, or creating one.
         DependencyAwayError: no broker answered in time.
     """
-    main = _shape(kafka, stream.topic)
+    main = _read_shape(kafka, stream.topic)
     # The owner of a foreign topic may let it grow: that must not stop the rejects of the main topic.
-    wanted = _wanted(stream, main)
-    rooms = _rooms(kafka, wanted, _grown(kafka, stream, main, wanted))
+    wanted = _build_wanted_shapes(stream, main)
+    rooms = _validate_batch_limits(kafka, wanted, _grow_narrow_topics(kafka, stream, main, wanted))
     _ensure_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
     if len(rooms) < len(wanted):
-        roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
+        roomy = _build_wanted_shapes(stream, main, _read_existing_shapes(kafka, stream.foreign_topics).values())
         for topic in wanted.keys() - rooms.keys():
             _create(kafka, topic, roomy[topic])
             rooms[topic] = roomy[topic].config[ROOM]
@@ -96,8 +96,8 @@ def ensure_accepted(kafka: Kafka, stream: Stream) -> Shape:
     Raises:
         As `ensure`.
     """
-    topic, main, wanted = _accepted(kafka, stream)
-    found = _grown(kafka, stream, main, [topic]).get(topic)
+    topic, main, wanted = _read_accepted_shapes(kafka, stream)
+    found = _grow_narrow_topics(kafka, stream, main, [topic]).get(topic)
     if found is None:
         retention = {name: main.config[name] for name in ("retention.ms", "retention.bytes")}
         wanted = replace(wanted, config={"cleanup.policy": "delete", **retention, **wanted.config})
@@ -118,8 +118,8 @@ def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) ->
     Raises:
         As `ensure`.
     """
-    topic, main, wanted = _accepted(kafka, stream)
-    found = _there(kafka, [topic]).get(topic)
+    topic, main, wanted = _read_accepted_shapes(kafka, stream)
+    found = _read_existing_shapes(kafka, [topic]).get(topic)
     if found is None:
         _ensure_none_gone(kafka, [topic], gone)
         _create(kafka, topic, wanted, only_asked=True)
@@ -131,10 +131,10 @@ def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) ->
     return f"{found.partitions} partitions, safe settings"
 
 
-def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
+def _read_accepted_shapes(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
     """The topic of accepted events, how the main topic is set up, and what of that it must have too."""
     assert stream.publishes is not None, "only streams that publish have the topic"
-    main = _shape(kafka, stream.topic)
+    main = _read_shape(kafka, stream.topic)
     needed = {
         ROOM: str(main.room + MOST_BYTES),
         "min.insync.replicas": main.config["min.insync.replicas"],
@@ -151,11 +151,11 @@ def ensure_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -
     Raises:
         TopicVanishedError, TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
     """
-    others = _there(kafka, stream.foreign_topics).values()
-    main = _shape(kafka, stream.topic)
-    wanted = _wanted(stream, main, others)
-    there = _there(kafka, wanted)
-    rooms = _rooms(kafka, wanted, there)
+    others = _read_existing_shapes(kafka, stream.foreign_topics).values()
+    main = _read_shape(kafka, stream.topic)
+    wanted = _build_wanted_shapes(stream, main, others)
+    there = _read_existing_shapes(kafka, wanted)
+    rooms = _validate_batch_limits(kafka, wanted, there)
     _ensure_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
     for topic in wanted.keys() - rooms.keys():
         _create(kafka, topic, wanted[topic], only_asked=True)
@@ -175,11 +175,11 @@ def _ensure_none_gone(kafka: Kafka, absent: Collection[str], gone: Gone) -> None
         if (error := gone(topic)) is not None:
             with suppress(TopicAbsentError):
                 kafka.look_again(topic)
-                raise kafka.away(f"one broker did not know topic {topic}, another one does")
+                raise kafka.build_away_error(f"one broker did not know topic {topic}, another one does")
             raise error
 
 
-def _rooms(kafka: Kafka, wanted: Mapping[str, Shape], found: Mapping[str, Shape]) -> dict[str, str]:
+def _validate_batch_limits(kafka: Kafka, wanted: Mapping[str, Shape], found: Mapping[str, Shape]) -> dict[str, str]:
     """The largest batch that each of the topics takes that are there; these have no drift.
 
     One that is too small for some records holds nobody up: these are parked, by reference in the end.
@@ -188,22 +188,22 @@ def _rooms(kafka: Kafka, wanted: Mapping[str, Shape], found: Mapping[str, Shape]
     for topic, shape in found.items():
         enough = shape.room >= MOST_BYTES  # it takes a reference
         least = {**wanted[topic].config, **({ROOM: str(MOST_BYTES)} if enough else {})}
-        drifts += _drifts(kafka, topic, replace(wanted[topic], config=least), shape)
+        drifts += _list_drifts(kafka, topic, replace(wanted[topic], config=least), shape)
     _raise_together(drifts)
     return {topic: shape.config[ROOM] for topic, shape in found.items()}
 
 
-def _grown(kafka: Kafka, stream: Stream, main: Shape, topics: Collection[str]) -> dict[str, Shape]:
+def _grow_narrow_topics(kafka: Kafka, stream: Stream, main: Shape, topics: Collection[str]) -> dict[str, Shape]:
     """The shapes of those of the topics that are there, each with as many partitions as the main topic.
 
     Raises:
         As `add_partitions`.
     """
-    found = _there(kafka, topics)
+    found = _read_existing_shapes(kafka, topics)
     if all(shape.partitions >= main.partitions for shape in found.values()):
         return found
     add_partitions(kafka, stream, main, topics)
-    return _there(kafka, topics)
+    return _read_existing_shapes(kafka, topics)
 
 
 def add_partitions(
@@ -225,10 +225,10 @@ def add_partitions(
         TopicDriftError: the cluster refuses it for some of them.
         DependencyAwayError: no broker answered in time, or the main topic changed between the two looks.
     """
-    if len(kafka.description(stream.topic).partitions) != main.partitions:
-        raise kafka.away(f"the number of partitions of {stream.topic} changed while it was looked at")
-    narrow = _narrow(kafka, stream, main.partitions, topics)
-    refused = _asked_for_partitions(kafka, narrow, main.partitions, only_asked=only_asked)
+    if len(kafka.read_description(stream.topic).partitions) != main.partitions:
+        raise kafka.build_away_error(f"the number of partitions of {stream.topic} changed while it was looked at")
+    narrow = _list_narrow_topics(kafka, stream, main.partitions, topics)
+    refused = _request_partitions(kafka, narrow, main.partitions, only_asked=only_asked)
     if refused:
         raise TopicDriftError(
             f"{', '.join(refused)} of stream {stream.name} have fewer partitions than its main topic {stream.topic}, "
@@ -246,12 +246,12 @@ def add_partitions(
         _await_partitions(kafka, narrow, main.partitions)
 
 
-def _narrow(kafka: Kafka, stream: Stream, wanted: int, topics: Collection[str]) -> dict[str, int]:
+def _list_narrow_topics(kafka: Kafka, stream: Stream, wanted: int, topics: Collection[str]) -> dict[str, int]:
     """The topics that are published to and have fewer partitions, with how many each has."""
     found = {}
     for topic in stream.published_topics:
         try:
-            found[topic] = len(kafka.description(topic).partitions)
+            found[topic] = len(kafka.read_description(topic).partitions)
         except TopicAbsentError:
             continue
         except HighwaterError:
@@ -263,7 +263,7 @@ def _narrow(kafka: Kafka, stream: Stream, wanted: int, topics: Collection[str]) 
 _REFUSED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "POLICY_VIOLATION"})
 
 
-def _asked_for_partitions(kafka: Kafka, narrow: Mapping[str, int], wanted: int, *, only_asked: bool) -> dict[str, str]:
+def _request_partitions(kafka: Kafka, narrow: Mapping[str, int], wanted: int, *, only_asked: bool) -> dict[str, str]:
     """Ask the cluster to grow the topics; returns those for which it refuses, with the reason."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import NewPartitions
@@ -271,7 +271,7 @@ def _asked_for_partitions(kafka: Kafka, narrow: Mapping[str, int], wanted: int, 
     if not narrow:
         return {}
     refused: dict[str, str] = {}
-    admin = kafka.admin()
+    admin = kafka.get_admin()
     try:
         new = [NewPartitions(topic, wanted) for topic in narrow]
         futures = admin.create_partitions(new, operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
@@ -283,9 +283,9 @@ def _asked_for_partitions(kafka: Kafka, narrow: Mapping[str, int], wanted: int, 
                 if fault.name() in _REFUSED:
                     refused[topic] = fault.name()
                 elif fault.name() != "INVALID_PARTITIONS":  # another run was first; they are looked at afterwards
-                    raise kafka.away(f"topic {topic} could not be grown: {fault.str()}") from error
+                    raise kafka.build_away_error(f"topic {topic} could not be grown: {fault.str()}") from error
     except TimeoutError as error:
-        raise kafka.away(error) from error
+        raise kafka.build_away_error(error) from error
     finally:
         del admin
     return refused
@@ -295,31 +295,33 @@ def _await_partitions(kafka: Kafka, topics: Iterable[str], wanted: int) -> None:
     """Wait until a broker shows the new partitions, each with a leader: brokers hear of them one after another."""
     deadline = time.monotonic() + REQUEST_SECONDS
     for topic in topics:
-        while len([p for p in kafka.description(topic).partitions if p.leader is not None]) < wanted:
+        while len([p for p in kafka.read_description(topic).partitions if p.leader is not None]) < wanted:
             if time.monotonic() > deadline:
-                raise kafka.away(f"topic {topic} was grown to {wanted} partitions, which are not shown yet")
+                raise kafka.build_away_error(f"topic {topic} was grown to {wanted} partitions, which are not shown yet")
             time.sleep(LOOK_EVERY)
 
 
-def _wanted(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[str, Shape]:
+def _build_wanted_shapes(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[str, Shape]:
     sources = [main, *others]
     largest = max(source.room for source in sources)
     lifetimes = [max(LEAST_RETENTION, RETAINED_DELAYS * delay) for delay in stream.tiers]
     milliseconds = [int(span.total_seconds() * 1000) for span in lifetimes]
-    found = {topic: _like(main, ms, largest) for topic, ms in zip(stream.tier_topics, milliseconds, strict=True)}
-    return {**found, stream.parked_topic: _like(main, FOR_EVER, largest)}
+    found = {
+        topic: _build_dlq_shape(main, ms, largest) for topic, ms in zip(stream.tier_topics, milliseconds, strict=True)
+    }
+    return {**found, stream.parked_topic: _build_dlq_shape(main, FOR_EVER, largest)}
 
 
-def _there(kafka: Kafka, topics: Iterable[str]) -> dict[str, Shape]:
+def _read_existing_shapes(kafka: Kafka, topics: Iterable[str]) -> dict[str, Shape]:
     """The shapes of those of the topics that are there."""
     found = {}
     for topic in topics:
         with suppress(TopicAbsentError):
-            found[topic] = _shape(kafka, topic)
+            found[topic] = _read_shape(kafka, topic)
     return found
 
 
-def _like(main: Shape, retention_ms: int, largest: int) -> Shape:
+def _build_dlq_shape(main: Shape, retention_ms: int, largest: int) -> Shape:
     """As many partitions as the main topic, so that a key keeps its order; as safe as the main topic.
 
     With room for the largest source record, including topics of other systems, and its envelope.
@@ -347,7 +349,7 @@ def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False
     from confluent_kafka.admin import NewTopic
 
     new = NewTopic(topic, wanted.partitions, wanted.replicas, config=dict(wanted.config))
-    admin = kafka.admin()
+    admin = kafka.get_admin()
     try:
         futures = admin.create_topics([new], operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
         futures[topic].result(2 * REQUEST_SECONDS)
@@ -365,18 +367,18 @@ def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False
                 remedy="have it created as docs/dlq.md says, or change the cluster's policy",
             ) from error
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another run was first
-            raise kafka.away(f"topic {topic} could not be created: {error.args[0].str()}") from error
+            raise kafka.build_away_error(f"topic {topic} could not be created: {error.args[0].str()}") from error
     except TimeoutError as error:
-        raise kafka.away(error) from error
+        raise kafka.build_away_error(error) from error
     finally:
         del admin
 
 
-def _shape(kafka: Kafka, topic: str) -> Shape:
-    partitions = kafka.description(topic).partitions
+def _read_shape(kafka: Kafka, topic: str) -> Shape:
+    partitions = kafka.read_description(topic).partitions
     if not partitions:
-        raise kafka.away(f"topic {topic} was just created and shows no partition yet")
-    settings = topic_settings(kafka, topic)
+        raise kafka.build_away_error(f"topic {topic} was just created and shows no partition yet")
+    settings = fetch_topic_settings(kafka, topic)
     if settings is None:
         raise ConfigurationError(
             f"the settings of topic {topic} may not be read",
@@ -389,7 +391,7 @@ def _shape(kafka: Kafka, topic: str) -> Shape:
 
 
 def _ensure_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> None:
-    _raise_together([*_drifts(kafka, topic, wanted, found)])
+    _raise_together([*_list_drifts(kafka, topic, wanted, found)])
 
 
 def _raise_together(drifts: Sequence[TopicDriftError]) -> None:
@@ -405,18 +407,18 @@ def _raise_together(drifts: Sequence[TopicDriftError]) -> None:
         )
 
 
-def _drifts(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> Iterator[TopicDriftError]:
+def _list_drifts(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> Iterator[TopicDriftError]:
     """The faults of a topic, except its number of partitions (`add_partitions`)."""
     if found.replicas < wanted.replicas:
-        yield _drift(
+        yield _build_drift_error(
             topic,
             f"replication factor {wanted.replicas}, as the main topic has",
             f"{found.replicas}",
-            reassignment(topic_facts(kafka, topic), wanted.replicas),
+            build_reassignment(fetch_topic_facts(kafka, topic), wanted.replicas),
         )
     for name, value in wanted.config.items():
-        if not _good(name, value, found.config.get(name, "")):
-            yield _drift(
+        if not _is_safe_setting(name, value, found.config.get(name, "")):
+            yield _build_drift_error(
                 topic,
                 f"{name}={value}" + ("" if name in _EXACT else " or more"),
                 f"{name}={found.config.get(name)}",
@@ -427,7 +429,7 @@ def _drifts(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> Iterator[T
 _EXACT = frozenset({"cleanup.policy", "message.timestamp.type"})
 
 
-def _good(name: str, wanted: str, found: str) -> bool:
+def _is_safe_setting(name: str, wanted: str, found: str) -> bool:
     if name in _EXACT:
         return wanted == found
     number = int(found)
@@ -436,5 +438,5 @@ def _good(name: str, wanted: str, found: str) -> bool:
     return number >= int(wanted)
 
 
-def _drift(topic: str, wanted: str, found: str, command: str) -> TopicDriftError:
+def _build_drift_error(topic: str, wanted: str, found: str, command: str) -> TopicDriftError:
     return TopicDriftError(f"topic {topic} has unsafe settings", stored=f"wanted {wanted}", found=found, remedy=command)

@@ -21,7 +21,7 @@ class Expired:
     offsets: Mapping[int, OffsetRange]
 
 
-def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Expired]:
+def list_expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Expired]:
     """The slices that lost offsets to retention.
 
     Slices of another topic that had the same name are left out. Only if offsets seem deleted the topic is looked at a
@@ -40,22 +40,22 @@ def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Ex
     slices = [*unread]
     if not slices:
         return []
-    first = kafka.topic_state(topic)
-    found = _expired(slices, first, _log_starts(first))
+    first = kafka.read_topic_state(topic)
+    found = _select_expired(slices, first, _find_log_starts(first))
     if first.unled or not found:
         return []
     second = kafka.look_again(topic)
     if second.unled or second.topic_id != first.topic_id:
         return []
-    before, after = _log_starts(first), _log_starts(second)
-    return _expired(slices, second, {p: min(start, after[p]) for p, start in before.items() if p in after})
+    before, after = _find_log_starts(first), _find_log_starts(second)
+    return _select_expired(slices, second, {p: min(start, after[p]) for p, start in before.items() if p in after})
 
 
-def _log_starts(state: TopicState) -> dict[int, int]:
+def _find_log_starts(state: TopicState) -> dict[int, int]:
     return {p: seen.log_start for p, seen in state.partitions.items() if seen.known and seen.log_start is not None}
 
 
-def _expired(slices: Iterable[Slice], state: TopicState, log_starts: Mapping[int, int]) -> list[Expired]:
+def _select_expired(slices: Iterable[Slice], state: TopicState, log_starts: Mapping[int, int]) -> list[Expired]:
     found = []
     for slice_ in slices:
         if slice_.topic_id != state.topic_id:

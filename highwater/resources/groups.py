@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.errors import ConfigurationError, ForeignMemberError, HighwaterError
 from highwater.mirroring import GroupOffset, MirrorMark
 from highwater.resources.kafka import REQUEST_SECONDS
@@ -50,7 +50,7 @@ class Group:
     may_commit: bool | None = None
 
 
-def described(kafka: Kafka, name: str) -> Group:
+def read_group(kafka: Kafka, name: str) -> Group:
     """Ask for a group; one that is not there has no members.
 
     Raises:
@@ -59,7 +59,7 @@ def described(kafka: Kafka, name: str) -> Group:
     """
     from confluent_kafka.admin import AclOperation
 
-    found = _with_coordinator(kafka, name, lambda: _description(kafka, name))
+    found = _with_coordinator(kafka, name, lambda: _request_group(kafka, name))
     if found is None:
         return Group()
     members = tuple(f"{member.client_id} at {member.host.lstrip('/')}" for member in found.members)
@@ -82,15 +82,15 @@ def _with_coordinator(kafka: Kafka, name: str, request: Callable[[], T]) -> T:
         except KafkaException as error:
             fault = error.args[0]
             if fault.name() not in _MOVING or time.monotonic() > deadline:
-                raise _translated(kafka, name, fault) from error
+                raise _translate_error(kafka, name, fault) from error
             time.sleep(PAUSE_SECONDS)
 
 
-def _description(kafka: Kafka, name: str) -> Any:
+def _request_group(kafka: Kafka, name: str) -> Any:
     """What the coordinator says of a group; None if it is not there."""
     from confluent_kafka import KafkaException
 
-    admin = kafka.admin()
+    admin = kafka.get_admin()
     futures = admin.describe_consumer_groups(
         [name], include_authorized_operations=True, request_timeout=REQUEST_SECONDS
     )
@@ -101,7 +101,7 @@ def _description(kafka: Kafka, name: str) -> Any:
             return None
         raise
     except TimeoutError as error:
-        raise kafka.away(error) from error
+        raise kafka.build_away_error(error) from error
     finally:
         del admin
 
@@ -114,13 +114,13 @@ def ensure_no_member(kafka: Kafka, name: str) -> Group:
         DependencyAwayError: its coordinator did not answer in time.
         ConfigurationError: the broker forbids it.
     """
-    found = described(kafka, name)
+    found = read_group(kafka, name)
     if found.members:
-        raise _foreign(name, ", ".join(found.members))
+        raise _build_foreign_error(name, ", ".join(found.members))
     return found
 
 
-def group_offsets(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, GroupOffset]:
+def read_group_offsets(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, GroupOffset]:
     """The offsets of a group for these partitions; partitions without an offset are left out.
 
     Raises:
@@ -132,9 +132,9 @@ def group_offsets(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Pl
     if not places:
         return {}
     asked = [TopicPartition(*place) for place in sorted(places)]
-    consumer = kafka.reader(**{"group.id": name})
+    consumer = kafka.open_reader(**{"group.id": name})
     try:
-        answers = _with_coordinator(kafka, name, lambda: _without_errors(consumer.committed(asked, REQUEST_SECONDS)))
+        answers = _with_coordinator(kafka, name, lambda: _ensure_no_errors(consumer.committed(asked, REQUEST_SECONDS)))
     finally:
         consumer.close()
     return {
@@ -171,7 +171,7 @@ def _commit_once(kafka: Kafka, name: str, wanted: list[TopicPartition]) -> None:
     The client's own wait for a commit has no limit, so the answer comes by callback.
     """
     outcomes: list[tuple[KafkaError | None, list[TopicPartition]]] = []
-    consumer = kafka.reader(**{"group.id": name, "on_commit": lambda *outcome: outcomes.append(outcome)})
+    consumer = kafka.open_reader(**{"group.id": name, "on_commit": lambda *outcome: outcomes.append(outcome)})
     try:
         consumer.commit(offsets=wanted, asynchronous=True)
         deadline = time.monotonic() + REQUEST_SECONDS
@@ -180,12 +180,12 @@ def _commit_once(kafka: Kafka, name: str, wanted: list[TopicPartition]) -> None:
     finally:
         consumer.close()
     if not outcomes:
-        raise kafka.away(f"group {name}: no answer to a commit in {REQUEST_SECONDS:g} s")
+        raise kafka.build_away_error(f"group {name}: no answer to a commit in {REQUEST_SECONDS:g} s")
     [(fault, answers), *_] = outcomes
-    _without_errors(answers, fault)
+    _ensure_no_errors(answers, fault)
 
 
-def _without_errors(answers: list[TopicPartition], fault: KafkaError | None = None) -> list[TopicPartition]:
+def _ensure_no_errors(answers: list[TopicPartition], fault: KafkaError | None = None) -> list[TopicPartition]:
     """The answers, if none of them is an error.
 
     Raises:
@@ -207,9 +207,9 @@ def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
     from confluent_kafka import KafkaException
 
     left: dict[str, str] = {}
-    admin = kafka.admin()
+    admin = kafka.get_admin()
     try:
-        for some in batched(sorted(names), GROUPS_A_REQUEST):
+        for some in split_by_count(sorted(names), GROUPS_A_REQUEST):
             futures = admin.delete_consumer_groups([*some], request_timeout=REQUEST_SECONDS)
             for name, future in futures.items():
                 try:
@@ -218,21 +218,21 @@ def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
                     if error.args[0].name() not in _ABSENT:
                         left[name] = error.args[0].name()
     except TimeoutError as error:
-        raise kafka.away(error) from error
+        raise kafka.build_away_error(error) from error
     finally:
         del admin
     return left
 
 
-def _translated(kafka: Kafka, name: str, fault: KafkaError) -> HighwaterError:
+def _translate_error(kafka: Kafka, name: str, fault: KafkaError) -> HighwaterError:
     if fault.name() in _OCCUPIED:
-        return _foreign(name, fault.str())
+        return _build_foreign_error(name, fault.str())
     if fault.name() in _DENIED:
-        return denied(name, fault.name())
-    return kafka.away(f"group {name}: {fault.name()}: {fault.str()}")
+        return build_denied_error(name, fault.name())
+    return kafka.build_away_error(f"group {name}: {fault.name()}: {fault.str()}")
 
 
-def denied(name: str, found: str) -> ConfigurationError:
+def build_denied_error(name: str, found: str) -> ConfigurationError:
     """The error for a user who may not keep a group."""
     return ConfigurationError(
         f"the broker does not let this user keep the consumer group {name}",
@@ -241,7 +241,7 @@ def denied(name: str, found: str) -> ConfigurationError:
     )
 
 
-def _foreign(name: str, found: str) -> ForeignMemberError:
+def _build_foreign_error(name: str, found: str) -> ForeignMemberError:
     return ForeignMemberError(
         f"somebody consumes in the group {name}, which only holds offsets of Highwater",
         found=found,

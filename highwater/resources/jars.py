@@ -105,14 +105,14 @@ def write_lock(locked: Mapping[str, Mapping[Module, str]]) -> str:
     return HEADER + "".join(f"{name} {module} {digest}\n" for name, module, digest in rows)
 
 
-def folder(name: str, tools: Path) -> Path:
+def build_jars_path(name: str, tools: Path) -> Path:
     """The folder of the jars of a set once they are fetched."""
     return tools / "jars" / name
 
 
-def class_path(name: str, tools: Path) -> str:
+def build_class_path(name: str, tools: Path) -> str:
     """The set as a class path for `java -cp`."""
-    return f"{folder(name, tools)}{os.sep}*"
+    return f"{build_jars_path(name, tools)}{os.sep}*"
 
 
 def ensure(name: str, tools: Path, lock: Path = LOCK) -> Path:
@@ -132,9 +132,9 @@ def ensure(name: str, tools: Path, lock: Path = LOCK) -> Path:
         JarError: a jar is not the recorded one.
     """
     locked = read_lock(lock.read_text())[name]
-    place = folder(name, tools)
+    place = build_jars_path(name, tools)
     if not is_complete(place, locked):
-        with one_at_a_time(name, tools):
+        with lock_setup(name, tools):
             if not is_complete(place, locked):
                 _fetch(name, locked, tools)
     return place
@@ -145,23 +145,23 @@ def is_complete(place: Path, locked: Mapping[Module, str]) -> bool:
 
     One that was removed or cut short since would fail in the JVM, by a class that it does not find.
     """
-    recorded = {"complete": _digest_of(locked), "sizes": _sizes(place, locked)}
+    recorded = {"complete": _build_digest(locked), "sizes": _format_file_sizes(place, locked)}
     return all(
         (place / name).is_file() and (place / name).read_text() == checksum for name, checksum in recorded.items()
     )
 
 
 def _fetch(name: str, locked: Mapping[Module, str], tools: Path) -> None:
-    place = folder(name, tools)
+    place = build_jars_path(name, tools)
     print(f"Fetching {len(locked)} jars of the set {name!r} into {place} ...", flush=True)
     with temporary_folder(tools) as work:
-        cache = ivy_cache(name, tools)
+        cache = build_cache_path(name, tools)
         verify(locked, resolve(locked, work, cache, transitive=False), cache)
         for module in locked:
             if module.is_archive:
                 _unpack(work / "new" / module.file, work / "new" / module.stem)
-        (work / "new" / "sizes").write_text(_sizes(work / "new", locked))
-        (work / "new" / "complete").write_text(_digest_of(locked))
+        (work / "new" / "sizes").write_text(_format_file_sizes(work / "new", locked))
+        (work / "new" / "complete").write_text(_build_digest(locked))
         _put_in_place(work, place)
 
 
@@ -172,7 +172,7 @@ def _unpack(archive: Path, into: Path) -> None:
 
 
 @contextmanager
-def one_at_a_time(name: str, tools: Path) -> Iterator[None]:
+def lock_setup(name: str, tools: Path) -> Iterator[None]:
     """A lock for set-ups of one checkout: the second waits, and then finds everything there."""
     tools.mkdir(parents=True, exist_ok=True)
     with (tools / f"{name}.busy").open("w") as busy:
@@ -198,22 +198,22 @@ def _put_in_place(work: Path, place: Path) -> None:
     (work / "new").rename(place)
 
 
-def _sizes(place: Path, locked: Mapping[Module, str]) -> str:
+def _format_file_sizes(place: Path, locked: Mapping[Module, str]) -> str:
     return "".join(
         f"{file.relative_to(place)} {file.stat().st_size if file.is_file() else 'missing'}\n"
         for module in sorted(locked)
-        for file in _files(place, module)
+        for file in _list_files(place, module)
     )
 
 
-def _files(place: Path, module: Module) -> list[Path]:
+def _list_files(place: Path, module: Module) -> list[Path]:
     """The files of a module in the set's folder; a file that an archive lacks is not listed, so the sizes differ."""
     if module.is_archive:
         return sorted(file for file in (place / module.stem).rglob("*") if file.is_file())
     return [place / module.file]
 
 
-def _digest_of(locked: Mapping[Module, str]) -> str:
+def _build_digest(locked: Mapping[Module, str]) -> str:
     return hashlib.sha256(write_lock({"spark": locked}).encode()).hexdigest()
 
 
@@ -232,7 +232,7 @@ def verify(locked: Mapping[Module, str], fetched: Mapping[Module, Path], cache: 
     for module, expected in sorted(locked.items()):
         if module not in fetched:
             raise DownloadError(f"{module} was not fetched", remedy=AGAIN)
-        found = sha256(fetched[module])
+        found = compute_sha256(fetched[module])
         if found != expected:
             shutil.rmtree(cache / module.group / module.artifact, ignore_errors=True)
             raise JarError(
@@ -243,7 +243,7 @@ def verify(locked: Mapping[Module, str], fetched: Mapping[Module, Path], cache: 
             )
 
 
-def sha256(file: Path) -> str:
+def compute_sha256(file: Path) -> str:
     """The checksum of a file, in hex."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -264,15 +264,15 @@ def resolve(modules: Iterable[Module], work: Path, cache: Path, *, transitive: b
     Raises:
         DownloadError: Ivy failed; the message has its own words.
     """
-    (work / "ivy.xml").write_text(ivy_xml(modules, transitive=transitive))
+    (work / "ivy.xml").write_text(build_ivy_xml(modules, transitive=transitive))
     with _show_download(cache):
-        _run_ivy(_ivy_command(work / "ivy.xml", work / "retrieved", cache))
+        _run_ivy(_build_ivy_command(work / "ivy.xml", work / "retrieved", cache))
     (work / "new").mkdir()
-    return dict(_named(work / "retrieved", work / "new"))
+    return dict(_rename_retrieved(work / "retrieved", work / "new"))
 
 
-def _named(retrieved: Path, into: Path) -> Iterator[tuple[Module, Path]]:
-    # The pattern of `_ivy_command` encodes the coordinates; files get the names that people know.
+def _rename_retrieved(retrieved: Path, into: Path) -> Iterator[tuple[Module, Path]]:
+    # The pattern of `_build_ivy_command` encodes the coordinates; files get the names that people know.
     for file in [file for file in retrieved.rglob("*") if file.is_file()]:
         group, artifact, version = file.relative_to(retrieved).parent.parts
         classifier, _, type_ = file.name.removeprefix("file").removeprefix("-").partition(".")
@@ -280,12 +280,12 @@ def _named(retrieved: Path, into: Path) -> Iterator[tuple[Module, Path]]:
         yield module, file.rename(into / module.file)
 
 
-def ivy_xml(modules: Iterable[Module], *, transitive: bool) -> str:
+def build_ivy_xml(modules: Iterable[Module], *, transitive: bool) -> str:
     """An Ivy file that asks for modules, with or without what they depend on."""
     mapping, flag = ("default->default", "true") if transitive else ("default->master", "false")
     wanted = "\n".join(
         f"<dependency org={quoteattr(m.group)} name={quoteattr(m.artifact)} rev={quoteattr(m.version)}"
-        f' conf="{mapping}" transitive="{flag}">{_artifact_xml(m)}</dependency>'
+        f' conf="{mapping}" transitive="{flag}">{_build_artifact_xml(m)}</dependency>'
         for m in sorted(modules)
     )
     return (
@@ -296,19 +296,19 @@ def ivy_xml(modules: Iterable[Module], *, transitive: bool) -> str:
     )
 
 
-def _artifact_xml(module: Module) -> str:
+def _build_artifact_xml(module: Module) -> str:
     if (module.classifier, module.type) == ("", JAR):
         return ""
     type_, classifier = quoteattr(module.type), quoteattr(module.classifier)
     return f"<artifact name={quoteattr(module.artifact)} type={type_} ext={type_} m:classifier={classifier}/>"
 
 
-def ivy_cache(name: str, tools: Path) -> Path:
+def build_cache_path(name: str, tools: Path) -> Path:
     # One each: two Ivys in one cache at once get in each other's way.
     return tools / "ivy" / name
 
 
-def _ivy_command(ivy_file: Path, retrieved: Path, cache: Path) -> list[str]:
+def _build_ivy_command(ivy_file: Path, retrieved: Path, cache: Path) -> list[str]:
     import pyspark
 
     (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
@@ -326,12 +326,12 @@ def _run_ivy(command: list[str]) -> None:
         assert ivy.stdout is not None
         for line in ivy.stdout:
             lines.append(line.rstrip())
-            if shown := progress(line):
+            if shown := format_progress(line):
                 print(shown, flush=True)
     if ivy.returncode:
         raise DownloadError(
             "Ivy could not fetch every jar",
-            found="\n".join(troubles(lines)),
+            found="\n".join(select_error_lines(lines)),
             remedy=AGAIN,
         )
 
@@ -343,7 +343,7 @@ def _show_download(cache: Path) -> Iterator[None]:
 
     def show() -> None:
         while not ended.wait(PROGRESS_SECONDS):
-            if downloaded := partial_bytes(cache):
+            if downloaded := measure_partial_bytes(cache):
                 print(f"  {downloaded / 1e6:,.0f} MB ...", flush=True)
 
     thread = threading.Thread(target=show, daemon=True)
@@ -355,7 +355,7 @@ def _show_download(cache: Path) -> Iterator[None]:
         thread.join()
 
 
-def partial_bytes(cache: Path) -> int:
+def measure_partial_bytes(cache: Path) -> int:
     """The size of the files that Ivy is downloading into its cache."""
     size = 0
     for file in cache.rglob("*.part"):
@@ -365,13 +365,13 @@ def partial_bytes(cache: Path) -> int:
     return size
 
 
-def progress(line: str) -> str | None:
+def format_progress(line: str) -> str | None:
     """The part of a line of Ivy that is shown: the end of each jar's download, without the address."""
     done = re.search(r"\[SUCCESSFUL \] (\S+)#(\S+?);(\S+?)!", line)
     return f"  {done[1]}:{done[2]}:{done[3]}" if done else None
 
 
-def troubles(lines: Sequence[str]) -> list[str]:
+def select_error_lines(lines: Sequence[str]) -> list[str]:
     """The lines of Ivy's output that show why it failed: warnings and errors, the last 20."""
     relevant = [line.strip() for line in lines if re.search(r"UNRESOLVED|FAILED|Exception|ERROR|WARN|not found", line)]
     return (relevant or list(lines))[-20:]

@@ -48,7 +48,7 @@ class Java:
         """The program."""
         return self.home / "bin" / "java"
 
-    def environment(self) -> dict[str, str]:
+    def build_environment(self) -> dict[str, str]:
         """The environment that makes Spark's scripts take this Java in child processes."""
         return {"JAVA_HOME": str(self.home)}
 
@@ -77,10 +77,10 @@ def find_java(environment: Mapping[str, str], tools: Path) -> Java:
     Raises:
         ConfigurationError: no suited Java was found.
     """
-    return choose(_candidates(environment, tools))
+    return choose(_list_candidates(environment, tools))
 
 
-def _candidates(environment: Mapping[str, str], tools: Path) -> Iterable[Java]:
+def _list_candidates(environment: Mapping[str, str], tools: Path) -> Iterable[Java]:
     # A generator: what comes later is looked at only when what came before is not suited.
     if home := environment.get("JAVA_HOME"):
         yield from inspect(Path(home) / "bin" / "java", "JAVA_HOME")

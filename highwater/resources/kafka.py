@@ -18,10 +18,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import KAFKA, DependencyAwayError, TopicAbsentError
-from highwater.resources.clients import opened
-from highwater.resources.kafka_options import refuse_weakening, spark_options, without_values
-from highwater.resources.record_reading import READER, WAITS, fetch_waits, records
-from highwater.resources.topic_state import TopicState, id_and_leaders, is_whole, partition_state
+from highwater.resources.clients import open_client
+from highwater.resources.kafka_options import build_spark_options, redact_values, refuse_weakening
+from highwater.resources.record_reading import READER, WAITS, list_fetch_waits, read_records
+from highwater.resources.topic_state import TopicState, build_partition_state, find_id_and_leaders, is_whole
 from highwater.settings import KAFKA_CONFIG
 from highwater.slices import OffsetRange
 
@@ -72,20 +72,20 @@ class Kafka:
     def __repr__(self) -> str:
         return f"Kafka({self.bootstrap})"
 
-    def client_config(self, **changes: Any) -> dict[str, Any]:
+    def build_client_config(self, **changes: Any) -> dict[str, Any]:
         """The configuration of a librdkafka client; it may hold secrets."""
         ours = {"bootstrap.servers": self.bootstrap, "allow.auto.create.topics": False}
         return {"log_level": 0, **self._config, **ours, **changes}
 
-    def spark_options(self) -> dict[str, str]:
+    def build_spark_options(self) -> dict[str, str]:
         """The options of Spark's Kafka source that say where and how to connect; they may hold secrets.
 
         Raises:
             ConfigurationError: a property has no equal in the Java client.
         """
-        return spark_options(self.bootstrap, self._config)
+        return build_spark_options(self.bootstrap, self._config)
 
-    def topics(self) -> list[str]:
+    def list_topic_names(self) -> list[str]:
         """The names of all topics.
 
         Raises:
@@ -94,11 +94,11 @@ class Kafka:
         from confluent_kafka import KafkaException
 
         try:
-            return sorted(self.admin().list_topics(timeout=REQUEST_SECONDS).topics)
+            return sorted(self.get_admin().list_topics(timeout=REQUEST_SECONDS).topics)
         except KafkaException as error:
-            raise self.away(error) from error
+            raise self.build_away_error(error) from error
 
-    def groups(self) -> list[str]:
+    def list_group_names(self) -> list[str]:
         """The names of all consumer groups.
 
         Raises:
@@ -106,37 +106,42 @@ class Kafka:
         """
         from confluent_kafka import KafkaException
 
-        admin = self.admin()
+        admin = self.get_admin()
         try:
             found: Any = admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS + 1)
         except (KafkaException, TimeoutError) as error:
-            raise self.away(error) from error
+            raise self.build_away_error(error) from error
         finally:
             del admin
         if found.errors:
-            raise self.away(found.errors[0])
+            raise self.build_away_error(found.errors[0])
         return sorted(group.group_id for group in found.valid)
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         """The current offsets and identity of a topic.
 
         Raises:
             TopicAbsentError: there is no such topic; the nearest names are given.
             DependencyAwayError: no broker answered in time, or the topic was replaced while it was looked at.
         """
-        topic_id, leaders = self._described(topic)
+        topic_id, leaders = self._read_id_and_leaders(topic)
         led = [p for p, leader in leaders.items() if leader is not None]
         # The high watermark before the last stable offset: what comes in between seems behind no open transaction then.
-        starts, high, stable = self._looks(topic, led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE)
-        if self._described(topic)[0] != topic_id:
-            raise self.away(f"topic {topic} was replaced while it was looked at")
+        starts, high, stable = self._read_topic_offsets(
+            topic, led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE
+        )
+        if self._read_id_and_leaders(topic)[0] != topic_id:
+            raise self.build_away_error(f"topic {topic} was replaced while it was looked at")
         return TopicState(
             topic,
             topic_id,
-            {p: partition_state(leader, starts.get(p), stable.get(p), high.get(p)) for p, leader in leaders.items()},
+            {
+                p: build_partition_state(leader, starts.get(p), stable.get(p), high.get(p))
+                for p, leader in leaders.items()
+            },
         )
 
-    def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+    def read_topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
         """The states of topics now, with the same five requests for any number of topics.
 
         Topics that do not exist, may not be read, or were replaced during the look are left out. A partition whose
@@ -146,17 +151,21 @@ class Kafka:
         Raises:
             DependencyAwayError: no broker answered in time.
         """
-        described = self._descriptions(topics)
+        described = self._read_leaders_by_topic(topics)
         led = [(topic, p) for topic, (_, leaders) in described.items() for p, at in leaders.items() if at is not None]
-        # The high watermark before the last stable offset, as in `topic_state`.
-        (starts, high, stable), refused = self._offsets(led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE)
-        again = self._descriptions(described)
+        # The high watermark before the last stable offset, as in `read_topic_state`.
+        (starts, high, stable), refused = self._read_offsets(
+            led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE
+        )
+        again = self._read_leaders_by_topic(described)
         return {
             topic: TopicState(
                 topic,
                 topic_id,
                 {
-                    p: partition_state(leader, starts.get((topic, p)), stable.get((topic, p)), high.get((topic, p)))
+                    p: build_partition_state(
+                        leader, starts.get((topic, p)), stable.get((topic, p)), high.get((topic, p))
+                    )
                     for p, leader in leaders.items()
                 },
             )
@@ -164,7 +173,7 @@ class Kafka:
             if topic in again and again[topic][0] == topic_id and topic not in refused
         }
 
-    def _descriptions(self, topics: Collection[str]) -> dict[str, tuple[str, dict[int, int | None]]]:
+    def _read_leaders_by_topic(self, topics: Collection[str]) -> dict[str, tuple[str, dict[int, int | None]]]:
         """ID and leaders of topics; those that do not exist, are forbidden or are described in part are left out.
 
         Raises:
@@ -174,7 +183,7 @@ class Kafka:
 
         if not topics:
             return {}
-        admin = self.admin()
+        admin = self.get_admin()
         found: dict[str, tuple[str, dict[int, int | None]]] = {}
         try:
             futures = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_SECONDS)
@@ -182,18 +191,18 @@ class Kafka:
                 try:
                     answer = future.result(REQUEST_SECONDS + 1)
                 except KafkaException as error:
-                    if error.args[0].code() in _slow(KafkaError):
+                    if error.args[0].code() in _select_timeout_codes(KafkaError):
                         raise
                     continue
                 if is_whole(answer):
-                    found[topic] = id_and_leaders(answer)
+                    found[topic] = find_id_and_leaders(answer)
         except (KafkaException, TimeoutError) as error:
-            raise self.away(error) from error
+            raise self.build_away_error(error) from error
         finally:
             del admin
         return found
 
-    def _offsets(
+    def _read_offsets(
         self, places: Sequence[tuple[str, int]], *looks: OffsetQuery
     ) -> tuple[list[dict[tuple[str, int], Any]], set[str]]:
         """The answers of `list_offsets` for partitions of any topics, and the topics for which it was refused.
@@ -209,23 +218,23 @@ class Kafka:
         refused, late = set[str](), list[int]()
         if not places:
             return found, refused
-        admin = self.admin()
+        admin = self.get_admin()
         wanted = [TopicPartition(*place) for place in places]
         try:
             by_look = [self._ask(admin, wanted, look) for look in looks]
             for answers, futures in zip(found, by_look, strict=True):
                 for one, future in futures.items():
-                    answer, error = _result(future)
+                    answer, error = _wait_for_result(future)
                     if error is None and answer.offset >= 0:
                         answers[one.topic, one.partition] = answer
-                    elif error in _slow(KafkaError):
+                    elif error in _select_timeout_codes(KafkaError):
                         late.append(error)
-                    elif error is not None and error not in _without_leader(KafkaError):
+                    elif error is not None and error not in _select_no_leader_codes(KafkaError):
                         refused.add(one.topic)
         finally:
             del admin
         if late and not any(found):
-            raise self.away("no partition had an answer in time")
+            raise self.build_away_error("no partition had an answer in time")
         return found, refused
 
     def look_again(self, topic: str) -> TopicState:
@@ -238,9 +247,9 @@ class Kafka:
         time.sleep(LOOKS_APART)
         other = copy(self)
         other._admin = None  # noqa: SLF001 - of this very class
-        return other.topic_state(topic)
+        return other.read_topic_state(topic)
 
-    def offsets_at(self, topic: str, timestamp_ms: int, state: TopicState | None = None) -> dict[int, int]:
+    def read_offsets_at(self, topic: str, timestamp_ms: int, state: TopicState | None = None) -> dict[int, int]:
         """For each partition that can be asked the first offset whose timestamp is at or after the given one.
 
         Where no record is as young it is the last stable offset, and nowhere is it beyond that.
@@ -255,9 +264,9 @@ class Kafka:
             TopicAbsentError: there is no such topic.
             DependencyAwayError: no broker answered in time.
         """
-        before = state or self.topic_state(topic)
+        before = state or self.read_topic_state(topic)
         known = {p: seen.last_stable for p, seen in before.partitions.items() if seen.last_stable is not None}
-        [found] = self._looks(topic, list(known), timestamp_ms)
+        [found] = self._read_topic_offsets(topic, list(known), timestamp_ms)
         return {
             p: known[p] if at.offset == NO_SUCH_RECORD else min(at.offset, known[p])
             for p, at in sorted(found.items())
@@ -284,22 +293,22 @@ class Kafka:
         open_ = {p: r for p, r in ranges.items() if len(r)}
         positions = {p: r.start for p, r in open_.items()}
         level = {} if committed else {"isolation.level": "read_uncommitted"}
-        for waits, patience in fetch_waits(self._config, seconds):
+        for waits, patience in list_fetch_waits(self._config, seconds):
             if not open_:
                 return
-            consumer = self.reader(**waits, **level)
+            consumer = self.open_reader(**waits, **level)
             try:
                 consumer.assign([TopicPartition(topic, p, positions[p]) for p in open_])
-                yield from records(consumer, topic, open_, positions, patience, self.away)
+                yield from read_records(consumer, topic, open_, positions, patience, self.build_away_error)
             finally:
                 consumer.close()
         if open_:
-            raise self.away(f"{topic} gave nothing for {seconds:g} s")
+            raise self.build_away_error(f"{topic} gave nothing for {seconds:g} s")
 
-    def _described(self, topic: str) -> tuple[str, dict[int, int | None]]:
-        return id_and_leaders(self.description(topic))
+    def _read_id_and_leaders(self, topic: str) -> tuple[str, dict[int, int | None]]:
+        return find_id_and_leaders(self.read_description(topic))
 
-    def description(self, topic: str) -> TopicDescription:
+    def read_description(self, topic: str) -> TopicDescription:
         """ID, partitions, leaders and replicas of a topic.
 
         Raises:
@@ -308,42 +317,42 @@ class Kafka:
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        admin = self.admin()
+        admin = self.get_admin()
         try:
             future = admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
             found: TopicDescription = future.result(REQUEST_SECONDS + 1)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise self._absent(topic) from None
-            raise self.away(error) from error
+                raise self._build_absent_error(topic) from None
+            raise self.build_away_error(error) from error
         except TimeoutError as error:
-            raise self.away(error) from error
+            raise self.build_away_error(error) from error
         finally:
             del admin
         if not is_whole(found):
-            raise self.away(f"the answer for topic {topic} lacks the topic ID or a partition")
+            raise self.build_away_error(f"the answer for topic {topic} lacks the topic ID or a partition")
         return found
 
-    def _absent(self, topic: str) -> TopicAbsentError:
-        near = difflib.get_close_matches(topic, self.topics(), n=3, cutoff=0.5)
+    def _build_absent_error(self, topic: str) -> TopicAbsentError:
+        near = difflib.get_close_matches(topic, self.list_topic_names(), n=3, cutoff=0.5)
         return TopicAbsentError(
             f"topic {topic!r} does not exist at {self.bootstrap}",
             found=f"nearest names: {', '.join(near)}" if near else "no similar name",
             remedy="create the topic, or fix the name in the stream's declaration",
         )
 
-    def _looks(self, topic: str, partitions: list[int], *looks: OffsetQuery | int) -> list[dict[int, Any]]:
+    def _read_topic_offsets(self, topic: str, partitions: list[int], *looks: OffsetQuery | int) -> list[dict[int, Any]]:
         """The answers of `list_offsets` to several queries at once; a partition that could not be asked is left out."""
         if not partitions:
             return [{} for _ in looks]
         from confluent_kafka import TopicPartition
 
-        admin = self.admin()
+        admin = self.get_admin()
         wanted = [TopicPartition(topic, p) for p in partitions]
         try:
             by_look = [self._ask(admin, wanted, look) for look in looks]
             return [
-                self._answers(futures, 0 if isinstance(look, OffsetQuery) else NO_SUCH_RECORD)
+                self._await_answers(futures, 0 if isinstance(look, OffsetQuery) else NO_SUCH_RECORD)
                 for look, futures in zip(looks, by_look, strict=True)
             ]
         finally:
@@ -366,12 +375,12 @@ class Kafka:
                 request_timeout=REQUEST_SECONDS,
             )
         except KafkaException as error:
-            raise self.away(error) from error
+            raise self.build_away_error(error) from error
         finally:
             del admin
         return found
 
-    def _answers(self, futures: Mapping[Any, Any], least: int) -> dict[int, Any]:
+    def _await_answers(self, futures: Mapping[Any, Any], least: int) -> dict[int, Any]:
         """The answers, without those for a partition that nobody leads.
 
         While a leader is down, librdkafka also answers offset -1001 without an error.
@@ -385,13 +394,13 @@ class Kafka:
                 if answer.offset >= least:
                     found[partition.partition] = answer
             except KafkaException as error:
-                if error.args[0].code() not in _without_leader(KafkaError):
-                    raise self.away(error) from error
+                if error.args[0].code() not in _select_no_leader_codes(KafkaError):
+                    raise self.build_away_error(error) from error
             except TimeoutError as error:
-                raise self.away(error) from error
+                raise self.build_away_error(error) from error
         return found
 
-    def admin(self) -> AdminClient:
+    def get_admin(self) -> AdminClient:
         """A client for questions and changes that have no method here.
 
         All threads share it, and one that finds the broker away gives it up. So keep it until the answers are in: a
@@ -402,24 +411,24 @@ class Kafka:
             ConfigurationError: the configuration is refused.
         """
         with _OPENING:  # two threads would each open one, and the later take the earlier one's place
-            return self._admin_now()
+            return self._open_admin()
 
-    def _admin_now(self) -> AdminClient:
+    def _open_admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
         found = self._admin  # read once: another thread may find the broker away, and give it up
         if found is None:
-            config = self.client_config()
+            config = self.build_client_config()
             config.pop("allow.auto.create.topics")  # an admin client has no such property and never creates one
             # To librdkafka it is a producer, and would ask the brokers for the identity of an idempotent one.
             config.pop("enable.idempotence", None)
             self._refusals.clear()
             # No method of this object: the client would hold it, and it holds the client.
             config["error_cb"] = partial(_note_refusal, self._refusals)
-            found = self._admin = opened(AdminClient, config, given=self._config)
+            found = self._admin = open_client(AdminClient, config, given=self._config)
         return found
 
-    def reader(self, **changes: Any) -> Consumer:
+    def open_reader(self, **changes: Any) -> Consumer:
         """A consumer as all of ours are: to be assigned, never subscribed, and committing nothing (I12).
 
         Raises:
@@ -428,9 +437,9 @@ class Kafka:
         from confluent_kafka import Consumer
 
         waits = {} if WAITS.keys() & self._config.keys() else WAITS
-        return opened(Consumer, self.client_config(**{**waits, **READER, **changes}), given=self._config)
+        return open_client(Consumer, self.build_client_config(**{**waits, **READER, **changes}), given=self._config)
 
-    def away(self, error: object) -> DependencyAwayError:
+    def build_away_error(self, error: object) -> DependencyAwayError:
         """The error for a broker that gave no answer; what the client said of it is repeated without secrets."""
         # A client that knew a controller which is gone waits for that one for minutes; a new one asks who it is now.
         admin, self._admin = self._admin, None
@@ -439,7 +448,7 @@ class Kafka:
         refusal = "; ".join(self._refusals)
         return DependencyAwayError(
             f"Kafka at {self.bootstrap} did not answer",
-            found=without_values("; ".join(filter(None, (str(error), refusal))), self._config) or type(error).__name__,
+            found=redact_values("; ".join(filter(None, (str(error), refusal))), self._config) or type(error).__name__,
             remedy=f"correct the login in {KAFKA_CONFIG}, as docs/security.md says; it is tried again"
             if refusal
             else "see that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
@@ -455,7 +464,7 @@ def _note_refusal(refusals: deque[str], error: Any) -> None:
         refusals.append(error.str()[:LONGEST_REFUSAL])
 
 
-def _result(future: Any) -> tuple[Any, int | None]:
+def _wait_for_result(future: Any) -> tuple[Any, int | None]:
     """The answer of a request, or the code of its error."""
     from confluent_kafka import KafkaError, KafkaException
 
@@ -467,12 +476,12 @@ def _result(future: Any) -> tuple[Any, int | None]:
         return None, int(KafkaError._TIMED_OUT)  # noqa: SLF001 - its public name
 
 
-def _slow(errors: Any) -> set[int]:
+def _select_timeout_codes(errors: Any) -> set[int]:
     """The errors of a broker that did not answer in time."""
     return {errors._TIMED_OUT, errors.REQUEST_TIMED_OUT, errors._TRANSPORT, errors._ALL_BROKERS_DOWN}  # noqa: SLF001 - its public names
 
 
-def _without_leader(errors: Any) -> set[int]:
+def _select_no_leader_codes(errors: Any) -> set[int]:
     """The answer of `list_offsets` for a partition that nobody leads, or whose new leader is not sure yet.
 
     Code 78 is OFFSET_NOT_AVAILABLE (KIP-207), which the Python client does not name: a leader that was just elected

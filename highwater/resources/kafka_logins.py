@@ -50,35 +50,35 @@ _KEYTAB, _PRINCIPAL, _SERVICE = "sasl.kerberos.keytab", "sasl.kerberos.principal
 # For the token endpoint, which is another server than the broker.
 _HTTPS = ("https.ca.location", "https.ca.pem")
 
-# The properties that `java_login` translates together, since one needs another.
+# The properties that `build_java_login` translates together, since one needs another.
 LOGINS = frozenset({*_USER, *_OIDC, _METHOD, _GRANT, _ENDPOINT, _EXTENSIONS, *_HTTPS, _KEYTAB, _PRINCIPAL})
 
 # The broker's address names the region: b-1.demo.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098.
 _REGION = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com")
 
 
-def java_login(config: Mapping[str, str]) -> dict[str, str]:
+def build_java_login(config: Mapping[str, str]) -> dict[str, str]:
     """The properties of Java's client for the login of a configuration; none where it has no login.
 
     Raises:
         ConfigurationError: Java's client has no such login, or something is missing. No value is repeated.
     """
-    named = mechanism_of(config)
+    named = find_mechanism(config)
     if named == MSK_IAM:
         return {"sasl.client.callback.handler.class": _MSK_HANDLER, "sasl.jaas.config": f"{_MSK_MODULE} required;"}
     if named == OAUTH:
-        return _java_oidc(config)
+        return _build_oidc_login(config)
     if any(name in config for name in (*_OIDC, _METHOD, _ENDPOINT)):
         raise ConfigurationError(
             f"a login by OIDC does not go with the SASL mechanism {named or DEFAULT_MECHANISM}",
             remedy=f"set sasl.mechanisms to {OAUTH}, or leave the properties sasl.oauthbearer.… out of {KAFKA_CONFIG}",
         )
     if any(name in config for name in _USER):
-        return _java_password(config, named)
-    return _java_kerberos(config) if named == DEFAULT_MECHANISM else {}
+        return _build_password_login(config, named)
+    return _build_kerberos_login(config) if named == DEFAULT_MECHANISM else {}
 
 
-def mechanism_of(config: Mapping[str, Any]) -> str | None:
+def find_mechanism(config: Mapping[str, Any]) -> str | None:
     """The SASL mechanism that a configuration names; None where it names none and needs none."""
     found = next((str(config[name]) for name in MECHANISMS if name in config), None)
     if found is None and str(config.get("security.protocol", "")).upper().startswith("SASL"):
@@ -86,17 +86,17 @@ def mechanism_of(config: Mapping[str, Any]) -> str | None:
     return found
 
 
-def _java_password(config: Mapping[str, str], named: str | None) -> dict[str, str]:
+def _build_password_login(config: Mapping[str, str], named: str | None) -> dict[str, str]:
     if named is None or named not in PASSWORD_MODULES:
         raise ConfigurationError(
             f"a user and a password do not go with the SASL mechanism {named or 'none'}",
             remedy=f"set sasl.mechanisms to one of {', '.join(PASSWORD_MODULES)}",
         )
     options = {"username": config.get("sasl.username", ""), "password": config.get("sasl.password", "")}
-    return {"sasl.jaas.config": _jaas(PASSWORD_MODULES[named], options)}
+    return {"sasl.jaas.config": _build_jaas_config(PASSWORD_MODULES[named], options)}
 
 
-def _java_oidc(config: Mapping[str, str]) -> dict[str, str]:
+def _build_oidc_login(config: Mapping[str, str]) -> dict[str, str]:
     grant = config.get(_GRANT, "client_credentials")
     if config.get(_METHOD, "").lower() != "oidc" or grant != "client_credentials":
         raise ConfigurationError(
@@ -112,17 +112,17 @@ def _java_oidc(config: Mapping[str, str]) -> dict[str, str]:
         raise ConfigurationError(
             "the login by OIDC lacks a property", found=f"no {missing[0]}", remedy=f"add it to {KAFKA_CONFIG}"
         )
-    options |= {f"extension_{name}": value for name, value in _extensions(config.get(_EXTENSIONS, ""))}
+    options |= {f"extension_{name}": value for name, value in _parse_extensions(config.get(_EXTENSIONS, ""))}
     return {
         "sasl.login.callback.handler.class": _OAUTH_HANDLER,
         "sasl.login.connect.timeout.ms": _LOGIN_MS,
         "sasl.login.read.timeout.ms": _LOGIN_MS,
         _ENDPOINT: config[_ENDPOINT],
-        "sasl.jaas.config": _jaas(_OAUTH_MODULE, options | _https_trust(config)),
+        "sasl.jaas.config": _build_jaas_config(_OAUTH_MODULE, options | _build_https_trust(config)),
     }
 
 
-def _extensions(text: str) -> list[tuple[str, str]]:
+def _parse_extensions(text: str) -> list[tuple[str, str]]:
     """SASL extensions: `logicalCluster=lkc-1,identityPoolId=pool-1`."""
     pairs = [one.partition("=") for one in text.split(",") if one]
     if not all(name and equals for name, equals, _ in pairs):
@@ -132,15 +132,15 @@ def _extensions(text: str) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in pairs]
 
 
-def _https_trust(config: Mapping[str, str]) -> dict[str, str]:
+def _build_https_trust(config: Mapping[str, str]) -> dict[str, str]:
     """Java takes the authority of the token endpoint's certificate from the login's own options."""
     place, pem = (config.get(name) for name in _HTTPS)
     if place is not None:
-        return {"ssl.truststore.type": "PEM", "ssl.truststore.location": one_file("https.ca.location", place)}
+        return {"ssl.truststore.type": "PEM", "ssl.truststore.location": ensure_one_file("https.ca.location", place)}
     return {} if pem is None else {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
 
 
-def one_file(name: str, value: str) -> str:
+def ensure_one_file(name: str, value: str) -> str:
     """The value of a property that names certificates, where Java can read it.
 
     Raises:
@@ -154,47 +154,51 @@ def one_file(name: str, value: str) -> str:
     return value
 
 
-def _java_kerberos(config: Mapping[str, str]) -> dict[str, str]:
+def _build_kerberos_login(config: Mapping[str, str]) -> dict[str, str]:
     """A login by keytab; without one it is left to the configuration of the JVM (`java.security.auth.login.config`)."""
     found = {} if _SERVICE in config else {_SERVICE: "kafka"}  # librdkafka's default; Java has none
     if _KEYTAB in config:
         # librdkafka's own default of the principal.
         options = {"keyTab": config[_KEYTAB], "principal": config.get(_PRINCIPAL, "kafkaclient")}
-        found["sasl.jaas.config"] = _jaas(_KERBEROS_MODULE, options, "useKeyTab=true storeKey=true ")
+        found["sasl.jaas.config"] = _build_jaas_config(_KERBEROS_MODULE, options, "useKeyTab=true storeKey=true ")
     return found
 
 
-def _jaas(module: str, options: Mapping[str, str], flags: str = "") -> str:
-    written = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
+def _build_jaas_config(module: str, options: Mapping[str, str], flags: str = "") -> str:
+    written = " ".join(f"{name}={_quote(value)}" for name, value in options.items())
     return f"{module} required {flags}{written};"
 
 
-def _quoted(text: str) -> str:
-    return '"' + escaped(text) + '"'
+def _quote(text: str) -> str:
+    return '"' + escape_jaas_value(text) + '"'
 
 
-def escaped(text: str) -> str:
+def escape_jaas_value(text: str) -> str:
     """A value as it is written between the quotes of a JAAS configuration."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "\\r").replace("\n", "\\n")
 
 
-def librdkafka_login(properties: Mapping[str, Any]) -> dict[str, Any]:
+def build_librdkafka_login(properties: Mapping[str, Any]) -> dict[str, Any]:
     """The properties of a client of librdkafka, with what it needs beyond them for its login.
 
     Raises:
         ConfigurationError: a package is missing for the mechanism, or the region of its tokens is unknown.
         DependencyAwayError: no token was issued.
     """
-    named = mechanism_of(properties)
+    named = find_mechanism(properties)
     if named == MSK_IAM:
         others = {name: value for name, value in properties.items() if name not in MECHANISMS}
-        return {**others, "sasl.mechanisms": OAUTH, "oauth_cb": _msk_tokens(str(properties["bootstrap.servers"]))}
+        return {
+            **others,
+            "sasl.mechanisms": OAUTH,
+            "oauth_cb": _build_token_callback(str(properties["bootstrap.servers"])),
+        }
     return dict(properties)
 
 
-def _msk_tokens(bootstrap: str) -> Callable[[str], tuple[str, float]]:
+def _build_token_callback(bootstrap: str) -> Callable[[str], tuple[str, float]]:
     """Gives a token and its end, in seconds since 1970, by the default credentials of AWS."""
-    region = _region(bootstrap)
+    region = _find_region(bootstrap)
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
     except ImportError:
@@ -211,15 +215,15 @@ def _msk_tokens(bootstrap: str) -> Callable[[str], tuple[str, float]]:
         text, ends_ms = provider.generate_auth_token(region)
         return text, ends_ms / 1000
 
-    first = [_first_token(generate)]
+    first = [_fetch_first_token(generate)]
 
-    def token(_: str) -> tuple[str, float]:
+    def provide_token(_: str) -> tuple[str, float]:
         return first.pop() if first else generate()
 
-    return token
+    return provide_token
 
 
-def _first_token(generate: Callable[[], tuple[str, float]]) -> tuple[str, float]:
+def _fetch_first_token(generate: Callable[[], tuple[str, float]]) -> tuple[str, float]:
     """Asked for before the client is made, which would wait for 10 s and hide the reason."""
     try:
         return generate()
@@ -234,7 +238,7 @@ def _first_token(generate: Callable[[], tuple[str, float]]) -> tuple[str, float]
     )
 
 
-def _region(bootstrap: str) -> str:
+def _find_region(bootstrap: str) -> str:
     found = _REGION.search(bootstrap)
     region = found[1] if found else os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
-from highwater.producer_rules import without_prefix
-from highwater.resources.kafka_logins import LOGINS, java_login, one_file
-from highwater.resources.kafka_tls import KEYS, java_keys
-from highwater.resources.producer_properties import ruled, weakness
+from highwater.producer_rules import strip_topic_prefix
+from highwater.resources.kafka_logins import LOGINS, build_java_login, ensure_one_file
+from highwater.resources.kafka_tls import KEYS, build_java_keys
+from highwater.resources.producer_properties import find_weakness, list_ruled_properties
 from highwater.settings import KAFKA_CONFIG
 
 # What readers are reported, and what another value would do.
@@ -35,10 +35,10 @@ _NAMED: Mapping[str, str] = MappingProxyType(
 # The producers of runs are transactional, so how long a delivery may take is bounded otherwise; others see to it.
 _TIMEOUTS = frozenset({"delivery.timeout.ms", "message.timeout.ms"})
 # Properties that could weaken what the pipeline promises: only a value that keeps it is taken.
-GUARDED = frozenset({*_READERS, *_NAMED, *ruled()}) - _TIMEOUTS
+GUARDED = frozenset({*_READERS, *_NAMED, *list_ruled_properties()}) - _TIMEOUTS
 
-# Properties of the same meaning in both clients; `_java_value` knows where values differ. ssl.cipher.suites is none of
-# them: its names are OpenSSL's here and Java's own there, and here it does not concern TLS 1.3.
+# Properties of the same meaning in both clients; `_to_java_value` knows where values differ. ssl.cipher.suites is none
+# of them: its names are OpenSSL's here and Java's own there, and here it does not concern TLS 1.3.
 _SAME = frozenset(
     {
         "client.dns.lookup",
@@ -98,7 +98,7 @@ def refuse_weakening(config: Mapping[str, str]) -> None:
         ConfigurationError: one does; the message gives property, value and reason.
     """
     for name, value in sorted(config.items()):
-        reason = _weakness(name, value)
+        reason = _find_weakness(name, value)
         if reason is not None:
             raise ConfigurationError(
                 f"the property {name} must not be {value}: {reason}",
@@ -107,17 +107,17 @@ def refuse_weakening(config: Mapping[str, str]) -> None:
             )
 
 
-def _weakness(name: str, value: str) -> str | None:
-    name = without_prefix(name)
+def _find_weakness(name: str, value: str) -> str | None:
+    name = strip_topic_prefix(name)
     if name in _NAMED:
         return _NAMED[name]
     if name in _READERS:
         sound, reason = _READERS[name]
         return None if value.strip().lower() == sound else reason
-    return weakness(name, value, transactional=True)
+    return find_weakness(name, value, transactional=True)
 
 
-def without_values(text: str, config: Mapping[str, str]) -> str:
+def redact_values(text: str, config: Mapping[str, str]) -> str:
     """A client's message without the values of the configuration: any of them may be a secret (I13)."""
     for value in sorted(config.values(), key=len, reverse=True):
         if len(value) > 3:  # shorter ones are numbers and flags, and would take letters out of words
@@ -125,7 +125,7 @@ def without_values(text: str, config: Mapping[str, str]) -> str:
     return text
 
 
-def spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
+def build_spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
     """The options of Spark's Kafka source for the same cluster.
 
     Raises:
@@ -134,16 +134,16 @@ def spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
     """
     java = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
     for given, value in config.items():
-        name = without_prefix(given)
+        name = strip_topic_prefix(given)
         # A guarded value is one that Spark's reader has anyway, or a producer's.
         if name not in LOGINS | KEYS | _OURS_ALONE | GUARDED:
-            java[_java_name(name)] = _java_value(name, value)
+            java[_to_java_name(name)] = _to_java_value(name, value)
             java.update([_STORE_TYPES[name]] if name in _STORE_TYPES else [])
-    java |= java_keys(config) | java_login(config)
+    java |= build_java_keys(config) | build_java_login(config)
     return {f"kafka.{name}": value for name, value in java.items()}
 
 
-def _java_name(name: str) -> str:
+def _to_java_name(name: str) -> str:
     if name in _SAME:
         return name
     if name in _RENAMED:
@@ -154,7 +154,7 @@ def _java_name(name: str) -> str:
     )
 
 
-def _java_value(name: str, value: str) -> str:
+def _to_java_value(name: str, value: str) -> str:
     if name == "security.protocol":
         return value.upper()  # librdkafka takes small letters too
     if name == "client.dns.lookup":
@@ -163,4 +163,4 @@ def _java_value(name: str, value: str) -> str:
         return ""
     if name in _ZERO_IS_OFF and value == "0":
         return "-1"
-    return one_file(name, value) if name == "ssl.ca.location" else value
+    return ensure_one_file(name, value) if name == "ssl.ca.location" else value

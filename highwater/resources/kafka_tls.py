@@ -11,13 +11,13 @@ from highwater.errors import ConfigurationError
 
 _PHRASE = "ssl.key.password"
 _CERTIFICATE, _KEY = ("ssl.certificate.location", "ssl.certificate.pem"), ("ssl.key.location", "ssl.key.pem")
-# The properties that `java_keys` translates together.
+# The properties that `build_java_keys` translates together.
 KEYS = frozenset({*_CERTIFICATE, *_KEY, _PHRASE})
 _CERTIFICATE_BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _KEY_HEADER = re.compile(r"-----BEGIN ([A-Z0-9 ]*PRIVATE KEY)-----")
 
 
-def java_keys(config: Mapping[str, str]) -> dict[str, str]:
+def build_java_keys(config: Mapping[str, str]) -> dict[str, str]:
     """The properties of Java's client for the certificate and key of a configuration in PEM.
 
     Java's client takes one file, with the key in PKCS#8 and without a password. Such a file is named. Otherwise the
@@ -29,28 +29,28 @@ def java_keys(config: Mapping[str, str]) -> dict[str, str]:
     if not {*_CERTIFICATE, *_KEY} & config.keys():
         # The key in a PKCS#12 store may have a password of its own.
         return {_PHRASE: config[_PHRASE]} if _PHRASE in config else {}
-    name, key = _pem(config, _KEY)
-    certificates = _certificates(*_pem(config, _CERTIFICATE))
+    name, key = _read_pem(config, _KEY)
+    certificates = _extract_certificates(*_read_pem(config, _CERTIFICATE))
     place, found = config.get("ssl.key.location"), {"ssl.keystore.type": "PEM"}
     if place is not None and place == config.get("ssl.certificate.location") and _is_plain_pkcs8(key):
         return {**found, "ssl.keystore.location": place}
-    key = key if _is_plain_pkcs8(key) else _converted(name, key, config.get(_PHRASE))
+    key = key if _is_plain_pkcs8(key) else _convert_key(name, key, config.get(_PHRASE))
     return {**found, "ssl.keystore.certificate.chain": certificates, "ssl.keystore.key": key}
 
 
-def _pem(config: Mapping[str, str], names: tuple[str, str]) -> tuple[str, str]:
+def _read_pem(config: Mapping[str, str], names: tuple[str, str]) -> tuple[str, str]:
     """The property and the text in PEM, from a file or from the configuration itself."""
     location, pem = names
     if pem in config:
         return pem, config[pem]
     if location in config:
-        return location, _content(location, config[location])
+        return location, _read_file(location, config[location])
     raise ConfigurationError(
         f"neither {location} nor {pem} is set", remedy="name both a certificate and its private key, or neither"
     )
 
 
-def _content(name: str, place: str) -> str:
+def _read_file(name: str, place: str) -> str:
     try:
         return Path(place).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +62,7 @@ def _content(name: str, place: str) -> str:
     )
 
 
-def _certificates(name: str, text: str) -> str:
+def _extract_certificates(name: str, text: str) -> str:
     """The certificates alone: a private key in the same file must not go with them."""
     found = _CERTIFICATE_BLOCK.findall(text)
     if not found:
@@ -76,7 +76,7 @@ def _is_plain_pkcs8(text: str) -> bool:
     return "-----BEGIN PRIVATE KEY-----" in text
 
 
-def _converted(name: str, text: str, password: str | None) -> str:
+def _convert_key(name: str, text: str, password: str | None) -> str:
     """A private key of another format in PEM (PKCS#1, SEC 1, or behind a password) as PKCS#8 without a password.
 
     Java's client refuses PKCS#1. Java 17 opens no key that OpenSSL 3 encrypted (PBES2), whatever the password is.
@@ -87,7 +87,7 @@ def _converted(name: str, text: str, password: str | None) -> str:
     # librdkafka needs no password for a key without one, and takes it.
     secret = password.encode() if password is not None and "ENCRYPTED" in text else None
     try:
-        key = serialization.load_pem_private_key(_key_alone(text), secret)
+        key = serialization.load_pem_private_key(_extract_key(text), secret)
         return key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode()
@@ -103,19 +103,19 @@ def _converted(name: str, text: str, password: str | None) -> str:
     )
 
 
-def _key_alone(text: str) -> bytes:
+def _extract_key(text: str) -> bytes:
     """The block of the key: certificates may precede it."""
     found = _KEY_HEADER.search(text)
     return text[found.start() if found else 0 :].encode()
 
 
-def file_versions(config: Mapping[str, Any]) -> tuple[tuple[str, int, int, int] | None, ...]:
+def read_file_versions(config: Mapping[str, Any]) -> tuple[tuple[str, int, int, int] | None, ...]:
     """The versions of the files that the configuration names: clients read them once, when they are made."""
     places = [str(value) for name, value in sorted(config.items()) if name.endswith((".location", ".keytab"))]
-    return tuple(map(_version_of, places))
+    return tuple(map(_read_file_version, places))
 
 
-def _version_of(place: str) -> tuple[str, int, int, int] | None:
+def _read_file_version(place: str) -> tuple[str, int, int, int] | None:
     try:
         found = Path(place).stat()
     except OSError:

@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError
-from highwater.resources.commit_log import Committed, committed_in, held_in, sized, slice_commits_of
-from highwater.resources.delta import is_table, open_table, rows_by_slice, slices_in
+from highwater.resources.commit_log import (
+    Committed,
+    collect_slice_commits,
+    read_committed_slices,
+    read_slice_keys,
+    with_row_counts,
+)
+from highwater.resources.delta import count_slice_rows, is_table, list_slices_in_rows, open_table
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -28,11 +34,11 @@ class Lake:
         self.root = root.rstrip("/")
         self.catalog = catalog
 
-    def path(self, stream: str, table: str) -> str:
+    def build_table_path(self, stream: str, table: str) -> str:
         """The path of a stream's table."""
         return f"{self.root}/{stream}/{table}"
 
-    def reference(self, table: str) -> str:
+    def build_reference_path(self, table: str) -> str:
         """The path of a table that streams look things up in; `table` is its path below the root."""
         return f"{self.root}/{table}"
 
@@ -41,7 +47,7 @@ class Lake:
         """Whether the log store separates only the writers of one JVM, as it does on local files."""
         return "://" not in self.root or self.root.startswith("file:")
 
-    def folder_is_gone(self) -> bool:
+    def is_root_missing(self) -> bool:
         """Whether the root is a folder of this machine that does not exist; never of a lake behind a URI."""
         local = self.root.removeprefix("file://").removeprefix("file:")
         return "://" not in local and not Path(local).is_dir()
@@ -52,30 +58,30 @@ class Lake:
         Raises:
             DependencyAwayError: it did not answer.
         """
-        is_table(self.path(stream, "raw"))
+        is_table(self.build_table_path(stream, "raw"))
 
-    def table(self, stream: str, table: str) -> DeltaTable | None:
+    def open_stream_table(self, stream: str, table: str) -> DeltaTable | None:
         """The table opened without a JVM, or None if it was never created.
 
         Raises:
             DependencyAwayError: the lake could not be read; this is not the same as empty (I15).
         """
-        return open_table(self.path(stream, table))
+        return open_table(self.build_table_path(stream, table))
 
-    def table_at(self, stream: str, table: str, version: int | None = None) -> DeltaTable:
+    def open_existing_table(self, stream: str, table: str, version: int | None = None) -> DeltaTable:
         """A table that must be there, as one version has it, or the newest.
 
         Raises:
             DependencyAwayError: it is gone, or could not be read: neither is the same as empty (I15).
         """
-        found = open_table(self.path(stream, table), version)
+        found = open_table(self.build_table_path(stream, table), version)
         if found is None:
             raise DependencyAwayError(
                 f"the table {table} of {stream} is gone", remedy="restore it, or materialise the slice from raw on"
             )
         return found
 
-    def commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> Committed:
+    def load_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> Committed:
         """The commit records of the slices that a table holds.
 
         Args:
@@ -86,10 +92,10 @@ class Lake:
         Raises:
             DependencyAwayError: the lake could not be read; this is not the same as empty (I15).
         """
-        opened = self.table(stream, table)
-        return Committed() if opened is None else committed_in(opened, keys)
+        opened = self.open_stream_table(stream, table)
+        return Committed() if opened is None else read_committed_slices(opened, keys)
 
-    def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, SliceCommit]:
+    def load_slice_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, SliceCommit]:
         """The commit records of the slices in a table, by slice key; all of them when `keys` is None.
 
         Of the slices that are named, the rows are counted in the table where no record of the commit has them.
@@ -97,42 +103,42 @@ class Lake:
         Raises:
             DependencyAwayError: the lake could not be read.
         """
-        return self.committed_at(stream, table, keys)[0]
+        return self.load_commits_and_version(stream, table, keys)[0]
 
-    def committed_at(
+    def load_commits_and_version(
         self, stream: str, table: str, keys: Sequence[str] | None = None
     ) -> tuple[dict[str, SliceCommit], int]:
         """The commit records of the slices in a table, and the version that holds them; -1 without a table."""
-        opened = None if keys is not None and not keys else self.table(stream, table)
+        opened = None if keys is not None and not keys else self.open_stream_table(stream, table)
         if opened is None:
             return {}, -1
-        found = slice_commits_of(committed_in(opened, keys))
-        return sized(opened, found) if keys else found, opened.version()
+        found = collect_slice_commits(read_committed_slices(opened, keys))
+        return with_row_counts(opened, found) if keys else found, opened.version()
 
-    def holds(self, stream: str, table: str) -> set[str]:
+    def list_slice_keys(self, stream: str, table: str) -> set[str]:
         """The keys of all slices in a table.
 
         Raises:
             DependencyAwayError: the lake could not be read.
         """
-        opened = self.table(stream, table)
-        return set() if opened is None else held_in(opened)
+        opened = self.open_stream_table(stream, table)
+        return set() if opened is None else read_slice_keys(opened)
 
-    def slices_in(self, stream: str, table: str) -> set[str]:
+    def list_slices_in_rows(self, stream: str, table: str) -> set[str]:
         """The slices that rows of a table name, whatever the commit records say.
 
         Raises:
             IncompleteReadError: fewer rows were read than the table's log counts.
             DependencyAwayError: the lake could not be read.
         """
-        opened = self.table(stream, table)
-        return set() if opened is None else slices_in(opened)
+        opened = self.open_stream_table(stream, table)
+        return set() if opened is None else list_slices_in_rows(opened)
 
-    def rows_of(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, int]:
+    def count_slice_rows(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, int]:
         """The rows of slices, counted in a table's files; empty without a table.
 
         Raises:
             DependencyAwayError: the lake could not be read.
         """
-        opened = self.table(stream, table)
-        return {} if opened is None else rows_by_slice(opened, keys)
+        opened = self.open_stream_table(stream, table)
+        return {} if opened is None else count_slice_rows(opened, keys)

@@ -102,7 +102,7 @@ def is_configured(environment: Mapping[str, str], folder: Path, home: Path) -> b
 
 
 @lru_cache(maxsize=1)
-def sender() -> Sender | None:
+def get_sender() -> Sender | None:
     """The sender of this process; None where no transport is configured."""
     if not is_configured(os.environ, Path.cwd(), Path.home()):
         return None

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from highwater.producer_rules import Client, ProducerFacts
-from highwater.resources.clients import opened
-from highwater.resources.transactions import publishing_properties
+from highwater.resources.clients import open_client
+from highwater.resources.transactions import build_publishing_properties
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -26,17 +26,17 @@ _LAST_SECTION = "Default topic configuration"
 _PROPERTY = re.compile(r"^CONF .*\]:   (\S+) = (.*)$")
 
 
-def own_producers(kafka: Kafka, stream: Stream) -> list[ProducerFacts]:
+def list_own_producers(kafka: Kafka, stream: Stream) -> list[ProducerFacts]:
     """The producers that a stream's runs open.
 
     Raises:
         ConfigurationError: the client refuses the configuration.
     """
-    properties = publishing_properties(kafka, f"highwater.pub.audit.{stream.name}")
-    return [live_producer(f"publication of rejects of {stream.name}", properties)]
+    properties = build_publishing_properties(kafka, f"highwater.pub.audit.{stream.name}")
+    return [read_producer_facts(f"publication of rejects of {stream.name}", properties)]
 
 
-def live_producer(name: str, properties: Mapping[str, str]) -> ProducerFacts:
+def read_producer_facts(name: str, properties: Mapping[str, str]) -> ProducerFacts:
     """A producer with these properties as librdkafka has it.
 
     Raises:
@@ -49,7 +49,7 @@ def live_producer(name: str, properties: Mapping[str, str]) -> ProducerFacts:
     log = logging.Logger("highwater.live_producer", logging.DEBUG)  # noqa: LOG001
     log.addHandler(lines)
     debug = ",".join(filter(None, (properties.get("debug"), "conf")))
-    client = opened(Producer, {**properties, "debug": debug}, name=name, logger=log)
+    client = open_client(Producer, {**properties, "debug": debug}, name=name, logger=log)
     deadline = time.monotonic() + LOG_SECONDS
     # The lines come together, from the queue that is polled; the round after the last section brings its rest.
     while not lines.complete and time.monotonic() < deadline:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
-from highwater.resources.jars import class_path, folder
+from highwater.resources.jars import build_class_path, build_jars_path
 from highwater.resources.java import Java, choose, find_java, inspect
 from highwater.resources.object_store import LOG_STORE_JAR
 
@@ -41,7 +41,7 @@ def set_java(environment: MutableMapping[str, str], tools: Path) -> None:
         ConfigurationError: no suited Java was found.
     """
     if not environment.get("JAVA_HOME"):
-        environment.update(find_java(environment, tools).environment())
+        environment.update(find_java(environment, tools).build_environment())
 
 
 def find_run_java(environment: Mapping[str, str], tools: Path) -> Java:
@@ -55,7 +55,7 @@ def find_run_java(environment: Mapping[str, str], tools: Path) -> Java:
     return find_java(environment, tools)
 
 
-def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+def build_jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """The class path of the jars that `highwater jars` fetched, and few tasks, for a local master.
 
     Returns:
@@ -66,7 +66,7 @@ def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
     """
     if not settings.spark_master.startswith("local") or any(environment.get(name) for name in CONFIGURED):
         return {}
-    place = folder("spark", settings.home)
+    place = build_jars_path("spark", settings.home)
     if not (place / "complete").is_file():
         raise ConfigurationError(
             "Spark lacks the jars of Delta and of the Kafka connector",
@@ -74,5 +74,5 @@ def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
             remedy="run highwater jars, or set SPARK_CONF_DIR to a folder whose spark-defaults.conf names the jars",
         )
     # The log store of this release is before the copy that another release's `highwater jars` may have left.
-    path = os.pathsep.join([str(LOG_STORE_JAR), class_path("spark", settings.home)])
+    path = os.pathsep.join([str(LOG_STORE_JAR), build_class_path("spark", settings.home)])
     return {**LOCAL, "spark.driver.extraClassPath": path, "spark.executor.extraClassPath": path}

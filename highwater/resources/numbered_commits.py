@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from highwater.commit_records import CommitRecord, from_user_metadata, number_of, replaces_table, to_user_metadata
+from highwater.commit_records import CommitRecord, from_user_metadata, parse_number, replaces_table, to_user_metadata
 from highwater.errors import SupersededAttemptError, UnknownSliceError
 from highwater.resources import commit_log, commit_log_writer
-from highwater.resources.commit_log import APP, Committed, id_of, number_in
-from highwater.resources.delta import query, rows_by_slice, text_in_sql
+from highwater.resources.commit_log import APP, Committed, get_table_id, read_number
+from highwater.resources.delta import count_slice_rows, query, quote_text
 from highwater.resources.spark import close, delta_errors
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ class Target:
     @property
     def path(self) -> str:
         """The path of the table."""
-        return self.lake.path(self.stream, self.table)
+        return self.lake.build_table_path(self.stream, self.table)
 
-    def opened(self) -> DeltaTable:
+    def open_table(self) -> DeltaTable:
         """The table as it is now, without a JVM."""
-        return self.lake.table_at(self.stream, self.table)
+        return self.lake.open_existing_table(self.stream, self.table)
 
 
 def close_intents(target: Target) -> None:
@@ -75,15 +75,15 @@ def close_intents(target: Target) -> None:
         SupersededAttemptError: the write committed at the same moment; the caller looks again.
         DependencyAwayError: Spark, the ledger or the lake is away.
     """
-    for intent in target.ledger.intents.of(target.stream, target.table):
-        opened = target.opened()
-        written = _written(intent, opened)
+    for intent in target.ledger.intents.list_for_table(target.stream, target.table):
+        opened = target.open_table()
+        written = _recover_commit_records(intent, opened)
         restores = {opened.version(): -1} if written and replaces_table(intent.user_metadata) else {}
         _complete(target, opened, written, restores)
         # The next numbered commit fences the write as well, so nothing is lost by a crash between these two.
         target.ledger.intents.close(intent.batch)
-        if not written and number_in(opened) < number_of(intent.user_metadata):
-            _take_number(target, number_of(intent.user_metadata))
+        if not written and read_number(opened) < parse_number(intent.user_metadata):
+            _take_number(target, parse_number(intent.user_metadata))
 
 
 def _take_number(target: Target, number: int) -> None:
@@ -94,17 +94,17 @@ def _take_number(target: Target, number: int) -> None:
         empty.write.format("delta").mode("append").options(**options).save(target.path)
 
 
-def _written(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
+def _recover_commit_records(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
     """The records of an intent whose write committed and whose entry Delta has cleaned from the log; else none.
 
     `complete` finds all others in the log. Only its own write, or the empty commit of another run that closes it, takes
     the number of an open intent. A table at that number without an entry in the log therefore has the write.
     """
-    log = commit_log.log_of(opened)
-    tail = commit_log.tail_of(opened, commit_log.last_recorded(log, opened))
-    if tail.is_complete or number_in(opened) < number_of(intent.user_metadata):
+    log = commit_log.open_log(opened)
+    tail = commit_log.read_tail(opened, commit_log.read_last_recorded(log, opened))
+    if tail.is_complete or read_number(opened) < parse_number(intent.user_metadata):
         return []
-    mine = f"table_id = {text_in_sql(id_of(opened))} AND batch = {text_in_sql(intent.batch)}"
+    mine = f"table_id = {quote_text(get_table_id(opened))} AND batch = {quote_text(intent.batch)}"
     if log is not None and query(log, f"SELECT 1 FROM t WHERE {mine} LIMIT 1"):
         return []
     return from_user_metadata(intent.user_metadata, opened.version(), datetime.now(UTC))
@@ -161,10 +161,10 @@ def commit_slices(
     target.ledger.intents.open(batch, target.stream, target.table, metadata, datetime.now(UTC))
     with delta_errors(target.path):
         write({"txnAppId": APP, "txnVersion": str(number), "userMetadata": metadata})
-    opened = target.opened()
-    version = commit_log.tail_of(opened, seen.version).batches.get(batch)
+    opened = target.open_table()
+    version = commit_log.read_tail(opened, seen.version).batches.get(batch)
     if version is None:
-        if number_in(opened) >= number:  # the write never commits any more
+        if read_number(opened) >= number:  # the write never commits any more
             target.ledger.intents.close(batch)
         raise SupersededAttemptError(
             f"another run committed to {target.stream}/{target.table} since this one looked at it",
@@ -174,14 +174,14 @@ def commit_slices(
         )
     # The commit is done; without its records the intent stays, and the next run completes them.
     with suppress(SupersededAttemptError):
-        _complete(target, opened, _counted(opened, [replace(one, version=version) for one in records]), {})
+        _complete(target, opened, _with_row_counts(opened, [replace(one, version=version) for one in records]), {})
         target.ledger.intents.close(batch)
     return version
 
 
-def _counted(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[CommitRecord]:
+def _with_row_counts(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[CommitRecord]:
     """The records, with the rows that are in the table."""
-    counted = rows_by_slice(opened, [one.slice_key for one in records if one.slice_commit is not None])
+    counted = count_slice_rows(opened, [one.slice_key for one in records if one.slice_commit is not None])
     return [replace(one, rows=counted.get(one.slice_key, one.rows)) for one in records]
 
 

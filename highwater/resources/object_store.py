@@ -146,9 +146,9 @@ def _probe(bucket: str, key: str) -> None:
         ) from None
     where = f"{SCHEME}://{bucket}/{key}"
     try:
-        client = _client(os.environ)
+        client = _build_s3_client(os.environ)
         try:
-            refused = _refuses_second(client, bucket, key)
+            refused = _is_second_put_refused(client, bucket, key)
         except (EndpointConnectionError, ConnectTimeoutError):
             raise  # nothing is there
         except (BotoCoreError, ClientError):
@@ -157,7 +157,7 @@ def _probe(bucket: str, key: str) -> None:
             raise
         client.delete_object(Bucket=bucket, Key=key)
     except (BotoCoreError, ClientError) as error:
-        if isinstance(error, ClientError) and _status(error) == _NOT_IMPLEMENTED:
+        if isinstance(error, ClientError) and _find_http_status(error) == _NOT_IMPLEMENTED:
             raise ConfigurationError(
                 f"the object store of {SCHEME}://{bucket} knows no condition of a PUT",
                 found=str(error),
@@ -179,7 +179,7 @@ def _probe(bucket: str, key: str) -> None:
     )
 
 
-def _refuses_second(client: Any, bucket: str, key: str) -> bool:
+def _is_second_put_refused(client: Any, bucket: str, key: str) -> bool:
     """PUT twice; a client sends the first PUT again where its answer was lost, so that may be refused too."""
     from botocore.exceptions import ClientError
 
@@ -187,17 +187,17 @@ def _refuses_second(client: Any, bucket: str, key: str) -> bool:
         for _ in range(2):
             client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
     except ClientError as error:
-        if _status(error) != _PRECONDITION_FAILED:
+        if _find_http_status(error) != _PRECONDITION_FAILED:
             raise
         return True
     return False
 
 
-def _status(error: ClientError) -> int:
+def _find_http_status(error: ClientError) -> int:
     return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
 
 
-def _client(environment: Mapping[str, str]) -> Any:
+def _build_s3_client(environment: Mapping[str, str]) -> Any:
     """A client that finds the store, and the keys to it, as deltalake does."""
     import boto3
     from botocore.config import Config
@@ -214,7 +214,7 @@ def _is_by_host(environment: Mapping[str, str]) -> bool:
     return environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() in {"1", "true"}
 
 
-def s3a_conf(environment: Mapping[str, str]) -> dict[str, str]:
+def build_s3a_conf(environment: Mapping[str, str]) -> dict[str, str]:
     """Spark's settings for the store that AWS's own variables name; deltalake reads these variables by itself.
 
     Args:

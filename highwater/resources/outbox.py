@@ -18,11 +18,11 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from highwater.errors import ConfigurationError, DependencyAwayError, KeyStoppedError, RecordRefusedError
-from highwater.gaps import FORBIDDEN, compacts
+from highwater.gaps import FORBIDDEN, can_compact
 from highwater.resources.delivery import NOT_SENT, End
 from highwater.resources.producer import ReliableProducer
-from highwater.resources.producer_records import Outcome, Record, nowhere
-from highwater.resources.topic_facts import topic_settings
+from highwater.resources.producer_records import Outcome, Record, build_unplaced_outcome
+from highwater.resources.topic_facts import fetch_topic_settings
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ class Outbox:
 
     def __init__(self, file: Path, kafka: Kafka) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(file)
+        self._lock = _acquire_lock(file)
         self._kafka = kafka
         self._connection = sqlite3.connect(file, timeout=30)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.executescript(_SCHEMA)
         # Up to the last number, records may have been sent, by any process.
-        self._name, self._unnamed, self._perhaps_sent = _identity(self._connection)
+        self._name, self._unnamed, self._perhaps_sent = _load_identity(self._connection)
         rows = self._connection.execute("SELECT DISTINCT topic, topic_id FROM positions")
         self._topic_ids: dict[str, str | None] = dict(rows.fetchall())
         self._ticks: list[tuple[int, int, str]] = []
@@ -86,7 +86,7 @@ class Outbox:
         self._ends: dict[tuple[str, int], int] = {}
         self._handed_over = 0  # the number of the last record that this process gave to a producer
         self._recovered = False
-        self._withheld = set(self.withheld())
+        self._withheld = set(self.list_withheld())
 
     def put(self, records: Iterable[tuple[str, Record]]) -> None:
         """Store records under their ids, all or none; they are safe when this returns.
@@ -97,29 +97,29 @@ class Outbox:
         with self._connection as open_:
             open_.executemany(
                 "INSERT INTO outbox (id, topic, key, value, headers, fixed, time) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(record_id, *_row(record)) for record_id, record in records],
+                [(record_id, *_build_row(record)) for record_id, record in records],
             )
 
-    def waiting(self) -> list[tuple[str, Record]]:
+    def list_waiting(self) -> list[tuple[str, Record]]:
         """The records without a tick, in the order of storing."""
-        return [(record_id, record) for batch in self._behind(0) for _, record_id, record in batch]
+        return [(record_id, record) for batch in self._read_batches_after(0) for _, record_id, record in batch]
 
-    def _behind(self, number: int) -> Iterator[list[tuple[int, str, Record]]]:
+    def _read_batches_after(self, number: int) -> Iterator[list[tuple[int, str, Record]]]:
         """The records behind a record, in batches; ticks may be written between them."""
         query = (
             'SELECT number, id, topic, key, value, headers, fixed, time FROM outbox WHERE "offset" IS NULL '
             "AND number > ? ORDER BY number LIMIT ?"
         )
         while rows := self._connection.execute(query, (number, BATCH)).fetchall():
-            yield [(row[0], row[1], _record(row[2:])) for row in rows]
+            yield [(row[0], row[1], _build_record(row[2:])) for row in rows]
             number = rows[-1][0]
 
-    def ticked(self) -> dict[str, tuple[int, int]]:
+    def list_ticked(self) -> dict[str, tuple[int, int]]:
         """Partition and offset of every record that arrived, by id; an offset of -1 is not known."""
         rows = self._connection.execute('SELECT id, partition, "offset" FROM outbox WHERE "offset" IS NOT NULL')
         return {record_id: (partition, offset) for record_id, partition, offset in rows}
 
-    def withheld(self) -> list[str]:
+    def list_withheld(self) -> list[str]:
         """Records that may have arrived and are gone from the topic since, by id; they wait for `settle`."""
         query = 'SELECT id FROM outbox WHERE "offset" IS NULL AND doubt = ? ORDER BY number'
         return [record_id for (record_id,) in self._connection.execute(query, (_WITHHELD,))]
@@ -142,14 +142,14 @@ class Outbox:
                 there = 'UPDATE outbox SET partition = -1, "offset" = -1, value = NULL WHERE id = ?'
                 open_.executemany(there, [(record_id,) for record_id in ids])
             else:
-                _doubt(open_, ids, _NOT_ARRIVED)
+                _store_doubt(open_, ids, _NOT_ARRIVED)
         self._withheld -= ids
 
     def recover(self, on_found: OnOutcome | None = None) -> int:
         """Tick what a process that died had sent; returns how many. The first `send` does it, if nobody did before.
 
         What may have been sent and is not found waits to be sent again, if the topic still has all of that time; else
-        it is withheld (`withheld`).
+        it is withheld (`list_withheld`).
 
         Raises:
             DependencyAwayError: the topic could not be read; nothing may be sent yet.
@@ -159,32 +159,32 @@ class Outbox:
         waiting |= {record_id.encode(): record_id for number, record_id in rows if number <= self._unnamed}
         found: set[str] = set()
         for topic in sorted(self._topic_ids) if waiting else ():
-            state = self._kafka.topic_state(topic)
-            windows = self._windows(state)
-            for origin, outcome in self._unsettled(topic, windows):
+            state = self._kafka.read_topic_state(topic)
+            windows = self._load_windows(state)
+            for origin, outcome in self._read_outcomes(topic, windows):
                 record_id = waiting.get(origin)
                 if record_id is not None and record_id not in found:
                     found.add(record_id)
-                    self._tick(record_id, outcome)
+                    self._settle_record(record_id, outcome)
                     if on_found is not None:
                         on_found(record_id, outcome)
             # Before the positions, which then lie where the topic begins now.
-            self._keep_back(self._unproved(topic, windows) - found)
+            self._keep_back(self._list_possibly_lost(topic, windows) - found)
             self._keep_positions(topic, state.topic_id, {p: window.offsets.start for p, window in windows.items()})
         self.save()
         self._recovered = True
         return len(found)
 
-    def _windows(self, state: TopicState) -> dict[int, _Window]:
+    def _load_windows(self, state: TopicState) -> dict[int, _Window]:
         """The offsets of each partition that are read to find out what arrived."""
         topic = state.topic
         began: dict[int, int] = {}
         if self._topic_ids[topic] in {state.topic_id, None}:  # else it was recreated, and all of it is read
             rows = self._connection.execute('SELECT partition, "offset" FROM positions WHERE topic = ?', (topic,))
             began = dict(rows.fetchall())
-        return {p: _window(topic, p, began.get(p, 0), seen) for p, seen in state.partitions.items()}
+        return {p: _build_window(topic, p, began.get(p, 0), seen) for p, seen in state.partitions.items()}
 
-    def _unsettled(self, topic: str, windows: Mapping[int, _Window]) -> Iterable[tuple[bytes, Outcome]]:
+    def _read_outcomes(self, topic: str, windows: Mapping[int, _Window]) -> Iterable[tuple[bytes, Outcome]]:
         """The origin and the offset of each record that the topic holds."""
         for message in self._kafka.read(topic, {p: window.offsets for p, window in windows.items()}, committed=False):
             headers = dict(message.headers() or [])
@@ -192,21 +192,21 @@ class Outbox:
             if isinstance(origin, bytes):
                 yield origin, Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
 
-    def _unproved(self, topic: str, windows: Mapping[int, _Window]) -> set[str]:
+    def _list_possibly_lost(self, topic: str, windows: Mapping[int, _Window]) -> set[str]:
         """Records that may have been sent before this process, and that the topic may have lost."""
         query = (
             'SELECT id, fixed FROM outbox WHERE "offset" IS NULL AND topic = ? AND doubt = 0 '
             "AND number > ? AND number <= ?"
         )
         rows = self._connection.execute(query, (topic, self._handed_over, self._perhaps_sent)).fetchall()
-        if rows and compacts(_cleanup_policy(self._kafka, topic)):
+        if rows and can_compact(_fetch_cleanup_policy(self._kafka, topic)):
             return {record_id for record_id, _ in rows}
         cut = {p for p, window in windows.items() if not window.whole}
         return {record_id for record_id, fixed in rows if cut and (fixed is None or fixed in cut)}
 
     def _keep_back(self, record_ids: set[str]) -> None:
         with self._connection as open_:
-            _doubt(open_, record_ids, _WITHHELD)
+            _store_doubt(open_, record_ids, _WITHHELD)
         self._withheld |= record_ids
 
     def _keep_positions(self, topic: str, topic_id: str | None, offsets: Mapping[int, int]) -> None:
@@ -234,7 +234,7 @@ class Outbox:
             )
         if not self._recovered:
             self.recover(on_outcome)
-        for batch in self._behind(self._handed_over):
+        for batch in self._read_batches_after(self._handed_over):
             self._begin({record.topic for _, _, record in batch})
             self._note_handed_over(batch[0][0], batch[-1][0])
             for number, record_id, record in batch:
@@ -244,23 +244,25 @@ class Outbox:
                 except (KeyStoppedError, RecordRefusedError) as error:
                     # It stays in the outbox; the others go on.
                     reason = str(error.found) if isinstance(error, RecordRefusedError) else NOT_SENT
-                    self._ended(record_id, nowhere(record.topic, reason, refused=True), on_outcome)
+                    self._handle_outcome(
+                        record_id, build_unplaced_outcome(record.topic, reason, refused=True), on_outcome
+                    )
 
     def _send(
         self, producer: ReliableProducer, number: int, record_id: str, record: Record, on_outcome: OnOutcome | None
     ) -> None:
         if record_id in self._withheld:
             producer.stop(record.topic, record.key, record_id)
-            self._ended(record_id, nowhere(record.topic, WITHHELD), on_outcome)
+            self._handle_outcome(record_id, build_unplaced_outcome(record.topic, WITHHELD), on_outcome)
             return
         origin = f"{self._name}:{number}".encode()
         headers = [*record.headers, (ID_HEADER, record_id.encode()), (ORIGIN_HEADER, origin)]
-        ended = partial(self._ended, record_id, on_outcome=on_outcome)
+        ended = partial(self._handle_outcome, record_id, on_outcome=on_outcome)
         producer.send(record._replace(headers=headers), record_id, on_outcome=ended)
 
-    def _ended(self, record_id: str, outcome: Outcome, on_outcome: OnOutcome | None) -> None:
+    def _handle_outcome(self, record_id: str, outcome: Outcome, on_outcome: OnOutcome | None) -> None:
         if outcome.delivered:
-            self._tick(record_id, outcome)
+            self._settle_record(record_id, outcome)
         elif outcome.end is End.NOT_DELIVERED:
             self._not_sent.append(record_id)  # it is in no topic, whatever that may have forgotten
             if len(self._not_sent) >= TICKS:
@@ -279,11 +281,11 @@ class Outbox:
     def _begin(self, topics: Iterable[str]) -> None:
         """Note where a topic ended before the first record went to it: from there it is read after a crash."""
         for topic in sorted(set(topics) - self._topic_ids.keys()):
-            state = self._kafka.topic_state(topic)
-            ends = {p: _window(topic, p, 0, seen).offsets.end for p, seen in state.partitions.items()}
+            state = self._kafka.read_topic_state(topic)
+            ends = {p: _build_window(topic, p, 0, seen).offsets.end for p, seen in state.partitions.items()}
             self._keep_positions(topic, state.topic_id, ends)
 
-    def _tick(self, record_id: str, outcome: Outcome) -> None:
+    def _settle_record(self, record_id: str, outcome: Outcome) -> None:
         self._ticks.append((outcome.partition, outcome.offset, record_id))
         self._withheld.discard(record_id)
         if outcome.offset >= 0:  # else the broker did not say where it is
@@ -297,7 +299,7 @@ class Outbox:
         ticks, self._ticks = self._ticks, []
         not_sent, self._not_sent = self._not_sent, []
         with self._connection as open_:
-            _doubt(open_, not_sent, _NOT_ARRIVED)
+            _store_doubt(open_, not_sent, _NOT_ARRIVED)
             open_.executemany('UPDATE outbox SET partition = ?, "offset" = ?, value = NULL WHERE id = ?', ticks)
             if open_.execute('SELECT 1 FROM outbox WHERE "offset" IS NULL LIMIT 1').fetchone() is None:
                 # With the ID from before the first of them: in a topic that was recreated since, all is read.
@@ -325,7 +327,7 @@ class Outbox:
         self._lock.close()
 
 
-def _locked(file: Path) -> IO[str]:
+def _acquire_lock(file: Path) -> IO[str]:
     """The lock file of an outbox, held until it is closed or the process dies.
 
     Two that send from one outbox would each send all of it.
@@ -350,7 +352,7 @@ class _Window(NamedTuple):
     whole: bool
 
 
-def _window(topic: str, partition: int, began: int, seen: PartitionState) -> _Window:
+def _build_window(topic: str, partition: int, began: int, seen: PartitionState) -> _Window:
     """From where to where a partition is read; what retention took cannot be looked at.
 
     A position behind the end belongs to a log that was truncated: nothing is known of its current records.
@@ -363,24 +365,24 @@ def _window(topic: str, partition: int, began: int, seen: PartitionState) -> _Wi
     return _Window(OffsetRange(max(since, seen.log_start), seen.high_watermark), whole=seen.log_start <= since)
 
 
-def _cleanup_policy(kafka: Kafka, topic: str) -> str:
-    found = (topic_settings(kafka, topic) or {}).get("cleanup.policy")
+def _fetch_cleanup_policy(kafka: Kafka, topic: str) -> str:
+    found = (fetch_topic_settings(kafka, topic) or {}).get("cleanup.policy")
     return FORBIDDEN if found is None else found.value
 
 
-def _identity(connection: sqlite3.Connection) -> tuple[str, int, int]:
+def _load_identity(connection: sqlite3.Connection) -> tuple[str, int, int]:
     """The name of an outbox, given once, and up to which number its records were sent without it, or sent at all.
 
     A file from before has records that may be in a topic with nothing but their id, and does not say whether one was
     sent.
     """
     with connection as open_:
-        if "topic_id" not in _columns(open_, "positions"):
+        if "topic_id" not in _list_columns(open_, "positions"):
             open_.execute("ALTER TABLE positions ADD COLUMN topic_id TEXT")
-        if "doubt" not in _columns(open_, "outbox"):
+        if "doubt" not in _list_columns(open_, "outbox"):
             open_.execute("ALTER TABLE outbox ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0")
         last = "(SELECT coalesce(max(number), 0) FROM outbox)"
-        if "handed_over" not in _columns(open_, "identity"):
+        if "handed_over" not in _list_columns(open_, "identity"):
             open_.execute("ALTER TABLE identity ADD COLUMN handed_over INTEGER NOT NULL DEFAULT 0")
             open_.execute(f"UPDATE identity SET handed_over = {last}")
         if open_.execute("SELECT 1 FROM identity").fetchone() is None:
@@ -389,20 +391,20 @@ def _identity(connection: sqlite3.Connection) -> tuple[str, int, int]:
     return str(name), int(unnamed), int(handed_over)
 
 
-def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+def _list_columns(connection: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
-def _doubt(connection: sqlite3.Connection, record_ids: Iterable[str], doubt: int) -> None:
+def _store_doubt(connection: sqlite3.Connection, record_ids: Iterable[str], doubt: int) -> None:
     connection.executemany("UPDATE outbox SET doubt = ? WHERE id = ?", [(doubt, one) for one in record_ids])
 
 
-def _row(record: Record) -> tuple[object, ...]:
+def _build_row(record: Record) -> tuple[object, ...]:
     headers = [[name, None if value is None else b64encode(value).decode()] for name, value in record.headers]
     return record.topic, record.key, record.value, json.dumps(headers), record.partition, record.timestamp
 
 
-def _record(row: tuple[str, bytes | None, bytes | None, str, int | None, int | None]) -> Record:
+def _build_record(row: tuple[str, bytes | None, bytes | None, str, int | None, int | None]) -> Record:
     topic, key, value, headers, partition, timestamp = row
     found = [(name, None if text is None else b64decode(text)) for name, text in json.loads(headers)]
     return Record(topic, key, value, found, partition, timestamp)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 10.0
 
 
-def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
+def fetch_allowed_operations(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
     """For each of these topics the operations that are allowed, such as `READ`.
 
     Absent and invisible topics are left out, and so are topics of brokers that do not answer that.
@@ -24,7 +24,7 @@ def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
     if not topics:
         return {}
     hidden = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}
-    admin = kafka.admin()
+    admin = kafka.get_admin()
     futures = admin.describe_topics(
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_SECONDS
     )
@@ -40,7 +40,7 @@ def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
                 if answer.authorized_operations is not None:
                     found[topic] = frozenset(one.name for one in answer.authorized_operations)
     except (KafkaException, TimeoutError) as error:
-        raise kafka.away(error) from error
+        raise kafka.build_away_error(error) from error
     finally:
         del admin
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakMethod
 
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
-from highwater.resources.clients import opened
+from highwater.resources.clients import open_client
 from highwater.resources.delivery import NOT_SENT, UNREPORTED, End
 from highwater.resources.delivery_tickets import (
     KEY_TYPES,
@@ -33,13 +33,13 @@ from highwater.resources.producer_records import (
     OnFailure,
     Outcome,
     Record,
-    nowhere,
-    order_key,
-    outcome_of,
-    refusal_of,
-    undelivered,
+    build_order_key,
+    build_outcome,
+    build_undelivered_error,
+    build_unplaced_outcome,
+    translate_refusal,
 )
-from highwater.resources.several_clients import SeveralClients, client_of
+from highwater.resources.several_clients import SeveralClients, find_client_index
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -69,7 +69,7 @@ class ReliableProducer:
     Use it as a context manager, or call `close`, which is where a loss is reported. It belongs to one thread.
 
     Args:
-        properties: made by `producer_properties`.
+        properties: made by `build_producer_properties`.
         on_failure: what happens to the later records of a key after one failed for good.
         most_with_client: how many records the client holds at a time, 1 or more. When a key is stopped, or the brokers
             are away, these count as under way; fewer narrow that, and may be slower.
@@ -94,19 +94,19 @@ class ReliableProducer:
         self._client: Producer | SeveralClients = (
             SeveralClients(properties, clients)
             if clients > 1
-            else opened(Producer, properties, name="reliable producer")
+            else open_client(Producer, properties, name="reliable producer")
         )
         self._on_failure = on_failure
         self.transactional = "transactional.id" in properties
         """Whether its records count only once a transaction is committed; delivery reports come before."""
-        # One for each client; `client_of` says to which a record's key belongs.
+        # One for each client; `SeveralClients` says to which a record's key belongs.
         self._produces = self._client.produces if isinstance(self._client, SeveralClients) else [self._client.produce]
-        self._produces_of = self._client.produces_of if isinstance(self._client, SeveralClients) else None
+        self._produces_of = self._client.select_produces if isinstance(self._client, SeveralClients) else None
         self.counts = Counts()
         self._next_number = 0
         # A record that the client has holds one of the tickets, or shares it; the others are free.
         self._raised = RaisedErrors()
-        self._tickets = TicketPool(self.counts, self._raised, WeakMethod(self._reported))
+        self._tickets = TicketPool(self.counts, self._raised, WeakMethod(self._on_delivery_report))
         self._free = self._tickets.free
         # Records that wait here hold none.
         self._queue: deque[tuple[Record, Sent]] = deque()
@@ -181,7 +181,7 @@ class ReliableProducer:
         try:
             self._hand_over(record, number, record_id, callbacks)
         except Exception as error:  # noqa: BLE001 - errors that are not for the queue are raised there
-            self._not_taken(record, Sent(number, record_id, callbacks), error)
+            self._handle_produce_error(record, Sent(number, record_id, callbacks), error)
 
     def send_all(
         self,
@@ -261,7 +261,7 @@ class ReliableProducer:
         sent = Sent(self._next_number, record_id, callbacks)
         self._next_number += 1
         self.counts.sent += 1
-        self._not_taken(Record(topic, key, value), sent, refused)
+        self._handle_produce_error(Record(topic, key, value), sent, refused)
         return taken + 1
 
     def _send_first(self, topic: str, batch: list[Pair], callbacks: Callbacks | None) -> int:
@@ -269,7 +269,7 @@ class ReliableProducer:
         self.send(Record(topic, key, value), record_id, (callbacks or NO_CALLBACKS)[0])
         return 1
 
-    def _not_taken(self, record: Record, sent: Sent, error: Exception) -> None:
+    def _handle_produce_error(self, record: Record, sent: Sent, error: Exception) -> None:
         """The outcome of a record that the client did not take from its sender.
 
         One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
@@ -281,7 +281,7 @@ class ReliableProducer:
         self.counts.sent -= 1
         if not isinstance(error, self._client_error):  # a value of a wrong type, say
             raise error
-        refusal = refusal_of(record.topic, error.args[0], self.counts)
+        refusal = translate_refusal(record.topic, error.args[0], self.counts)
         if isinstance(refusal, RecordRefusedError):
             self.stop(record.topic, record.key, sent.name)
         raise refusal from error
@@ -299,7 +299,7 @@ class ReliableProducer:
             self.poll(POLL_SECONDS)
 
     def _ensure_not_stopped(self, record: Record, sent: Sent) -> None:
-        key = order_key(record.topic, record.key)
+        key = build_order_key(record.topic, record.key)
         if key is not None and key in self.stopped:
             raise KeyStoppedError(
                 f"records of key {key[1]!r} of {key[0]} are stopped: {sent.name} was not sent",
@@ -307,11 +307,11 @@ class ReliableProducer:
                 remedy="settle that record and those in `handed_back`, then send them in order with a new producer",
             )
 
-    def _pump(self) -> None:
+    def _produce_queued(self) -> None:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
         while self._queue and self._with_client < self._most_with_client:
             record, sent = self._queue.popleft()
-            topic, key = record.topic, order_key(record.topic, record.key)
+            topic, key = record.topic, build_order_key(record.topic, record.key)
             if key is not None and key in self.stopped:
                 self._hand_back(record, sent)
                 continue
@@ -322,27 +322,27 @@ class ReliableProducer:
                 self._queue.appendleft((record, sent))
                 return
             except self._client_error as error:
-                refusal = refusal_of(topic, error.args[0], self.counts)
+                refusal = translate_refusal(topic, error.args[0], self.counts)
                 # Where no producer takes anything any more, those under way end by themselves.
                 fault = str(refusal.found) if isinstance(refusal, RecordRefusedError) else NOT_SENT
-                self._ended(sent, record.key, nowhere(topic, fault, refused=True))
+                self._handle_outcome(sent, record.key, build_unplaced_outcome(topic, fault, refused=True))
             except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: the next look reports it
-                self._ended(sent, record.key, nowhere(topic, NOT_SENT))
+                self._handle_outcome(sent, record.key, build_unplaced_outcome(topic, NOT_SENT))
                 self._raised.keep(error)
 
     def _hand_back(self, record: Record, sent: Sent) -> None:
         """End a record that the client never had; those of a key are kept in order, to be sent by another producer."""
-        key = order_key(record.topic, record.key)
+        key = build_order_key(record.topic, record.key)
         if key is not None:
             self.handed_back.setdefault(key, []).append(sent.name)
-        self._settle(sent, nowhere(record.topic, NOT_SENT))
+        self._settle(sent, build_unplaced_outcome(record.topic, NOT_SENT))
 
     def _hand_over(self, record: Record, number: int, record_id: str | None, callbacks: Callbacks | None) -> None:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
         free, produces = self._free, self._produces
         # Inlined: each Python call here is paid for every record.
-        produce = produces[0] if len(produces) == 1 else produces[client_of(key, len(produces))]
+        produce = produces[0] if len(produces) == 1 else produces[find_client_index(key, len(produces))]
         ticket = free.pop() if free else self._tickets.take()
         ticket.first, ticket.one, ticket.callbacks, ticket.left = number, record_id, callbacks, 1
         ticket.ids, ticket.places = (), None
@@ -357,26 +357,26 @@ class ReliableProducer:
             free.append(ticket)
             raise
 
-    def _reported(self, ticket: Ticket, error: KafkaError | None, message: Message) -> None:
+    def _on_delivery_report(self, ticket: Ticket, error: KafkaError | None, message: Message) -> None:
         """Take in the client's delivery report of a record that failed, or whose outcome is asked for."""
         if ticket.callbacks is NO_CALLBACKS:  # it has its end
-            self._took_report(ticket)
+            self._release_ticket(ticket)
             return
         topic, key = message.topic() or "", message.key()
-        outcome = outcome_of(topic, error, message)
+        outcome = build_outcome(topic, error, message)
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
         sent = ticket.take_reported(key)
-        self._took_report(ticket)
+        self._release_ticket(ticket)
         if self._late is not None and error is not None:
             self._late[topic] += 1
-        self._ended(sent, key, outcome)
+        self._handle_outcome(sent, key, outcome)
 
-    def _took_report(self, ticket: Ticket) -> None:
+    def _release_ticket(self, ticket: Ticket) -> None:
         ticket.left -= 1
         if not ticket.left:
             self._free.append(ticket)
 
-    def _ended(self, sent: Sent, key: bytes | None, outcome: Outcome) -> None:
+    def _handle_outcome(self, sent: Sent, key: bytes | None, outcome: Outcome) -> None:
         if outcome.end is not End.DELIVERED:
             self.stop(outcome.topic, key, sent.name)
         self._settle(sent, outcome)
@@ -407,7 +407,7 @@ class ReliableProducer:
     def _take_in(self, seconds: float) -> None:
         self._client.poll(seconds)
         self._taken_in = time.monotonic()
-        self._pump()
+        self._produce_queued()
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> int:
         """Wait so long at the most until every record has its report; returns how many have none."""
@@ -453,7 +453,11 @@ class ReliableProducer:
     def _end(self, seconds: float) -> UndeliveredError | None:
         """Abandon records that are outstanding after this many seconds; returns the error that names them."""
         late = self._give_up()
-        return undelivered(self.counts, seconds, late) if self.counts.failed or self.counts.outstanding else None
+        return (
+            build_undelivered_error(self.counts, seconds, late)
+            if self.counts.failed or self.counts.outstanding
+            else None
+        )
 
     def _leave(self, error: BaseException) -> None:
         """End the remaining records at once, and report them beside an error that goes on."""
@@ -476,17 +480,17 @@ class ReliableProducer:
             while self._with_client and time.monotonic() < deadline:
                 self._client.poll(POLL_SECONDS)
         self._tickets.drop_free()
-        for ticket in self._tickets.without_report():
+        for ticket in self._tickets.select_unreported_tickets():
             self._end_unreported(ticket)
         return late
 
     def _end_unreported(self, ticket: Ticket) -> None:
         """End records without a report as unknown, and with them those that share an ambiguous ticket."""
-        unreported = ticket.unreported()
+        unreported = ticket.select_unreported()
         self.counts.delivered -= len(unreported) - ticket.left
         ticket.callbacks = NO_CALLBACKS
         for sent in unreported:
-            self._settle(sent, nowhere("", UNREPORTED))
+            self._settle(sent, build_unplaced_outcome("", UNREPORTED))
 
     def __enter__(self) -> Self:
         return self

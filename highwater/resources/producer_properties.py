@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
-from highwater.producer_rules import ALIASES, plain_name
+from highwater.producer_rules import ALIASES, normalize_name
 
 # An outage of brokers ends within a day, or a person decides; until then records wait in memory and in order.
 DELIVERY_TIMEOUT_MS = 24 * 60 * 60 * 1000
@@ -20,7 +20,7 @@ MOST_IN_FLIGHT = 5
 LINGER_MS = 20
 
 
-def producer_properties(
+def build_producer_properties(
     bootstrap: str, config: Mapping[str, str] | None = None, *, transactional_id: str | None = None
 ) -> dict[str, str]:
     """The properties of a reliable producer, in librdkafka's names.
@@ -35,15 +35,15 @@ def producer_properties(
         ConfigurationError: a property would weaken the producer; property, value and reason are in the text.
     """
     config = {name: str(value) for name, value in (config or {}).items()}
-    given = {plain_name(name): value for name, value in config.items()}
+    given = {normalize_name(name): value for name, value in config.items()}
     if transactional_id is not None:
         given["transactional.id"] = transactional_id
     for name, value in config.items():
         _ensure_not_weakened(name, value, transactional="transactional.id" in given)
-    found = {**_defaults(given), **given, "bootstrap.servers": bootstrap}
+    found = {**_build_defaults(given), **given, "bootstrap.servers": bootstrap}
     if "transactional.id" in found:
         for name in ("delivery.timeout.ms", "transaction.timeout.ms"):
-            if not _in(found[name], 1, 2**31 - 1):
+            if not _is_in_range(found[name], 1, 2**31 - 1):
                 raise ConfigurationError(
                     f"the producer's property {name} is no time",
                     found=found[name],
@@ -53,7 +53,7 @@ def producer_properties(
     return found
 
 
-def _defaults(given: Mapping[str, str]) -> dict[str, str]:
+def _build_defaults(given: Mapping[str, str]) -> dict[str, str]:
     found = {
         "acks": "all",
         "enable.idempotence": "true",
@@ -70,7 +70,7 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ensure_not_weakened(name: str, value: str, *, transactional: bool) -> None:
-    reason = weakness(name, value, transactional=transactional)
+    reason = find_weakness(name, value, transactional=transactional)
     if reason is not None:
         raise ConfigurationError(
             f"the producer's property {name} must not be {value}: {reason}",
@@ -91,7 +91,7 @@ _RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
             "a retry could write a record twice, or out of order",
         ),
         "max.in.flight.requests.per.connection": (
-            lambda value: _in(value, 1, MOST_IN_FLIGHT),
+            lambda value: _is_in_range(value, 1, MOST_IN_FLIGHT),
             f"brokers keep the order of at most {MOST_IN_FLIGHT} requests in flight (KIP-185)",
         ),
         "queuing.strategy": (
@@ -103,11 +103,11 @@ _RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
             "a key would go to another partition than Java's clients and this project's tools choose",
         ),
         "retries": (
-            lambda value: _in(value, 2**31 - 1, 2**31 - 1),
+            lambda value: _is_in_range(value, 2**31 - 1, 2**31 - 1),
             "attempts are bounded by delivery.timeout.ms alone (KIP-91), or a short outage uses them up",
         ),
         "delivery.timeout.ms": (
-            lambda value: _in(value, LEAST_DELIVERY_TIMEOUT_MS, 2**31 - 1),
+            lambda value: _is_in_range(value, LEAST_DELIVERY_TIMEOUT_MS, 2**31 - 1),
             f"below {LEAST_DELIVERY_TIMEOUT_MS} ms a restart of brokers may lose records (0 would never end)",
         ),
         "allow.auto.create.topics": (
@@ -126,12 +126,12 @@ _RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
 )
 
 
-def ruled() -> frozenset[str]:
+def list_ruled_properties() -> frozenset[str]:
     """The properties whose value may weaken a producer, under all of their names."""
     return frozenset({*_RULES, *[older for older, name in ALIASES.items() if name in _RULES]})
 
 
-def weakness(name: str, value: str, *, transactional: bool) -> str | None:
+def find_weakness(name: str, value: str, *, transactional: bool) -> str | None:
     """The reason why a property would weaken a producer; None if it does not.
 
     Args:
@@ -139,12 +139,12 @@ def weakness(name: str, value: str, *, transactional: bool) -> str | None:
         value: what it is set to.
         transactional: whether the producer is; then the transaction bounds the time of a delivery.
     """
-    name = plain_name(name)
+    name = normalize_name(name)
     if name not in _RULES or (name == "delivery.timeout.ms" and transactional):
         return None
     sound, reason = _RULES[name]
     return None if sound(value.strip().lower()) else reason
 
 
-def _in(text: str, least: int, most: int) -> bool:
+def _is_in_range(text: str, least: int, most: int) -> bool:
     return text.lstrip("-").isdigit() and least <= int(text) <= most

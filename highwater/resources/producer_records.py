@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.errors import RecordRefusedError, UndeliveredError
-from highwater.resources.delivery import UNREPORTED, End, end_of, remedy_of
+from highwater.resources.delivery import UNREPORTED, End, classify_end, find_remedy
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
     @property
     def end(self) -> End:
         """Delivered, not delivered, or unknown."""
-        return End.NOT_DELIVERED if self.refused else end_of(self.error)
+        return End.NOT_DELIVERED if self.refused else classify_end(self.error)
 
     @property
     def delivered(self) -> bool:
@@ -102,7 +102,7 @@ class Counts:
         return f"{self.sent:,} sent: {self.delivered:,} delivered, {self.outstanding:,} outstanding{errors}{ends}"
 
 
-def undelivered(counts: Counts, seconds: float, late: Counter[str]) -> UndeliveredError:
+def build_undelivered_error(counts: Counts, seconds: float, late: Counter[str]) -> UndeliveredError:
     """The error that names the records which were not delivered, or whose end is unknown.
 
     Args:
@@ -114,7 +114,7 @@ def undelivered(counts: Counts, seconds: float, late: Counter[str]) -> Undeliver
     waited = f"; without a report after {seconds:g} s: {left}" if left else ""
     unreported = counts.failed[UNREPORTED]
     silent = f"; of {unreported:,} the client never reported" if unreported else ""
-    ids = _named("not delivered", counts.not_delivered) + _named("unknown", counts.unknown)
+    ids = _format_ids("not delivered", counts.not_delivered) + _format_ids("unknown", counts.unknown)
     return UndeliveredError(
         "not every record was delivered",
         found=f"{counts}{waited}{silent}{ids}",
@@ -125,29 +125,29 @@ def undelivered(counts: Counts, seconds: float, late: Counter[str]) -> Undeliver
     )
 
 
-def _named(end: str, ids: Sequence[str]) -> str:
+def _format_ids(end: str, ids: Sequence[str]) -> str:
     if not ids:
         return ""
     more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
     return f"; {end}: {', '.join(ids[:NAMED])}{more}"
 
 
-def nowhere(topic: str, error: str, *, refused: bool = False) -> Outcome:
+def build_unplaced_outcome(topic: str, error: str, *, refused: bool = False) -> Outcome:
     """The outcome of a record that has no place in the log, or none that is known."""
     return Outcome(topic, -1, -1, -1, error, refused)
 
 
-def outcome_of(topic: str, error: KafkaError | None, message: Message) -> Outcome:
+def build_outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:
     """The outcome that a delivery report gives."""
     if error is not None:
-        return nowhere(topic, error.name())
+        return build_unplaced_outcome(topic, error.name())
     partition, offset = message.partition(), message.offset()
     return Outcome(
         topic, -1 if partition is None else partition, -1 if offset is None else offset, message.timestamp()[1]
     )
 
 
-def refusal_of(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedError | UndeliveredError:
+def translate_refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedError | UndeliveredError:
     """The error for a record that the client does not take: of this record, or of every one from now on."""
     if error.fatal() or error.name() == "_FATAL":
         return UndeliveredError(
@@ -158,13 +158,13 @@ def refusal_of(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedEr
     return RecordRefusedError(
         f"the client refuses a record for {topic}: {error.str()}",
         found=error.name(),
-        remedy=remedy_of(error.name()),
+        remedy=find_remedy(error.name()),
     )
 
 
 Key = tuple[str, bytes]
 
 
-def order_key(topic: str, key: bytes | None) -> Key | None:
+def build_order_key(topic: str, key: bytes | None) -> Key | None:
     """The topic and key within which records stay in order; None without a key, for then there is no order."""
     return None if key is None else (topic, key)

@@ -31,7 +31,7 @@ WAITS: Mapping[str, Any] = MappingProxyType({LONGEST_WAIT: 10})
 MOST_WAIT_MS = 5_000
 
 
-def fetch_waits(configured: Mapping[str, str], seconds: float) -> list[tuple[Mapping[str, Any], float]]:
+def list_fetch_waits(configured: Mapping[str, str], seconds: float) -> list[tuple[Mapping[str, Any], float]]:
     """The properties of the broker's wait for a fetch, and the seconds without a record until the next ones are tried.
 
     Args:
@@ -45,7 +45,7 @@ def fetch_waits(configured: Mapping[str, str], seconds: float) -> list[tuple[Map
     return [(WAITS, seconds / 2), ({LONGEST_WAIT: longest}, seconds)]
 
 
-def records(
+def read_records(
     consumer: Any,
     topic: str,
     open_: dict[int, OffsetRange],
@@ -75,7 +75,7 @@ def records(
             return
         error = message.error()
         if error and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - the library's public name
-            raise _expired(message, open_)
+            raise _build_expired_error(message, open_)
         if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             continue  # the client asks for a coordinator that a reader without commits has no use for
         if error and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - likewise
@@ -89,7 +89,7 @@ def records(
             consumer.incremental_unassign([TopicPartition(topic, partition)])
 
 
-def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpiredError:
+def _build_expired_error(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpiredError:
     requested = open_.get(message.partition() or 0)
     return OffsetsExpiredError(
         f"topic {message.topic()} partition {message.partition()} does not hold the offsets that were asked for",

@@ -6,7 +6,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.sampling import READ_FOR_REPEATS, Part, halves, lacks_repeats, repeats, shares, window
+from highwater.sampling import (
+    READ_FOR_REPEATS,
+    Part,
+    build_window,
+    compute_shares,
+    needs_repeats,
+    select_repeats,
+    split_share,
+)
 from highwater.second_reader import KafkaRecord
 
 if TYPE_CHECKING:
@@ -33,12 +41,12 @@ def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> li
         OffsetsExpiredError: retention deleted records during the read.
         DependencyAwayError: no broker answered in time.
     """
-    logs = kafka.topic_state(topic).log()
+    logs = kafka.read_topic_state(topic).list_offset_ranges()
     found: dict[tuple[int, int], KafkaRecord] = {}
-    wanted = shares({partition: len(log) for partition, log in logs.items()}, count)
+    wanted = compute_shares({partition: len(log) for partition, log in logs.items()}, count)
     for part in ("beginning", "end") if only is None else (only,):
-        numbers = {p: share if only else halves(share)[part] for p, share in wanted.items()}
-        found.update(_at(kafka, topic, logs, numbers, part))
+        numbers = {p: share if only else split_share(share)[part] for p, share in wanted.items()}
+        found.update(_read_part(kafka, topic, logs, numbers, part))
     return [found[place] for place in sorted(found)]
 
 
@@ -56,25 +64,27 @@ def sample_repeats(
     Raises:
         TopicAbsentError, OffsetsExpiredError, DependencyAwayError: as for `sample`.
     """
-    if not lacks_repeats(sampled):
+    if not needs_repeats(sampled):
         return []
-    logs = kafka.topic_state(topic).log()
-    wanted = shares({partition: len(log) for partition, log in logs.items()}, READ_FOR_REPEATS * len(sampled))
-    windows = {partition: window(logs[partition], number, only or "beginning") for partition, number in wanted.items()}
-    return repeats(sampled, map(record_of, kafka.read(topic, windows)))
+    logs = kafka.read_topic_state(topic).list_offset_ranges()
+    wanted = compute_shares({partition: len(log) for partition, log in logs.items()}, READ_FOR_REPEATS * len(sampled))
+    windows = {
+        partition: build_window(logs[partition], number, only or "beginning") for partition, number in wanted.items()
+    }
+    return select_repeats(sampled, map(build_record, kafka.read(topic, windows)))
 
 
-def _at(
+def _read_part(
     kafka: Kafka, topic: str, logs: Mapping[int, OffsetRange], numbers: Mapping[int, int], part: Part
 ) -> dict[tuple[int, int], KafkaRecord]:
     """The first or the last records of each partition, as many as are asked for."""
     by_partition: dict[int, list[KafkaRecord]] = {}
     open_ = {partition: number for partition, number in numbers.items() if number}
     for round_ in range(ROUNDS):
-        windows = {p: window(logs[p], number * WIDER**round_, part) for p, number in open_.items()}
+        windows = {p: build_window(logs[p], number * WIDER**round_, part) for p, number in open_.items()}
         read = defaultdict(list)
         for message in kafka.read(topic, windows):
-            read[message.partition()].append(record_of(message))
+            read[message.partition()].append(build_record(message))
         for partition, number in list(open_.items()):
             records = read[partition]
             by_partition[partition] = records[:number] if part == "beginning" else records[-number:]
@@ -85,7 +95,7 @@ def _at(
     return {(one.partition, one.offset): one for records in by_partition.values() for one in records}
 
 
-def record_of(message: Any) -> KafkaRecord:
+def build_record(message: Any) -> KafkaRecord:
     """A record as the client read it."""
     return KafkaRecord(
         value=message.value(),

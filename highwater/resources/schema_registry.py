@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.resources.kafka_options import without_values
-from highwater.resources.kafka_tls import file_versions
+from highwater.resources.kafka_options import redact_values
+from highwater.resources.kafka_tls import read_file_versions
 from highwater.schemas import KINDS, Schema, SchemaReference
 from highwater.settings import SCHEMA_REGISTRY_CONFIG, SCHEMA_REGISTRY_URL
 
@@ -59,7 +59,7 @@ class SchemaRegistry:
                 f"{SCHEMA_REGISTRY_CONFIG} sets url", remedy=f"leave it out: {SCHEMA_REGISTRY_URL} sets it"
             )
         self._properties = {**PATIENCE, **config, "url": url}
-        self._secrets = secrets_of(url, config)
+        self._secrets = select_secrets(url, config)
         self._shown = ",".join(map(_without_login, url.split(",")))
         self._client: SchemaRegistryClient | None = None
         self._opening = Lock()
@@ -69,7 +69,7 @@ class SchemaRegistry:
     def __repr__(self) -> str:
         return f"SchemaRegistry({self._shown})"
 
-    def schema(self, schema_id: int) -> Schema | None:
+    def fetch_schema(self, schema_id: int) -> Schema | None:
         """The schema with an ID; None if the registry does not know it.
 
         Raises:
@@ -84,7 +84,7 @@ class SchemaRegistry:
             self._by_id[schema_id] = self._resolve(answer, schema_id)
         return self._by_id[schema_id]
 
-    def schema_by_guid(self, guid: str) -> Schema | None:
+    def fetch_schema_by_guid(self, guid: str) -> Schema | None:
         """The schema with a GUID; None if the registry does not know it, or knows no GUIDs.
 
         Raises:
@@ -98,7 +98,7 @@ class SchemaRegistry:
             self._by_guid[guid] = self._resolve(answer, None)
         return self._by_guid[guid]
 
-    def latest(self, subject: str) -> Schema | None:
+    def fetch_latest_schema(self, subject: str) -> Schema | None:
         """The newest schema of a subject; None if the registry does not know the subject.
 
         Raises:
@@ -109,7 +109,7 @@ class SchemaRegistry:
         answer = self._ask(lambda client: client.get_version(subject, "latest"))
         return None if answer is None else self._resolve(answer.schema, answer.schema_id)
 
-    def subjects(self) -> list[str]:
+    def list_subjects(self) -> list[str]:
         """The names of all subjects.
 
         Raises:
@@ -118,7 +118,7 @@ class SchemaRegistry:
         """
         answer = self._ask(lambda client: client.get_subjects())
         if not isinstance(answer, list) or not all(isinstance(name, str) for name in answer):
-            raise self._away("the list of subjects is not a list of names")
+            raise self._build_away_error("the list of subjects is not a list of names")
         return sorted(answer)
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class SchemaRegistry:
         """A schema of ours from the client's, with all schemas that it needs."""
         kind = answer.schema_type
         if kind not in KINDS or not isinstance(answer.schema_str, str):
-            raise self._away(f"a schema of the type {kind!r}, which is none of {', '.join(KINDS)}")
+            raise self._build_away_error(f"a schema of the type {kind!r}, which is none of {', '.join(KINDS)}")
         found: dict[str, SchemaReference] = {}
         if kind != "JSON":
             self._add_references(answer.references, found, set())
@@ -146,13 +146,15 @@ class SchemaRegistry:
             if one.name in seen:
                 continue
             seen.add(one.name)
-            answer = self._version(one.subject, one.version)
+            answer = self._fetch_version(one.subject, one.version)
             if answer is None or not isinstance(answer.schema.schema_str, str):
-                raise self._away(f"{one.name} (subject {one.subject}, version {one.version}) is referenced and unknown")
+                raise self._build_away_error(
+                    f"{one.name} (subject {one.subject}, version {one.version}) is referenced and unknown"
+                )
             self._add_references(answer.schema.references, found, seen)
             found[one.name] = SchemaReference(one.name, one.subject, one.version, answer.schema.schema_str)
 
-    def _version(self, subject: str, version: int) -> Any:
+    def _fetch_version(self, subject: str, version: int) -> Any:
         # A deleted version is still needed by the schemas that name it.
         return self._ask(lambda client: client.get_version(subject, version, deleted=True))
 
@@ -173,17 +175,17 @@ class SchemaRegistry:
             if getattr(fault, "error_code", None) in UNKNOWN:
                 return None
             if optional:
-                self.subjects()  # raises if it is no registry that answered
+                self.list_subjects()  # raises if it is no registry that answered
                 return None
-        raise self._away(self._text_of(fault), getattr(fault, "http_status_code", None))
+        raise self._build_away_error(self._describe_fault(fault), getattr(fault, "http_status_code", None))
 
     def _open(self) -> SchemaRegistryClient:
         with self._opening:
             if self._client is None:
-                self._client = self._opened()
+                self._client = self._open_client()
             return self._client
 
-    def _opened(self) -> SchemaRegistryClient:
+    def _open_client(self) -> SchemaRegistryClient:
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
         try:
@@ -197,7 +199,7 @@ class SchemaRegistry:
             "properties",
         )
 
-    def _text_of(self, fault: Exception) -> str:
+    def _describe_fault(self, fault: Exception) -> str:
         """The text of a fault, without the answer of the registry or a login server."""
         from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
@@ -208,15 +210,15 @@ class SchemaRegistry:
         return self._hide(f"{type(fault).__name__}: {fault}")
 
     def _hide(self, text: str) -> str:
-        return without_values(text, {str(number): secret for number, secret in enumerate(self._secrets)})
+        return redact_values(text, {str(number): secret for number, secret in enumerate(self._secrets)})
 
-    def _away(self, found: str, status: int | None = None) -> DependencyAwayError:
+    def _build_away_error(self, found: str, status: int | None = None) -> DependencyAwayError:
         return DependencyAwayError(
-            f"the schema registry at {self._shown} gave no usable answer", found=found, remedy=_remedy(status)
+            f"the schema registry at {self._shown} gave no usable answer", found=found, remedy=_describe_remedy(status)
         )
 
 
-def _remedy(status: int | None) -> str:
+def _describe_remedy(status: int | None) -> str:
     if status in REFUSED:
         return f"correct the login in {SCHEMA_REGISTRY_CONFIG}, or give it read access; the request is repeated later"
     if status == NOT_FOUND:
@@ -224,7 +226,7 @@ def _remedy(status: int | None) -> str:
     return f"start the registry of {SCHEMA_REGISTRY_URL}, or make it reachable; the request is repeated later"
 
 
-def secrets_of(url: str, config: Mapping[str, Plain]) -> frozenset[str]:
+def select_secrets(url: str, config: Mapping[str, Plain]) -> frozenset[str]:
     """The values of addresses and properties that may be secrets, and the parts of logins."""
     found = {value for value in config.values() if isinstance(value, str)}
     found.update(str(config.get("basic.auth.user.info", "")).split(":", 1))
@@ -250,7 +252,7 @@ def open_registry(settings: Settings) -> SchemaRegistry | None:
     return SchemaRegistry(settings.schema_registry_url, settings.schema_registry_config)
 
 
-def schema_finder(url: str | None, config: Mapping[str, Plain]) -> Callable[[int | str], Schema | None] | None:
+def build_schema_finder(url: str | None, config: Mapping[str, Plain]) -> Callable[[int | str], Schema | None] | None:
     """The finder of schemas by ID or GUID.
 
     A process has one client for a registry, which caches schemas until its login or a file of its keys changes.
@@ -259,11 +261,13 @@ def schema_finder(url: str | None, config: Mapping[str, Plain]) -> Callable[[int
         url: the registry's addresses; None without a registry.
         config: `HIGHWATER_SCHEMA_REGISTRY_CONFIG`.
     """
-    return None if url is None else _finder(url, frozenset(config.items()), file_versions(config))
+    return None if url is None else _build_finder(url, frozenset(config.items()), read_file_versions(config))
 
 
 @lru_cache(maxsize=4)
-def _finder(url: str, config: frozenset[tuple[str, Plain]], files: object) -> Callable[[int | str], Schema | None]:
+def _build_finder(
+    url: str, config: frozenset[tuple[str, Plain]], files: object
+) -> Callable[[int | str], Schema | None]:
     del files
     registry = SchemaRegistry(url, dict(config))
-    return lambda one: registry.schema(one) if isinstance(one, int) else registry.schema_by_guid(one)
+    return lambda one: registry.fetch_schema(one) if isinstance(one, int) else registry.fetch_schema_by_guid(one)

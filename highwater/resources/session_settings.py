@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from highwater.errors import DependencyAwayError, HighwaterError
-from highwater.resources.spark import delta_errors, translated
+from highwater.resources.spark import delta_errors, translate_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator
                 spark.conf.set(name, value)
         yield
     except Exception as error:
-        known = error if isinstance(error, HighwaterError) else translated("", f"{type(error).__name__}: {error}")
+        known = error if isinstance(error, HighwaterError) else translate_error("", f"{type(error).__name__}: {error}")
         if isinstance(known, DependencyAwayError):
             _unrestored.setdefault(spark, set()).update(changed)
         else:

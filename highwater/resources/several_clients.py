@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from highwater.errors import ConfigurationError
-from highwater.resources.clients import opened
+from highwater.resources.clients import open_client
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TURN_SECONDS = 0.002
 
 
-def client_of(key: bytes | None, number: int) -> int:
+def find_client_index(key: bytes | None, number: int) -> int:
     """The index of the client that sends a key's records; records without a key share one client."""
     return crc32(key or b"") % number
 
@@ -48,15 +48,15 @@ class SeveralClients:
                 remedy="construct the producer with clients=1",
             )
         self._clients: list[Producer] = [
-            opened(Producer, properties, name="reliable producer") for _ in range(max(1, number))
+            open_client(Producer, properties, name="reliable producer") for _ in range(max(1, number))
         ]
         self.produces: list[Callable[..., None]] = [client.produce for client in self._clients]
         """The `produce` of each client, at its index."""
 
-    def produces_of(self, keys: Sequence[bytes | None]) -> list[Callable[..., None]]:
+    def select_produces(self, keys: Sequence[bytes | None]) -> list[Callable[..., None]]:
         """For each key what hands its record to the client to which it belongs."""
         produces, number = self.produces, len(self.produces)
-        # The rule of `client_of`, inlined: a call for each key would take as long as the rest of this.
+        # The rule of `find_client_index`, inlined: a call for each key would take as long as the rest of this.
         return [produces[crc32(key or b"") % number] for key in keys]
 
     def poll(self, seconds: float) -> int:

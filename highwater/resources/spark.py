@@ -215,13 +215,13 @@ def delta_errors(what: str) -> Iterator[None]:
     except HighwaterError:
         raise
     except Exception as error:
-        known = translated(what, f"{type(error).__name__}: {error}")
+        known = translate_error(what, f"{type(error).__name__}: {error}")
         if known is None:
             raise
         raise known from error
 
 
-def translated(what: str, text: str) -> HighwaterError | None:
+def translate_error(what: str, text: str) -> HighwaterError | None:
     """The error of ours that a text of Spark's means; None if it is not known."""
     if found := _DIVERGED.search(text):
         return TopicTruncatedError(
@@ -236,23 +236,23 @@ def translated(what: str, text: str) -> HighwaterError | None:
     if found := _EXPIRED.search(text):
         return OffsetsExpiredError(
             f"Kafka no longer holds all offsets of {what}",
-            found=_line_with(text, found),
+            found=_find_line(text, found),
             remedy="highwater status names the partition and the command that records the loss",
         )
     if found := _NOTHING_FETCHED.search(text):
         return NothingFetchedError(
             f"Kafka gave Spark nothing at {what}",
-            found=_line_with(text, found),
+            found=_find_line(text, found),
             remedy="see that the broker answers; with tiered storage raise fetch.wait.max.ms in HIGHWATER_KAFKA_CONFIG",
             of=KAFKA,
         )
-    return _unsafe(what, text) or _away(what, text)
+    return _translate_unsafe_write(what, text) or _translate_away_error(what, text)
 
 
-def _unsafe(what: str, text: str) -> HighwaterError | None:
+def _translate_unsafe_write(what: str, text: str) -> HighwaterError | None:
     """The refusals of a commit to S3 that could overwrite another one."""
     if found := re.search(UNSAFE, text):
-        return ConfigurationError(f"{what} was not written", found=_line_with(text, found), remedy=STORE_REMEDY)
+        return ConfigurationError(f"{what} was not written", found=_find_line(text, found), remedy=STORE_REMEDY)
     if found_class := _NO_LOG_STORE.search(text):
         return ConfigurationError(
             f"Spark cannot load the log store that commits to {what}", found=found_class.group(), remedy=CLASS_REMEDY
@@ -260,7 +260,7 @@ def _unsafe(what: str, text: str) -> HighwaterError | None:
     return None
 
 
-def _away(what: str, text: str) -> HighwaterError | None:
+def _translate_away_error(what: str, text: str) -> HighwaterError | None:
     for pattern, name, of, remedy in (
         (_S3_AWAY, "the lake's storage", LAKE, "see that HIGHWATER_LAKE may be written, then request the slice again"),
         (_SPARK_AWAY, "Spark", None, "see that the Spark server runs (SPARK_REMOTE), then request the slice again"),
@@ -268,11 +268,11 @@ def _away(what: str, text: str) -> HighwaterError | None:
         (_KAFKA_AWAY, "Kafka", KAFKA, "see that the broker answers, then request the slice again"),
     ):
         if found := pattern.search(text):
-            return DependencyAwayError(f"{name} failed at {what}", found=_line_with(text, found), remedy=remedy, of=of)
+            return DependencyAwayError(f"{name} failed at {what}", found=_find_line(text, found), remedy=remedy, of=of)
     return None
 
 
-def _line_with(text: str, found: re.Match[str]) -> str:
+def _find_line(text: str, found: re.Match[str]) -> str:
     start = text.rfind("\n", 0, found.start()) + 1
     end = text.find("\n", found.end())
     return text[start : end if end >= 0 else len(text)][:300]

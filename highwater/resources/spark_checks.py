@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.resources.jars import LOCK, read_lock
 from highwater.resources.object_store import LOG_STORE, ensure_log_store, is_s3
-from highwater.resources.spark import SESSION_CONF, STATIC_CONF, TIMESTAMPS, is_connect, translated
-from highwater.resources.spark_places import address_of
+from highwater.resources.spark import SESSION_CONF, STATIC_CONF, TIMESTAMPS, is_connect, translate_error
+from highwater.resources.spark_places import parse_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ def check_session(session: SparkSession, settings: Settings) -> tuple[str, str]:
     ensure_log_store(session, settings.lake)
     commits = f", and commits to S3 by {LOG_STORE}" if is_s3(settings.lake) else ""
     text = f"Spark {session.version} takes our settings; timestamps are written as {found[TIMESTAMPS]}{commits}"
-    return f"{text}; PySpark is {_pyspark()}" if remedy else text, remedy
+    return f"{text}; PySpark is {_read_pyspark_version()}" if remedy else text, remedy
 
 
 def compare_versions(session: SparkSession) -> str:
@@ -84,7 +84,7 @@ def compare_versions(session: SparkSession) -> str:
     Raises:
         ConfigurationError: a server has another major version, or a driver of this process another minor one.
     """
-    ours, theirs = _pyspark().split(".")[:2], session.version.split(".")[:2]
+    ours, theirs = _read_pyspark_version().split(".")[:2], session.version.split(".")[:2]
     if ours == theirs:
         return ""
     if is_connect(session):
@@ -95,13 +95,13 @@ def compare_versions(session: SparkSession) -> str:
         remedy = f"let SPARK_HOME lead to Spark {'.'.join(ours)}, or unset it: PySpark brings its own Spark"
     raise ConfigurationError(
         "Spark and PySpark have different versions",
-        stored=f"PySpark {_pyspark()}",
+        stored=f"PySpark {_read_pyspark_version()}",
         found=f"Spark {session.version}",
         remedy=remedy,
     )
 
 
-def _pyspark() -> str:
+def _read_pyspark_version() -> str:
     import pyspark
 
     return pyspark.__version__
@@ -112,7 +112,9 @@ def _ensure_delta_is_set(session: SparkSession, settings: Settings) -> None:
     for name in (EXTENSIONS, CATALOG):
         found = session.conf.get(name, None) or ""
         if STATIC_CONF[name] not in [part.strip() for part in found.split(",")]:
-            where = f"the Connect server at {address_of(settings.spark_remote)}" if settings.spark_remote else "Spark"
+            where = (
+                f"the Connect server at {parse_address(settings.spark_remote)}" if settings.spark_remote else "Spark"
+            )
             raise ConfigurationError(
                 f"{where} runs without {name} of Delta",
                 stored=STATIC_CONF[name],
@@ -129,7 +131,7 @@ def check_lake(session: SparkSession, settings: Settings) -> str:
         _ = session.read.format("delta").load(path).schema
     except Exception as error:
         if not _NO_TABLE.search(str(error)):
-            raise explained("Spark cannot look for a table in the lake", error, settings) from error
+            raise explain_error("Spark cannot look for a table in the lake", error, settings) from error
     return f"Delta and the file system of {settings.lake} are on the class path of the driver"
 
 
@@ -139,7 +141,7 @@ def check_kafka(session: SparkSession, settings: Settings) -> str:
     try:
         _ = session.read.format("kafka").options(**options).load().schema
     except Exception as error:
-        raise explained("Spark cannot load the Kafka connector", error, settings) from error
+        raise explain_error("Spark cannot load the Kafka connector", error, settings) from error
     return "the connector is on the class path of the driver"
 
 
@@ -149,7 +151,7 @@ def check_avro(session: SparkSession, settings: Settings) -> str:
         _ = session.read.format("avro").load(f"/.highwater-doctor-{uuid.uuid4().hex}").schema
     except Exception as error:
         if not _NO_TABLE.search(str(error)):
-            raise explained("Spark cannot load the module for Avro", error, settings) from error
+            raise explain_error("Spark cannot load the module for Avro", error, settings) from error
     return "the module is on the class path of the driver"
 
 
@@ -158,11 +160,11 @@ def check_job(session: SparkSession, settings: Settings) -> str:
     try:
         session.range(1).count()
     except Exception as error:
-        raise explained("a job of one task failed on Spark", error, settings) from error
+        raise explain_error("a job of one task failed on Spark", error, settings) from error
     return "an executor ran a task"
 
 
-def explained(problem: str, error: Exception, settings: Settings) -> HighwaterError:
+def explain_error(problem: str, error: Exception, settings: Settings) -> HighwaterError:
     """An error of Spark with the jar that is missing, or what else is known of it."""
     if isinstance(error, HighwaterError):
         return error
@@ -171,14 +173,14 @@ def explained(problem: str, error: Exception, settings: Settings) -> HighwaterEr
     server_trace = getattr(error, "getStackTrace", lambda: None)
     text = f"{text}\n{server_trace() or ''}".rstrip()
     # A stack trace may hold words that mean something else, but the log store's class has a remedy of its own.
-    if LOG_STORE not in text and (lacking := missing(text)):
+    if LOG_STORE not in text and (lacking := find_missing_jar(text)):
         return ConfigurationError(
             problem,
             stored=f"a class path with {lacking[0]}",
             found=f"{lacking[1]} was not found",
-            remedy=jar_remedy(settings),
+            remedy=describe_jar_remedy(settings),
         )
-    if known := translated("the doctor's trial", text):
+    if known := translate_error("the doctor's trial", text):
         return known
     cause = _CAUSE.search(text)
     return DependencyAwayError(
@@ -188,19 +190,19 @@ def explained(problem: str, error: Exception, settings: Settings) -> HighwaterEr
     )
 
 
-def missing(text: str) -> tuple[str, str] | None:
+def find_missing_jar(text: str) -> tuple[str, str] | None:
     """The jar that a text of Spark misses, and the class or data source that the text names; None if it names none."""
     if found := _NO_SOURCE.search(text):
-        return _jar_of(found[1]), f"the data source {found[1]}"
+        return _find_jar(found[1]), f"the data source {found[1]}"
     if found := _NO_CLASS.search(text):
         name = found[1].replace("/", ".")
-        return _jar_of(name), f"the class {name}"
+        return _find_jar(name), f"the class {name}"
     if found := _NO_SCHEME.search(text):
         return f"Hadoop's file system for {found[1]}://", f"the scheme {found[1]}"
     return None
 
 
-def _jar_of(name: str) -> str:
+def _find_jar(name: str) -> str:
     if name.startswith(SDK):
         return "the AWS SDK 2 for Java (software.amazon.awssdk)"
     begins = max((one for one in ARTIFACTS if name.startswith(one)), key=len, default=None)
@@ -210,7 +212,7 @@ def _jar_of(name: str) -> str:
     return next(module.file for module in locked if module.artifact.startswith(ARTIFACTS[begins]))
 
 
-def jar_remedy(settings: Settings) -> str:
+def describe_jar_remedy(settings: Settings) -> str:
     """The remedy for a missing jar on the class path of the configured Spark."""
     if settings.spark_remote is not None:
         return (

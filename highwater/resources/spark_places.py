@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.resources.local_spark import find_run_java, jars_conf
+from highwater.resources.local_spark import build_jars_conf, find_run_java
 
 if TYPE_CHECKING:
     from highwater.settings import Settings
@@ -23,7 +23,7 @@ _KUBERNETES_PORTS = {"https": 443, "http": 80}
 Place = tuple[str, int]
 
 
-def address_of(remote: str) -> str:
+def parse_address(remote: str) -> str:
     """Host and port of a Spark Connect server, without the parameters, which may hold a token."""
     return remote.removeprefix("sc://").split("/")[0].split(";")[0]
 
@@ -43,15 +43,15 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
         _ensure_one_answers("Spark Connect server", [(host, port)], f"start it, or fix {names.SPARK_REMOTE}")
         return f"a server answers at {host}:{port}", []
     java = find_run_java(environment, settings.home)
-    jars_conf(settings, environment)
+    build_jars_conf(settings, environment)
     master, driver = settings.spark_master, f"the driver runs on Java {java.version} ({java.origin})"
     if master.startswith("yarn"):
-        return f"{driver}, Hadoop's configuration is in {hadoop_folder(environment)}", []
-    kind, places = master_places(master)
+        return f"{driver}, Hadoop's configuration is in {find_hadoop_folder(environment)}", []
+    kind, places = parse_master_places(master)
     if not places:
         return f"{driver}, on {master}", []
     away = _ensure_one_answers(kind, places, f"start it, or fix {names.SPARK_MASTER}")
-    answering = next(_text(one) for one in places if _text(one) not in away)
+    answering = next(_format_place(one) for one in places if _format_place(one) not in away)
     return f"{driver}, a {kind} answers at {answering}", away
 
 
@@ -61,14 +61,14 @@ def connect_place(remote: str) -> Place:
     Raises:
         ConfigurationError: its port is no number.
     """
-    address = address_of(remote)
+    address = parse_address(remote)
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         return address.strip("[]"), CONNECT_PORT
-    return _place(names.SPARK_REMOTE, host, port)
+    return _build_place(names.SPARK_REMOTE, host, port)
 
 
-def master_places(master: str) -> tuple[str, list[Place]]:
+def parse_master_places(master: str) -> tuple[str, list[Place]]:
     """The name of the service behind a master's URL, and its hosts and ports; none for a local master.
 
     Raises:
@@ -76,7 +76,7 @@ def master_places(master: str) -> tuple[str, list[Place]]:
     """
     if master.startswith("spark://"):
         addresses = [one.rpartition(":") for one in master.removeprefix("spark://").split(",")]
-        return "Spark master", [_place(names.SPARK_MASTER, host, port) for host, _, port in addresses]
+        return "Spark master", [_build_place(names.SPARK_MASTER, host, port) for host, _, port in addresses]
     if master.startswith("k8s://"):
         address = master.removeprefix("k8s://")
         try:
@@ -84,11 +84,11 @@ def master_places(master: str) -> tuple[str, list[Place]]:
             port = url.port or _KUBERNETES_PORTS.get(url.scheme, 0)
         except ValueError:
             url, port = urlsplit(""), 0
-        return "Kubernetes API server", [_place(names.SPARK_MASTER, url.hostname or "", str(port))]
+        return "Kubernetes API server", [_build_place(names.SPARK_MASTER, url.hostname or "", str(port))]
     return "", []
 
 
-def _place(variable: str, host: str, port: str) -> Place:
+def _build_place(variable: str, host: str, port: str) -> Place:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigurationError(
             f"{variable} has an address without host and port",
@@ -98,7 +98,7 @@ def _place(variable: str, host: str, port: str) -> Place:
     return host.strip("[]"), int(port)
 
 
-def hadoop_folder(environment: Mapping[str, str]) -> str:
+def find_hadoop_folder(environment: Mapping[str, str]) -> str:
     """The folder with YARN's addresses, which Spark takes from one of two variables.
 
     Raises:
@@ -121,11 +121,11 @@ def _ensure_one_answers(kind: str, places: Sequence[Place], remedy: str) -> list
     silent = {place: problem for place in places if (problem := _connect(place))}
     if len(silent) == len(places):
         raise DependencyAwayError(
-            f"no {kind} answers at {', '.join(map(_text, places))}",
+            f"no {kind} answers at {', '.join(map(_format_place, places))}",
             found=", ".join(dict.fromkeys(silent.values())),
             remedy=remedy,
         )
-    return [_text(place) for place in silent]
+    return [_format_place(place) for place in silent]
 
 
 def _connect(place: Place) -> str:
@@ -137,6 +137,6 @@ def _connect(place: Place) -> str:
         return type(error).__name__
 
 
-def _text(place: Place) -> str:
+def _format_place(place: Place) -> str:
     host, port = place
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -65,17 +65,19 @@ def create_table(
     Returns:
         Whether the table was absent.
     """
-    lacking = _lacking(path, columns)
+    lacking = _list_missing_columns(path, columns)
     absent = lacking is None
     if absent:
         _create(path, spark.createDataFrame([], columns).schema.json(), searched, comment, properties)
-        lacking = _lacking(path, columns)
+        lacking = _list_missing_columns(path, columns)
     for tries in range(1, CHANGE_TRIES + 1):
         if not lacking:
             break
         with lock():
             # Another run may have added them meanwhile.
-            if (lacking := _lacking(path, columns)) and _added(spark, path, lacking, last=tries == CHANGE_TRIES):
+            if (lacking := _list_missing_columns(path, columns)) and _add_columns(
+                spark, path, lacking, last=tries == CHANGE_TRIES
+            ):
                 break
     return absent
 
@@ -99,24 +101,24 @@ def _create(
     )
 
 
-def _lacking(path: str, columns: str) -> list[str] | None:
+def _list_missing_columns(path: str, columns: str) -> list[str] | None:
     """The columns in SQL that a table lacks now; None if there is no table."""
     table = open_table(path)
     if table is None:
         return None
     there = {field.name.lower() for field in table.schema().fields}
-    return [column for column in parts_of(columns) if name_of(column) not in there]
+    return [column for column in split_columns(columns) if read_column_name(column) not in there]
 
 
 # Delta's two ways to say that a column is there, by where it notices: as it plans a change, and as it carries it out.
 _THERE_ALREADY = ("FIELD_ALREADY_EXISTS", "DELTA_DUPLICATE_COLUMNS_FOUND")
 
 
-def _added(spark: SparkSession, path: str, lacking: Sequence[str], *, last: bool) -> bool:
+def _add_columns(spark: SparkSession, path: str, lacking: Sequence[str], *, last: bool) -> bool:
     """Add columns; another run that adds the same at the same moment is no error before the last try."""
     try:
         with delta_errors(path):
-            spark.sql(f"ALTER TABLE {table_in_sql(path)} ADD COLUMNS ({', '.join(lacking)})")
+            spark.sql(f"ALTER TABLE {quote_table(path)} ADD COLUMNS ({', '.join(lacking)})")
     except Exception as error:
         same = isinstance(error, SupersededAttemptError) or any(it in str(error) for it in _THERE_ALREADY)
         if not same or last:
@@ -125,7 +127,7 @@ def _added(spark: SparkSession, path: str, lacking: Sequence[str], *, last: bool
     return True
 
 
-def parts_of(columns: str) -> list[str]:
+def split_columns(columns: str) -> list[str]:
     """The columns of a SQL list, split at commas outside brackets."""
     parts, depth = [""], 0
     for letter in columns:
@@ -137,13 +139,13 @@ def parts_of(columns: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def name_of(column: str) -> str:
+def read_column_name(column: str) -> str:
     """The name of a column in SQL, in lower case and without quotes."""
     quoted = re.match(r"`((?:[^`]|``)+)`", column)
     return (quoted[1].replace("``", "`") if quoted else column.split(maxsplit=1)[0]).lower()
 
 
-def rows_at(spark: SparkSession, path: str, version: int) -> DataFrame:
+def read_table_version(spark: SparkSession, path: str, version: int) -> DataFrame:
     """One version of a Delta table, however often the query is computed.
 
     Whatever Spark holds (`persist`) it computes again when another session of the same server commits to one of its
@@ -152,7 +154,7 @@ def rows_at(spark: SparkSession, path: str, version: int) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", str(version)).load(path)
 
 
-def known_rows(spark: SparkSession, columns: str, rows: Sequence[Sequence[str | int]]) -> DataFrame:
+def build_known_rows(spark: SparkSession, columns: str, rows: Sequence[Sequence[str | int]]) -> DataFrame:
     """Rows that we know, as a part of the plan; PySpark's own `createDataFrame` sends them through a job of Python.
 
     A slice of 50,000 records into raw took 0.84 s instead of 0.96 s, by medians of 14 turns in one process.
@@ -162,19 +164,19 @@ def known_rows(spark: SparkSession, columns: str, rows: Sequence[Sequence[str | 
         columns: their columns in SQL, of strings and integers.
         rows: their values, in the columns' order.
     """
-    return spark.sql(_known(columns), {"rows": _json_rows(columns, rows)})
+    return spark.sql(_build_rows_query(columns), {"rows": _encode_rows(columns, rows)})
 
 
-def _known(columns: str) -> str:
-    """The query that makes rows of the JSON of `_json_rows`, its argument `rows`."""
+def _build_rows_query(columns: str) -> str:
+    """The query that makes rows of the JSON of `_encode_rows`, its argument `rows`."""
     # By default a value that its column cannot hold is read as null: a slice's records would be joined with nothing.
     strict = "map('mode', 'FAILFAST')"
-    fields = ", ".join(column.replace(" ", ": ", 1) for column in parts_of(columns))
+    fields = ", ".join(column.replace(" ", ": ", 1) for column in split_columns(columns))
     return f"SELECT inline(from_json(:rows, 'ARRAY<STRUCT<{fields}>>', {strict}))"
 
 
-def _json_rows(columns: str, rows: Sequence[Sequence[str | int]]) -> str:
-    names = [name_of(column) for column in parts_of(columns)]
+def _encode_rows(columns: str, rows: Sequence[Sequence[str | int]]) -> str:
+    names = [read_column_name(column) for column in split_columns(columns)]
     return json.dumps([dict(zip(names, row, strict=True)) for row in rows])
 
 
@@ -208,7 +210,7 @@ def write_slices(
     """
     alone = len(keys) == 1
     with delta_errors(path):
-        writer = _laid_out(rows, files, spread, tasks or 1, keys).write.format("delta").options(**options)
+        writer = _repartition_rows(rows, files, spread, tasks or 1, keys).write.format("delta").options(**options)
         if replace:
             writer = writer.mode("overwrite").option("replaceWhere", slice_is_one_of(keys))
         else:
@@ -218,12 +220,12 @@ def write_slices(
             writer.save(path)
 
 
-def table_in_sql(path: str) -> str:
+def quote_table(path: str) -> str:
     """A table by its path, in the catalog that Delta follows; the session may look into another by itself."""
     return f"{CATALOG}.delta.`{path.replace('`', '``')}`"
 
 
-def _neighbours(files: int, spread: str, keys: Sequence[str]) -> Column:
+def _build_file_key(files: int, spread: str, keys: Sequence[str]) -> Column:
     """The key that puts slices beside each other into one of several files, and a large slice into several files.
 
     So the statistics of a file name few slices, and readers of one open few files.
@@ -235,11 +237,11 @@ def _neighbours(files: int, spread: str, keys: Sequence[str]) -> Column:
     ordinal = F.substring_index("slice", "@", -1).cast("int")
     share = F.pmod(F.xxhash64(spread), F.lit(_SHARES)) / _SHARES
     file = F.least(F.lit(files - 1), F.floor((ordinal - first + share) * files / count).cast("int"))
-    return F.element_at(F.array(*[F.lit(number) for number in numbers_by_hash(files)]), file + 1)
+    return F.element_at(F.array(*[F.lit(number) for number in compute_partition_numbers(files)]), file + 1)
 
 
 @lru_cache
-def numbers_by_hash(count: int) -> list[int]:
+def compute_partition_numbers(count: int) -> list[int]:
     """Numbers that Spark's `repartition` sends to partition 0, 1, 2, ... of a given count: it goes by a hash.
 
     The hash is Murmur3 of 32 bits with the seed 42, modulo the number of partitions
@@ -248,19 +250,19 @@ def numbers_by_hash(count: int) -> list[int]:
     found: dict[int, int] = {}
     number = 0
     while len(found) < count:
-        found.setdefault(_murmur3(number) % count, number)
+        found.setdefault(_compute_murmur3(number) % count, number)
         number += 1
     return [found[partition] for partition in range(count)]
 
 
-def _murmur3(number: int) -> int:
+def _compute_murmur3(number: int) -> int:
     """The hash of a number from 0 to 2^31 - 1, as a signed number."""
 
-    def rotated(value: int, by: int) -> int:
+    def rotate_left(value: int, by: int) -> int:
         return ((value << by) | (value >> (32 - by))) & _BITS
 
-    mixed = rotated(number * 0xCC9E2D51 & _BITS, 15) * 0x1B873593 & _BITS
-    value = (rotated(42 ^ mixed, 13) * 5 + 0xE6546B64) & _BITS
+    mixed = rotate_left(number * 0xCC9E2D51 & _BITS, 15) * 0x1B873593 & _BITS
+    value = (rotate_left(42 ^ mixed, 13) * 5 + 0xE6546B64) & _BITS
     value ^= 4
     value = (value ^ value >> 16) * 0x85EBCA6B & _BITS
     value = (value ^ value >> 13) * 0xC2B2AE35 & _BITS
@@ -268,7 +270,7 @@ def _murmur3(number: int) -> int:
     return value - 2**32 if value >> 31 else value
 
 
-def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, keys: Sequence[str]) -> DataFrame:
+def _repartition_rows(whole: DataFrame, files: int, spread: str, tasks: int, keys: Sequence[str]) -> DataFrame:
     """At most this many files, and one slice by itself without a shuffle where few tasks can read it."""
     from pyspark.sql import functions as F
 
@@ -278,7 +280,7 @@ def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, keys: Seque
         return whole.repartition(1)  # after the tasks that read: one task would read partition after partition
     # By value, never by row number: a task that is run again must send every row where it went before.
     if len(keys) > 1:
-        return whole.repartition(files, _neighbours(files, spread, keys))
+        return whole.repartition(files, _build_file_key(files, spread, keys))
     if tasks > READS_A_WRITER * files:
         return whole.repartition(files, F.xxhash64(spread))
     return whole.coalesce(files)

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
 from highwater.maintenance import File, TablePartition
-from highwater.resources.delta import add_actions, commit_info, reading
-from highwater.resources.delta_rs_writes import storage
+from highwater.resources.delta import add_actions, commit_info, translate_read_errors
+from highwater.resources.delta_rs_writes import translate_write_errors
 from highwater.resources.spark import delta_errors
-from highwater.resources.spark_tables import table_in_sql
+from highwater.resources.spark_tables import quote_table
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -43,7 +43,7 @@ class Stock:
     stored_bytes: int
 
 
-def files_of(table: DeltaTable) -> list[File]:
+def list_files(table: DeltaTable) -> list[File]:
     """The files of a table of slices, by its log; those without statistics are left out."""
     found = add_actions(table)
     names = ("path", "size_bytes", "min.slice", "max.slice")
@@ -53,7 +53,7 @@ def files_of(table: DeltaTable) -> list[File]:
     return [File(*row) for row in rows if None not in row]
 
 
-def slice_keys_in(table: DeltaTable, files: Sequence[File]) -> set[str]:
+def read_slice_keys(table: DeltaTable, files: Sequence[File]) -> set[str]:
     """The slices that rows of some files name.
 
     Raises:
@@ -61,8 +61,8 @@ def slice_keys_in(table: DeltaTable, files: Sequence[File]) -> set[str]:
     """
     import pyarrow.parquet as pq
 
-    storage_, found = _storage_of(table), {file.first for file in files if file.first == file.last}
-    with reading(str(table.table_uri)):
+    storage_, found = _open_storage(table), {file.first for file in files if file.first == file.last}
+    with translate_read_errors(str(table.table_uri)):
         for file in files:
             if file.first == file.last:
                 continue
@@ -71,53 +71,53 @@ def slice_keys_in(table: DeltaTable, files: Sequence[File]) -> set[str]:
     return found
 
 
-def parts_of(table: DeltaTable) -> list[TablePartition]:
+def list_partitions(table: DeltaTable) -> list[TablePartition]:
     """The table's partitions with the sizes of their files, by its log."""
     found: dict[str, list[int]] = {}
-    for key, size in _files(table):
+    for key, size in _list_file_sizes(table):
         found.setdefault(key, []).append(size)
     return [TablePartition(key, tuple(sizes)) for key, sizes in sorted(found.items())]
 
 
-def _files(table: DeltaTable) -> Iterator[tuple[str, int]]:
+def _list_file_sizes(table: DeltaTable) -> Iterator[tuple[str, int]]:
     """Partition and size of each file of the version now."""
     found = add_actions(table)
     sizes = found["size_bytes"].to_pylist()
-    by = _partition_column(table)
+    by = _find_partition_column(table)
     keys = [WHOLE] * len(sizes) if by is None else found[f"partition.{by}"].to_pylist()
     yield from zip(keys, sizes, strict=True)
 
 
-def _partition_column(table: DeltaTable) -> str | None:
+def _find_partition_column(table: DeltaTable) -> str | None:
     return next(iter(table.metadata().partition_columns), None)
 
 
-def _live(table: DeltaTable) -> Iterator[tuple[str, int]]:
+def _list_live_files(table: DeltaTable) -> Iterator[tuple[str, int]]:
     """Path, as the log writes it, and size of each file of the version now."""
     columns = add_actions(table).select(["path", "size_bytes"]).to_pydict()
     yield from zip(columns["path"], columns["size_bytes"], strict=True)
 
 
-def stock_of(table: DeltaTable) -> Stock:
+def measure_stock(table: DeltaTable) -> Stock:
     """The sizes of the table now.
 
     Raises:
         DependencyAwayError: the storage could not be read.
     """
-    live, stored = [size for _, size in _live(table)], _stored(table)
+    live, stored = [size for _, size in _list_live_files(table)], _list_stored_files(table)
     return Stock(len(live), sum(live), len(stored), sum(stored.values()))
 
 
-def _stored(table: DeltaTable) -> dict[str, int]:
+def _list_stored_files(table: DeltaTable) -> dict[str, int]:
     """All data files below the table, by path, with their sizes."""
     from pyarrow import fs
 
-    with reading(str(table.table_uri)):
-        infos = _storage_of(table).get_file_info(fs.FileSelector("", recursive=True))
+    with translate_read_errors(str(table.table_uri)):
+        infos = _open_storage(table).get_file_info(fs.FileSelector("", recursive=True))
     return {info.path: info.size for info in infos if info.is_file and _is_data(info.path)}
 
 
-def _storage_of(table: DeltaTable) -> Any:
+def _open_storage(table: DeltaTable) -> Any:
     """The storage below the table, as delta-rs reaches it."""
     from deltalake.fs import DeltaStorageHandler
     from pyarrow import fs
@@ -130,7 +130,7 @@ def _is_data(path: str) -> bool:
     return not any(part.startswith(("_", ".")) for part in path.split("/"))
 
 
-def times_of(table: DeltaTable, versions: Sequence[int]) -> Mapping[int, datetime | None]:
+def read_commit_times(table: DeltaTable, versions: Sequence[int]) -> Mapping[int, datetime | None]:
     """The times at which versions were committed, in UTC; None where Delta's log has them no more.
 
     Raises:
@@ -151,7 +151,7 @@ def join_files(spark: SparkSession, path: str) -> None:
         DependencyAwayError: Spark or the storage is away.
     """
     with delta_errors(path):
-        spark.sql(f"OPTIMIZE {table_in_sql(path)}").collect()
+        spark.sql(f"OPTIMIZE {quote_table(path)}").collect()
 
 
 def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
@@ -164,19 +164,19 @@ def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
     from deltalake.exceptions import CommitFailedError
 
     path = str(table.table_uri)
-    with storage(path):
+    with translate_write_errors(path):
         try:
-            by = _partition_column(table)
+            by = _find_partition_column(table)
             table.optimize.compact(None if by is None else [(by, "in", list(keys))])
         except CommitFailedError as error:
             raise SupersededAttemptError(
                 f"another writer of {path} was first",
-                found=_line(error),
+                found=_format_error_line(error),
                 remedy="nothing to do: it is tried another time",
             ) from error
 
 
-def removable(table: DeltaTable, hours: int) -> dict[str, int]:
+def list_removable_files(table: DeltaTable, hours: int) -> dict[str, int]:
     """The data files that no version younger than `hours` needs, and those of writers that died so long ago, by size.
 
     delta-rs lists them: by Delta's log, and by the age in storage of files outside the log. It would also take Hadoop's
@@ -185,10 +185,10 @@ def removable(table: DeltaTable, hours: int) -> dict[str, int]:
     Raises:
         DependencyAwayError: the storage could not be read.
     """
-    with reading(str(table.table_uri)):
+    with translate_read_errors(str(table.table_uri)):
         found = set(table.vacuum(retention_hours=int(hours), enforce_retention_duration=False, full=True))
-    live = {form for path, _ in _live(table) for form in (path, unquote(path))}
-    return {path: size for path, size in _stored(table).items() if path in found and path not in live}
+    live = {form for path, _ in _list_live_files(table) for form in (path, unquote(path))}
+    return {path: size for path, size in _list_stored_files(table).items() if path in found and path not in live}
 
 
 def remove_files(table: DeltaTable, hours: int) -> int:
@@ -197,8 +197,8 @@ def remove_files(table: DeltaTable, hours: int) -> int:
     Raises:
         DependencyAwayError: the storage is away; files that were removed by then are gone.
     """
-    gone, opened = removable(table, hours), _storage_of(table)
-    with storage(str(table.table_uri)):
+    gone, opened = list_removable_files(table, hours), _open_storage(table)
+    with translate_write_errors(str(table.table_uri)):
         for path in gone:
             opened.delete_file(path)
             folder, _, name = path.rpartition("/")
@@ -208,5 +208,5 @@ def remove_files(table: DeltaTable, hours: int) -> int:
     return len(gone)
 
 
-def _line(error: Exception) -> str:
+def _format_error_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)

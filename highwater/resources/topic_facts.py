@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from highwater.resources.topic_state import leader_of
-from highwater.topic_rules import Setting, TopicFacts, together
+from highwater.resources.topic_state import find_leader
+from highwater.topic_rules import Setting, TopicFacts, merge_broker_settings
 
 if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 10.0
 
 
-def topic_facts(
+def fetch_topic_facts(
     kafka: Kafka, topic: str, oldest_unread: timedelta | None = None, *, age_known: bool = True
 ) -> TopicFacts:
     """Ask the cluster for a topic.
@@ -31,8 +31,8 @@ def topic_facts(
     """
     from confluent_kafka.admin import ResourceType
 
-    partitions = kafka.description(topic).partitions
-    brokers = sorted(_brokers(kafka))
+    partitions = kafka.read_description(topic).partitions
+    brokers = sorted(_list_brokers(kafka))
     holders = {broker.id for p in partitions for broker in p.replicas if broker.id >= 0}
     return TopicFacts(
         topic=topic,
@@ -40,9 +40,11 @@ def topic_facts(
         brokers=len(holders.union(brokers)),
         replicas={p.id: len(p.replicas) for p in partitions},
         in_sync={p.id: len(p.isr) for p in partitions},
-        leaderless=frozenset(p.id for p in partitions if leader_of(p) is None),
-        settings=topic_settings(kafka, topic),
-        broker_settings=together({one: _settings(kafka, ResourceType.BROKER, str(one)) for one in brokers}),
+        leaderless=frozenset(p.id for p in partitions if find_leader(p) is None),
+        settings=fetch_topic_settings(kafka, topic),
+        broker_settings=merge_broker_settings(
+            {one: _fetch_settings(kafka, ResourceType.BROKER, str(one)) for one in brokers}
+        ),
         oldest_unread=oldest_unread,
         age_known=age_known,
         assignment={p.id: [broker.id for broker in p.replicas] for p in partitions},
@@ -50,7 +52,7 @@ def topic_facts(
     )
 
 
-def topic_settings(kafka: Kafka, topic: str) -> Mapping[str, Setting] | None:
+def fetch_topic_settings(kafka: Kafka, topic: str) -> Mapping[str, Setting] | None:
     """The settings of a topic; None where the cluster forbids reading them.
 
     Raises:
@@ -59,36 +61,36 @@ def topic_settings(kafka: Kafka, topic: str) -> Mapping[str, Setting] | None:
     """
     from confluent_kafka.admin import ResourceType
 
-    return _settings(kafka, ResourceType.TOPIC, topic)
+    return _fetch_settings(kafka, ResourceType.TOPIC, topic)
 
 
-def stamped_by_broker(kafka: Kafka, topic: str) -> bool:
+def has_broker_timestamps(kafka: Kafka, topic: str) -> bool:
     """Whether the broker sets the records' timestamps; False also where that may not be read.
 
     Raises:
         TopicAbsentError: there is no such topic.
         DependencyAwayError: no broker answered in time.
     """
-    settings = topic_settings(kafka, topic)
+    settings = fetch_topic_settings(kafka, topic)
     return settings is not None and settings["message.timestamp.type"].value == "LogAppendTime"
 
 
-def _brokers(kafka: Kafka) -> list[int]:
+def _list_brokers(kafka: Kafka) -> list[int]:
     from confluent_kafka import KafkaException
 
     try:
-        return list(kafka.admin().list_topics(timeout=REQUEST_SECONDS).brokers)
+        return list(kafka.get_admin().list_topics(timeout=REQUEST_SECONDS).brokers)
     except KafkaException as error:
-        raise kafka.away(error) from error
+        raise kafka.build_away_error(error) from error
 
 
-def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | None:
+def _fetch_settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | None:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType
 
     denied = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
     resource = ConfigResource(kind, name)
-    admin = kafka.admin()
+    admin = kafka.get_admin()
     try:
         entries: Any = admin.describe_configs([resource], request_timeout=REQUEST_SECONDS)[resource].result(
             2 * REQUEST_SECONDS
@@ -97,10 +99,10 @@ def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | Non
         if error.args[0].code() in denied:
             return None
         if kind == ResourceType.TOPIC and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            kafka.description(name)  # raises if it is absent, unless it is just being made
-        raise kafka.away(error) from error
+            kafka.read_description(name)  # raises if it is absent, unless it is just being made
+        raise kafka.build_away_error(error) from error
     except TimeoutError as error:
-        raise kafka.away(error) from error
+        raise kafka.build_away_error(error) from error
     finally:
         del admin
     sources = {source.value: source.name for source in ConfigSource}

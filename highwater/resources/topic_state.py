@@ -60,7 +60,7 @@ class TopicState:
         """The partitions that could not be asked."""
         return [p for p, seen in sorted(self.partitions.items()) if not seen.known]
 
-    def log(self) -> dict[int, OffsetRange]:
+    def list_offset_ranges(self) -> dict[int, OffsetRange]:
         """The offsets of each partition, up to its last stable offset.
 
         Raises:
@@ -84,24 +84,24 @@ def is_whole(found: TopicDescription) -> bool:
     return str(found.topic_id) not in {"", NO_TOPIC_ID} and bool(numbers) and numbers == set(range(len(numbers)))
 
 
-def id_and_leaders(found: TopicDescription) -> tuple[str, dict[int, int | None]]:
-    return str(found.topic_id), {p.id: leader_of(p) for p in sorted(found.partitions, key=lambda p: p.id)}
+def find_id_and_leaders(found: TopicDescription) -> tuple[str, dict[int, int | None]]:
+    return str(found.topic_id), {p.id: find_leader(p) for p in sorted(found.partitions, key=lambda p: p.id)}
 
 
-def leader_of(partition: Any) -> int | None:
+def find_leader(partition: Any) -> int | None:
     """The broker that leads a described partition; None without one."""
     leader = partition.leader
     return None if leader is None or leader.id < 0 else int(leader.id)
 
 
-def partition_state(leader: int | None, start: Any, stable: Any, high: Any) -> PartitionState:
+def build_partition_state(leader: int | None, start: Any, stable: Any, high: Any) -> PartitionState:
     """A partition as these answers show it; nothing is known of one that lacks an answer, or whose answers disagree."""
     if start is None or stable is None or high is None or start.offset > high.offset:
         return PartitionState(None, None, None, leader)
-    return PartitionState(start.offset, stable.offset, high.offset, leader, _epoch(stable))
+    return PartitionState(start.offset, stable.offset, high.offset, leader, _find_leader_epoch(stable))
 
 
-def _epoch(answer: Any) -> int | None:
+def _find_leader_epoch(answer: Any) -> int | None:
     """The leader epoch of an answer; None where the broker did not name one, which is written -1."""
     epoch = answer.leader_epoch
     return None if epoch is None or epoch < 0 else int(epoch)

@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from highwater.errors import ConfigurationError, RecordTooLargeError, SupersededAttemptError, TemporaryError
-from highwater.message_size import size_of, too_large
-from highwater.resources.clients import opened
+from highwater.message_size import build_too_large_error, measure_message
+from highwater.resources.clients import open_client
 from highwater.resources.producer import POLL_SECONDS
-from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import ANY_PARTITION, NOW, Record
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"})
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """The idle callback that does nothing."""
 
 
@@ -70,13 +70,13 @@ class PublicationMark:
     identity: str = ""
 
 
-def publishing_properties(kafka: Kafka, name: str, most_bytes: int = LARGEST_BATCH) -> dict[str, Any]:
+def build_publishing_properties(kafka: Kafka, name: str, most_bytes: int = LARGEST_BATCH) -> dict[str, Any]:
     """The properties of the producer of such transactions.
 
     Raises:
         ConfigurationError: a property would weaken it.
     """
-    config = kafka.client_config()
+    config = kafka.build_client_config()
     bootstrap = config.pop("bootstrap.servers")
     # The broker refuses records that are too large for their topic.
     sized = {
@@ -85,7 +85,7 @@ def publishing_properties(kafka: Kafka, name: str, most_bytes: int = LARGEST_BAT
         **{key: str(value) for key, value in config.items()},
         "batch.size": str(min(LARGEST_BATCH, most_bytes - most_bytes // SPARE)),
     }
-    return dict(producer_properties(bootstrap, sized, transactional_id=name))
+    return dict(build_producer_properties(bootstrap, sized, transactional_id=name))
 
 
 class Transactions:
@@ -109,15 +109,15 @@ class Transactions:
         self._kafka = kafka
         self._name = name
         self._topic = topic
-        self.properties: Mapping[str, Any] = publishing_properties(kafka, name, most_bytes)
+        self.properties: Mapping[str, Any] = build_publishing_properties(kafka, name, most_bytes)
         self._refused: set[tuple[str | None, bytes, bytes]] = set()
-        self._producer = self._new_producer(reports_delivery=False)
+        self._producer = self._open_producer(reports_delivery=False)
         self._last: PublicationMark | None = None
-        self._meanwhile: Callable[[], object] = _nothing
+        self._meanwhile: Callable[[], object] = _do_nothing
         # Only names the group: it is never assigned anything.
-        self._group = kafka.reader(**{"group.id": group or name})
+        self._group = kafka.open_reader(**{"group.id": group or name})
 
-    def _new_producer(self, *, reports_delivery: bool) -> Producer:
+    def _open_producer(self, *, reports_delivery: bool) -> Producer:
         """A producer; with delivery reports it also reports refused records.
 
         A transaction in which a record failed cannot be committed, whether anybody hears of the record or not
@@ -129,7 +129,7 @@ class Transactions:
         # Bound to the set, not to this object: with a report that nobody took in, the client would live for ever.
         reports = {"delivery.report.only.error": True, "on_delivery": partial(_note, self._refused)}
         self._reports_delivery = reports_delivery
-        return opened(Producer, {**self.properties, **(reports if reports_delivery else {})}, name=self._name)
+        return open_client(Producer, {**self.properties, **(reports if reports_delivery else {})}, name=self._name)
 
     def __enter__(self) -> Self:
         try:
@@ -141,7 +141,7 @@ class Transactions:
 
     def _init(self) -> None:
         self._connect()
-        self._trying(lambda: self._producer.init_transactions(CALL_SECONDS), INIT_SECONDS)
+        self._call_with_retries(lambda: self._producer.init_transactions(CALL_SECONDS), INIT_SECONDS)
 
     def _connect(self) -> None:
         """Let the client find a broker first: with none, it would ask for the coordinator again after half a second.
@@ -174,15 +174,15 @@ class Transactions:
             [found] = self._group.committed([TopicPartition(self._topic, 0)], CALL_SECONDS)
             return found
 
-        found = self._trying(ask, CALL_SECONDS)
+        found = self._call_with_retries(ask, CALL_SECONDS)
         if found.error is not None:
-            raise self._kafka.away(found.error.str())
+            raise self._kafka.build_away_error(found.error.str())
         stored = json.loads(found.metadata) if found.offset >= 0 else None
         self._last = stored and PublicationMark(int(stored["attempt"]), found.offset, str(stored["identity"]))
         return self._last
 
     def commit(
-        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = _nothing
+        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = _do_nothing
     ) -> None:
         """Publish records and the mark that counts them, all or nothing.
 
@@ -212,7 +212,7 @@ class Transactions:
         except TemporaryError as error:
             if not self._may_be_too_large(records, error):
                 raise
-            refused = self._too_large(records)
+            refused = self._find_too_large_error(records)
             if refused is None and self._reports_delivery:
                 raise
             self._renew()
@@ -233,7 +233,7 @@ class Transactions:
     def _is_alone(self, record: Record) -> bool:
         """With others in its batch is no record that is larger than a batch may be."""
         alone = min(int(self.properties["batch.size"]), self.most_bytes)
-        return size_of(record.key, record.value, record.headers) > alone
+        return measure_message(record.key, record.value, record.headers) > alone
 
     def _renew(self) -> None:
         """Go on with another producer, unless another run went on meanwhile.
@@ -242,7 +242,7 @@ class Transactions:
         The new one reports refused records: a silent one would fail a transaction more at the next refusal.
         """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer, last = self._new_producer(reports_delivery=True), self._last
+        self._producer, last = self._open_producer(reports_delivery=True), self._last
         self._init()
         if self.mark() != last:
             raise SupersededAttemptError(
@@ -262,16 +262,16 @@ class Transactions:
             self._produce(records)
             self._use_the_time()
             group = self._group.consumer_group_metadata()
-            self._trying(
+            self._call_with_retries(
                 lambda: self._producer.send_offsets_to_transaction(offsets, group, CALL_SECONDS), 2 * CALL_SECONDS
             )
-            self._trying(lambda: self._producer.commit_transaction(CALL_SECONDS), 2 * CALL_SECONDS)
+            self._call_with_retries(lambda: self._producer.commit_transaction(CALL_SECONDS), 2 * CALL_SECONDS)
         except KafkaException as error:
-            raise self._ended(error) from error
+            raise self._translate_error(error) from error
 
     def _use_the_time(self) -> None:
         """Call what was given for it, once: a transaction that is restarted finds it done."""
-        meanwhile, self._meanwhile = self._meanwhile, _nothing
+        meanwhile, self._meanwhile = self._meanwhile, _do_nothing
         try:
             meanwhile()
         except BaseException:
@@ -291,14 +291,14 @@ class Transactions:
                     produce(topic, value, key, to, None, None, NOW, pairs)
                     break
                 except BufferError:
-                    _called(lambda: self._producer.poll(POLL_SECONDS))
+                    _call_client(lambda: self._producer.poll(POLL_SECONDS))
                 except KafkaException as error:
                     if error.args[0].name() in _TOO_LARGE:
-                        self._refused.add(_content(topic, key, value))
+                        self._refused.add(_build_record_identity(topic, key, value))
                         self._abort()
                     raise
 
-    def _too_large(self, records: Iterable[Record]) -> RecordTooLargeError | None:
+    def _find_too_large_error(self, records: Iterable[Record]) -> RecordTooLargeError | None:
         """The error of records that were refused for their size; None where none is known.
 
         A batch of several that is refused shows that a limit was lowered since it was read, which the next run finds.
@@ -306,15 +306,15 @@ class Transactions:
         from confluent_kafka import KafkaException
 
         try:
-            _called(lambda: self._producer.flush(REPORT_SECONDS))
+            _call_client(lambda: self._producer.flush(REPORT_SECONDS))
         except KafkaException:
             return None  # the client broke down for good: its size is not what keeps a record back
-        refused = [one for one in records if _content(one.topic, one.key, one.value) in self._refused]
+        refused = [one for one in records if _build_record_identity(one.topic, one.key, one.value) in self._refused]
         found = [one for one in refused if self._is_alone(one)]
         if not found:
             return None
-        sizes = [(one.topic, size_of(one.key, one.value, one.headers)) for one in found]
-        error = too_large(sizes, self.most_bytes, self._kafka.bootstrap)
+        sizes = [(one.topic, measure_message(one.key, one.value, one.headers)) for one in found]
+        error = build_too_large_error(sizes, self.most_bytes, self._kafka.bootstrap)
         error.refused = found
         return error
 
@@ -328,23 +328,23 @@ class Transactions:
         """Whether the client compresses batches."""
         return str(self.properties.get("compression.type", "none")) != "none"
 
-    def _trying(self, call: Callable[[], T], seconds: float) -> T:
+    def _call_with_retries(self, call: Callable[[], T], seconds: float) -> T:
         """Call until it works: these calls can be repeated after an error that says so."""
         from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return _called(call)
+                return _call_client(call)
             except KafkaException as error:
                 fault = error.args[0]
                 passing = fault.retriable() or fault.name() in _MOVING
                 if not passing or time.monotonic() > deadline:
-                    raise self._ended(error) from error
+                    raise self._translate_error(error) from error
                 time.sleep(PAUSE_SECONDS)
 
-    def _ended(self, error: KafkaException) -> TemporaryError | ConfigurationError:
-        fault = self._cause(error.args[0])
+    def _translate_error(self, error: KafkaException) -> TemporaryError | ConfigurationError:
+        fault = self._find_cause(error.args[0])
         if fault.name() in _FENCED or (fault.fatal() and "fenced" in fault.str().lower()):
             return SupersededAttemptError(
                 f"{self._name}: another run publishes the same, or the broker aborted this transaction",
@@ -361,9 +361,9 @@ class Transactions:
             )
         if fault.txn_requires_abort():
             self._abort()
-        return self._kafka.away(f"{self._name}: {fault.name()}: {fault.str()}")
+        return self._kafka.build_away_error(f"{self._name}: {fault.name()}: {fault.str()}")
 
-    def _cause(self, fault: KafkaError) -> KafkaError:
+    def _find_cause(self, fault: KafkaError) -> KafkaError:
         """The fatal error of the client: who hands it a record then learns no more than that it did."""
         refusal = self._abort() if fault.name() == "_FATAL" else None
         return fault if refusal is None else refusal
@@ -376,7 +376,7 @@ class Transactions:
         from confluent_kafka import KafkaException
 
         try:
-            _called(lambda: self._producer.abort_transaction(CALL_SECONDS))
+            _call_client(lambda: self._producer.abort_transaction(CALL_SECONDS))
         except KafkaException as error:
             refusal: KafkaError = error.args[0]
             return refusal
@@ -386,10 +386,10 @@ class Transactions:
 def _note(refused: set[tuple[str | None, bytes, bytes]], error: KafkaError | None, message: Any) -> None:
     """Take in a delivery report: which record was refused for its size."""
     if error is not None and error.name() in _TOO_LARGE:
-        refused.add(_content(message.topic(), message.key(), message.value()))
+        refused.add(_build_record_identity(message.topic(), message.key(), message.value()))
 
 
-def _called(call: Callable[[], T]) -> T:
+def _call_client(call: Callable[[], T]) -> T:
     """Call the client, which reports deliveries meanwhile.
 
     Where it breaks down for good, it reports them with its own error pending. Python then blames the report, by a
@@ -405,6 +405,8 @@ def _called(call: Callable[[], T]) -> T:
         raise
 
 
-def _content(topic: str | None, key: bytes | None, value: bytes | None) -> tuple[str | None, bytes, bytes]:
+def _build_record_identity(
+    topic: str | None, key: bytes | None, value: bytes | None
+) -> tuple[str | None, bytes, bytes]:
     """The identity of a record: reports do not distinguish an empty key or value from none."""
     return topic, key or b"", value or b""

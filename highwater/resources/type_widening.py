@@ -17,7 +17,7 @@ _WIDER = {("integer", "long"), ("float", "double")}
 _PARSED: dict[str, dict[str, Any]] = {}
 
 
-def types_of(spark: SparkSession, columns: str) -> dict[str, Any]:
+def parse_column_types(spark: SparkSession, columns: str) -> dict[str, Any]:
     """The types of a list of columns in SQL, by name.
 
     Args:
@@ -30,7 +30,7 @@ def types_of(spark: SparkSession, columns: str) -> dict[str, Any]:
     return _PARSED[columns]
 
 
-def common_type(stored: DeltaType, wanted: DeltaType) -> DeltaType | None:
+def find_common_type(stored: DeltaType, wanted: DeltaType) -> DeltaType | None:
     """The type that holds the values of both; None where a value of the stored type would have to change.
 
     `integer` widens to `long`, `float` to `double`, and a decimal to one with more digits before and behind the point.
@@ -45,21 +45,21 @@ def common_type(stored: DeltaType, wanted: DeltaType) -> DeltaType | None:
             return stored
         if not isinstance(stored, str) or not isinstance(wanted, str):
             return None
-        return wanted if _widens(stored, wanted) else stored if _widens(wanted, stored) else None
+        return wanted if _can_widen(stored, wanted) else stored if _can_widen(wanted, stored) else None
     if stored["type"] != wanted["type"]:
         return None
     if stored["type"] == "struct":
-        return _common_struct(stored, wanted)
+        return _find_common_struct(stored, wanted)
     inside = {}
     for name in {"elementType", "keyType", "valueType"} & stored.keys():
-        inner = common_type(stored[name], wanted[name])
+        inner = find_common_type(stored[name], wanted[name])
         if inner is None:
             return None
         inside[name] = inner
     return {**stored, **inside}
 
 
-def _widens(narrow: str, wide: str) -> bool:
+def _can_widen(narrow: str, wide: str) -> bool:
     mine, other = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
     if mine and other:
         before, after = (int(one[1]) - int(one[2]) for one in (mine, other))
@@ -67,12 +67,12 @@ def _widens(narrow: str, wide: str) -> bool:
     return (narrow, wide) in _WIDER
 
 
-def _common_struct(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> DeltaType | None:
+def _find_common_struct(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> DeltaType | None:
     theirs = {field["name"].lower(): field for field in wanted["fields"]}
     fields = []
     for field in stored["fields"]:
         other = theirs.pop(field["name"].lower(), None)
-        inner = field["type"] if other is None else common_type(field["type"], other["type"])
+        inner = field["type"] if other is None else find_common_type(field["type"], other["type"])
         if inner is None:
             return None
         fields.append({**field, "type": inner})
@@ -90,29 +90,29 @@ def has_other_leaves(stored: DeltaType, common: DeltaType) -> bool:
     return any(has_other_leaves(stored[name], common[name]) for name in inside)
 
 
-def converted(value: Column, stored: DeltaType, common: DeltaType) -> Column:
+def convert_value(value: Column, stored: DeltaType, common: DeltaType) -> Column:
     """A value of the stored type in the common one; members that it lacks are null.
 
     Args:
         value: a column of the type `stored`.
         stored: its type.
-        common: the result of `common_type` with it.
+        common: the result of `find_common_type` with it.
     """
     from pyspark.sql import functions as F
 
     if stored == common:
         return value
     if isinstance(stored, str) or isinstance(common, str):
-        return value.cast(sql_of(common))
+        return value.cast(format_sql_type(common))
     if stored["type"] == "array":
-        return F.transform(value, lambda one: converted(one, stored["elementType"], common["elementType"]))
+        return F.transform(value, lambda one: convert_value(one, stored["elementType"], common["elementType"]))
     if stored["type"] == "map":
-        return F.transform_values(value, lambda _, one: converted(one, stored["valueType"], common["valueType"]))
+        return F.transform_values(value, lambda _, one: convert_value(one, stored["valueType"], common["valueType"]))
     there = {field["name"]: field["type"] for field in stored["fields"]}
     members = [
-        converted(value[field["name"]], there[field["name"]], field["type"])
+        convert_value(value[field["name"]], there[field["name"]], field["type"])
         if field["name"] in there
-        else F.lit(None).cast(sql_of(field["type"]))
+        else F.lit(None).cast(format_sql_type(field["type"]))
         for field in common["fields"]
     ]
     names = [field["name"] for field in common["fields"]]
@@ -120,13 +120,13 @@ def converted(value: Column, stored: DeltaType, common: DeltaType) -> Column:
     return F.when(value.isNotNull(), whole)
 
 
-def sql_of(kind: DeltaType) -> str:
+def format_sql_type(kind: DeltaType) -> str:
     """A type of Delta's schema in SQL."""
     if isinstance(kind, str):
         return {"integer": "INT", "long": "BIGINT"}.get(kind, kind.upper())
     if kind["type"] == "array":
-        return f"ARRAY<{sql_of(kind['elementType'])}>"
+        return f"ARRAY<{format_sql_type(kind['elementType'])}>"
     if kind["type"] == "map":
-        return f"MAP<{sql_of(kind['keyType'])}, {sql_of(kind['valueType'])}>"
-    members = [f"`{field['name']}`: {sql_of(field['type'])}" for field in kind["fields"]]
+        return f"MAP<{format_sql_type(kind['keyType'])}, {format_sql_type(kind['valueType'])}>"
+    members = [f"`{field['name']}`: {format_sql_type(field['type'])}" for field in kind["fields"]]
     return f"STRUCT<{', '.join(members)}>"

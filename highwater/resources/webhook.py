@@ -41,7 +41,7 @@ def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> Non
             return
     except urllib.error.HTTPError as error:
         if 400 <= error.code < 500 and error.code not in _LATER:
-            raise _refused(error.code) from None
+            raise _build_refused_error(error.code) from None
         raise DependencyAwayError(
             "the receiver of alerts refused", found=f"status {error.code}", remedy=remedy
         ) from None
@@ -51,7 +51,7 @@ def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> Non
         ) from None
 
 
-def _refused(status: int) -> ConfigurationError:
+def _build_refused_error(status: int) -> ConfigurationError:
     return ConfigurationError(
         "the receiver of alerts refused this one",
         found=f"status {status}",

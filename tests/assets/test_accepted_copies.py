@@ -17,7 +17,7 @@ from highwater.assets.accepted_copies import read
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
-from highwater.orchestration.checking.published_checks import events_published
+from highwater.orchestration.checking.published_checks import check_events_published
 from highwater.orchestration.operations import reading_accepted
 from highwater.orchestration.operations.reading_accepted import OnAccepted, keep
 from highwater.orchestration.operations.rebuilding_all import ensure_nothing_there
@@ -111,7 +111,7 @@ def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
     seen = OnAccepted({0: OffsetRange(start, start + 5)})
     for one in copies:
         seen.see(one, 0, 100, "orders")
-    assert seen.unknown(number, {0: OffsetRange(5, 20)}) == unknown
+    assert seen.select_unknown_ranges(number, {0: OffsetRange(5, 20)}) == unknown
     for ms in (99, 100):
         seen.ensure_on_tier("orders.dlq.1", 0, ms)
     assert seen.older["orders.dlq.1"] == (0 if not start else 1 if copies else 2)
@@ -125,8 +125,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         monkeypatch.setattr(module, "Transactions", log)
     shape = Shape(2, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
-    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
-    monkeypatch.setattr(reading_accepted, "topic_settings", lambda *_: None)
+    monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
+    monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: None)
     monkeypatch.setattr(reading_accepted, "ROWS_A_BATCH", 2)
     return log
 
@@ -143,7 +143,7 @@ class Topics:
     def __init__(self, log: Log, end: int) -> None:
         self._log, self._end = log, end
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         ends = [len(self._of(p)) if topic == TARGET else self._end for p in range(2)]
         return TopicState(topic, "T" * 22, {p: PartitionState(0, end, end, 1) for p, end in enumerate(ends)})
 
@@ -181,7 +181,7 @@ def restarted(tmp_path: Path, log: Log) -> Restarted:
 
 def check_whole(tables: Tables, *slices: Slice) -> None:
     """Every check of what was sent passes."""
-    found = events_published(tables.ledger, tables.lake, tables.stream, [slice_.key for slice_ in slices])
+    found = check_events_published(tables.ledger, tables.lake, tables.stream, [slice_.key for slice_ in slices])
     assert [result.text for results in found.values() for result in results.values() if not result.passed] == []
 
 
@@ -210,7 +210,10 @@ def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
         one.key: (5, 2), two.key: (3, 1)
     }  # fmt: skip
     check_whole(again, one, two)
-    remaining = {row["origin_offset"]: row["published_at"] for row in read_rows(again.lake.path("orders", "published"))}
+    remaining = {
+        row["origin_offset"]: row["published_at"]
+        for row in read_rows(again.lake.build_table_path("orders", "published"))
+    }
     assert remaining[4] == datetime.fromtimestamp(SENT_MS / 1000, UTC), "it keeps the time at which it was sent"
     assert remaining[5] > remaining[4]
     again.decide(one, [*orders(0, 0, 1, status="paid"), *orders(0, 1, 3), *orders(0, 3, 4, status="paid")])
@@ -282,7 +285,7 @@ def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
 
     def row(offset: int, revision: int, fingerprint: str | None) -> dict[str, Any]:
         origin = Origin(topic, 0, 0, offset)
-        return accepted_copies.Copy(origin, 0, f"{topic}@0000000", revision, None, fingerprint).row(SENT_MS)
+        return accepted_copies.Copy(origin, 0, f"{topic}@0000000", revision, None, fingerprint).build_row(SENT_MS)
 
     rows = [row(1, 0, "f"), row(2, 0, "f"), row(2, 1, None)]
     accepted_copies.write(bench.lake, "orders", [rows], {topic: {0: 3}})
@@ -352,8 +355,8 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
     book = publication_log_writer.Book(again.work(), "T" * 22)
     assert log.marks[name] == PublicationMark(3, 0, book.identity)
     assert log.marks[name].identity != was.identity
-    assert (book.sending.attempt, book.last_published()) == (3, None)
-    assert publication_log.under_way(again.lake, again.stream) == set()
+    assert (book.sending.attempt, book.load_last_published()) == (3, None)
+    assert publication_log.list_sending_slices(again.lake, again.stream) == set()
     once_more = restarted()  # a command that died is begun again
     assert log.marks[name] == PublicationMark(3, 0, publication_log_writer.Book(once_more.work(), "T" * 22).identity)
 
@@ -369,7 +372,7 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restar
     again.publish(slice_)
     publication_log_writer.forget(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert len(log.records) == 3
-    rows = read_rows(again.lake.path("orders", accepted_copies.TABLE), "true")
+    rows = read_rows(again.lake.build_table_path("orders", accepted_copies.TABLE), "true")
     assert sorted(row["origin_offset"] for row in rows) == [0, 2]
 
 
@@ -379,8 +382,8 @@ def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, l
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, orders(0, 0, 3))
     tables.publish(slice_)
-    rmtree(tables.lake.path("orders", "events"))
-    rmtree(tables.lake.path("orders", "rejects"))
+    rmtree(tables.lake.build_table_path("orders", "events"))
+    rmtree(tables.lake.build_table_path("orders", "rejects"))
     with pytest.raises(ConfigurationError, match="the lake holds slices of orders") as caught:
         ensure_nothing_there(Ledger(f"sqlite:///{tmp_path / 'empty.sqlite'}"), tables.lake, tables.stream)
     assert caught.value.stored == "1 in published"
@@ -406,19 +409,19 @@ def test_a_compacted_topic_does_not_show_what_was_sent(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"cleanup.policy": SimpleNamespace(value="compact,delete")}
-    monkeypatch.setattr(reading_accepted, "topic_settings", lambda *_: settings)
+    monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: settings)
     topics: Any = Topics(log, 10)
     with pytest.raises(ConfigurationError, match="is compacted"):
         keep(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, again=False)
 
 
 def test_all_again_leaves_nothing_of_a_rebuild_that_died(tables: Tables) -> None:
-    path = tables.lake.path("orders", accepted_copies.TABLE)
-    accepted_copies.write(tables.lake, "orders", [[copy(3).row(SENT_MS)]], {"orders": {0: 9}})
+    path = tables.lake.build_table_path("orders", accepted_copies.TABLE)
+    accepted_copies.write(tables.lake, "orders", [[copy(3).build_row(SENT_MS)]], {"orders": {0: 9}})
     away: Any = None
     keep(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, again=True)
     assert read_rows(path, "true") == []
-    before = accepted_copies.opened(tables.lake, tables.stream)
+    before = accepted_copies.open_copies(tables.lake, tables.stream)
     assert before is not None
-    assert not before.concerns(tables.plan(0, p0=(0, 9)))
-    assert accepted_copies.opened(tables.lake, replace(tables.stream, publishes=None)) is None
+    assert not before.may_contain(tables.plan(0, p0=(0, 9)))
+    assert accepted_copies.open_copies(tables.lake, replace(tables.stream, publishes=None)) is None

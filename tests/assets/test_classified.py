@@ -23,30 +23,30 @@ def stored(*frames: tuple[Any, dict[str, int], dict[str, int]]) -> Classified:
     found = Classified()
     for frame, published, attempts in frames:
         found.keep(frame, published)
-        found.committed(attempts)
+        found.record_attempts(attempts)
     return found
 
 
 def test_records_of_several_decisions_are_each_taken_from_where_they_were_decided() -> None:
     first, second = Frame(), Frame()
     shared: Any = stored((first, {"a": 0, "b": 0}, {"a": 1, "b": 1}), (second, {"a": 0}, {"a": 2}))
-    assert shared.of({"a": 2, "b": 1}, {}) == [(first, ["b"]), (second, ["a"])]
-    assert shared.of({"a": 1}, {}) == [(first, ["a"])]
+    assert shared.select_frames({"a": 2, "b": 1}, {}) == [(first, ["b"]), (second, ["a"])]
+    assert shared.select_frames({"a": 1}, {}) == [(first, ["a"])]
 
 
 def test_records_of_another_attempt_or_of_before_a_publication_do_not_count() -> None:
     shared: Any = stored((Frame(), {"a": 3, "b": 0}, {"a": 4}))
-    assert shared.of({"a": 4}, {"a": 3}) != []
-    assert shared.of({"a": 5}, {"a": 3}) == [], "another run decided"
-    assert shared.of({"a": 4}, {"a": 4}) == [], "its rejects were published since"
-    assert shared.of({"a": 4, "b": 1}, {"a": 3}) == [], "b was not committed here"
-    assert shared.of({"c": 1}, {}) == []
+    assert shared.select_frames({"a": 4}, {"a": 3}) != []
+    assert shared.select_frames({"a": 5}, {"a": 3}) == [], "another run decided"
+    assert shared.select_frames({"a": 4}, {"a": 4}) == [], "its rejects were published since"
+    assert shared.select_frames({"a": 4, "b": 1}, {"a": 3}) == [], "b was not committed here"
+    assert shared.select_frames({"c": 1}, {}) == []
 
 
 def test_nothing_is_noted_where_every_slice_retained_its_decision() -> None:
     shared = Classified()
-    shared.committed({})
-    assert shared.of({"a": 1}, {}) == []
+    shared.record_attempts({})
+    assert shared.select_frames({"a": 1}, {}) == []
 
 
 def test_what_is_released_is_preserved_no_longer_whatever_spark_says() -> None:
@@ -54,4 +54,4 @@ def test_what_is_released_is_preserved_no_longer_whatever_spark_says() -> None:
     shared: Any = stored((first, {"a": 0}, {"a": 1}), (second, {"b": 0}, {"b": 1}))
     shared.release()
     assert (first.cached, second.cached) == (False, False)
-    assert shared.of({"a": 1}, {}) == []
+    assert shared.select_frames({"a": 1}, {}) == []

@@ -16,7 +16,7 @@ from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.errors import SupersededAttemptError
 from highwater.maintenance import FileGroup
 from highwater.resources.delta import open_table
-from highwater.resources.table_maintenance import files_of
+from highwater.resources.table_maintenance import list_files
 from tests.support import Bench, order_message
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 
 def small_files(bench: Bench, table: str) -> list[File]:
-    opened = open_table(bench.lake.path(bench.stream.name, table))
+    opened = open_table(bench.lake.build_table_path(bench.stream.name, table))
     assert opened is not None
-    return files_of(opened)
+    return list_files(opened)
 
 
 def taken_alone(bench: Bench, count: int, size: int = 3) -> list[Slice]:
@@ -48,8 +48,11 @@ def by_slice(bench: Bench, table: str) -> list[tuple[Any, ...]]:
 
 def test_small_files_become_one_and_every_row_stays(bench: Bench) -> None:
     slices = taken_alone(bench, 4)
-    before = {table: (by_slice(bench, table), bench.lake.committed("orders", table, [])) for table in ("raw", "events")}
-    held = {table: bench.lake.commits("orders", table) for table in before}
+    before = {
+        table: (by_slice(bench, table), bench.lake.load_slice_commits("orders", table, []))
+        for table in ("raw", "events")
+    }
+    held = {table: bench.lake.load_commits("orders", table) for table in before}
     for table in before:
         files = small_files(bench, table)
         assert len(files) == len(slices)
@@ -57,14 +60,18 @@ def test_small_files_become_one_and_every_row_stays(bench: Bench) -> None:
         [file] = small_files(bench, table)
         assert (file.first, file.last) == (slices[0].key, slices[-1].key)
         assert by_slice(bench, table) == before[table][0]
-        assert bench.lake.commits("orders", table).records == held[table].records
+        assert bench.lake.load_commits("orders", table).records == held[table].records
 
     # One of them is replaced afterwards, the others stay, and what was committed once is not committed again.
     raw.materialise(bench.work(slices[1]))
     assert by_slice(bench, "raw") == before["raw"][0]
     assert len(small_files(bench, "raw")) == 2
-    assert bench.lake.commits("orders", "raw").attempt(slices[1].key) > held["raw"].attempt(slices[1].key)
-    assert bench.lake.commits("orders", "raw").attempt(slices[0].key) == held["raw"].attempt(slices[0].key)
+    assert bench.lake.load_commits("orders", "raw").find_attempt(slices[1].key) > held["raw"].find_attempt(
+        slices[1].key
+    )
+    assert bench.lake.load_commits("orders", "raw").find_attempt(slices[0].key) == held["raw"].find_attempt(
+        slices[0].key
+    )
     with pytest.raises(SupersededAttemptError, match="were replaced"):
         compact(bench.work(), "raw", FileGroup(tuple(files)))
 
@@ -119,14 +126,14 @@ def offsets(slice_: Slice) -> range:
 def test_a_merge_settles_what_a_dead_run_left_open(bench: Bench) -> None:
     """The number of its write is taken by nobody else: who finds the number in the table takes it for committed."""
     slices = taken_alone(bench, 3)
-    held = bench.lake.commits("orders", "raw", [])
+    held = bench.lake.load_commits("orders", "raw", [])
     dead = CommitRecord("orders@0000099", 1, 5, "dead")
     metadata = to_user_metadata([dead], held.number + 1)
     bench.ledger.intents.open("dead", "orders", "raw", metadata, datetime.now(UTC))
     rows = by_slice(bench, "raw")
     assert compact(bench.work(), "raw", FileGroup(tuple(small_files(bench, "raw"))))
-    assert bench.ledger.intents.of("orders", "raw") == []
-    found = bench.lake.commits("orders", "raw")
+    assert bench.ledger.intents.list_for_table("orders", "raw") == []
+    found = bench.lake.load_commits("orders", "raw")
     assert set(found.records) == {slice_.key for slice_ in slices}
     assert found.number == held.number + 2, "one closed the dead run's write, one is the merge's"
     assert by_slice(bench, "raw") == rows
@@ -134,12 +141,12 @@ def test_a_merge_settles_what_a_dead_run_left_open(bench: Bench) -> None:
 
 def test_a_table_that_is_restored_to_before_a_merge_is_whole(bench: Bench) -> None:
     slices = taken_alone(bench, 3)
-    before, rows = bench.lake.commits("orders", "raw"), by_slice(bench, "raw")
+    before, rows = bench.lake.load_commits("orders", "raw"), by_slice(bench, "raw")
     assert compact(bench.work(), "raw", FileGroup(tuple(small_files(bench, "raw"))))
-    path = bench.lake.path("orders", "raw")
+    path = bench.lake.build_table_path("orders", "raw")
     DeltaTable(path).restore(before.version)
     assert by_slice(bench, "raw") == rows
-    assert bench.lake.commits("orders", "raw").records == before.records
+    assert bench.lake.load_commits("orders", "raw").records == before.records
     raw.materialise(bench.work(slices[0]))
     assert by_slice(bench, "raw") == rows
 
@@ -155,7 +162,7 @@ def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
         raise DiesError
 
     taken_alone(bench, 3)
-    rows, records = by_slice(bench, "raw"), bench.lake.commits("orders", "raw").records
+    rows, records = by_slice(bench, "raw"), bench.lake.load_commits("orders", "raw").records
     group = FileGroup(tuple(small_files(bench, "raw")))
     place = {
         "before the write": "highwater.assets.compaction._unchecked",
@@ -166,11 +173,11 @@ def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
         with pytest.raises(DiesError):
             compact(bench.work(), "raw", group)
     assert by_slice(bench, "raw") == rows
-    assert len(bench.ledger.intents.of("orders", "raw")) == 1
+    assert len(bench.ledger.intents.list_for_table("orders", "raw")) == 1
     again = FileGroup(tuple(small_files(bench, "raw")))
     compact(bench.work(), "raw", again)
-    assert bench.ledger.intents.of("orders", "raw") == []
-    assert (by_slice(bench, "raw"), bench.lake.commits("orders", "raw").records) == (rows, records)
+    assert bench.ledger.intents.list_for_table("orders", "raw") == []
+    assert (by_slice(bench, "raw"), bench.lake.load_commits("orders", "raw").records) == (rows, records)
     assert len(small_files(bench, "raw")) == 1
 
 

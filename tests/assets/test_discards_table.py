@@ -14,7 +14,7 @@ from highwater.assets import discards, discards_table
 from highwater.assets.discards_table import keep, read
 from highwater.assets.work import Work
 from highwater.envelope import Origin
-from highwater.erasing import microseconds
+from highwater.erasing import to_microseconds
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.operations import maintenance, rebuilding
 from highwater.orchestration.operations.parked import Parked, ParkedRecord, ParkedRequest, _discard
@@ -25,7 +25,7 @@ from highwater.resources.ledger import Ledger
 from tests.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)
-KAFKA = cast("Any", SimpleNamespace(groups=list))
+KAFKA = cast("Any", SimpleNamespace(list_group_names=list))
 BY_ANN = ParkedRequest(dry_run=False, by="ann", because="test data")
 
 
@@ -66,7 +66,7 @@ def test_the_table_follows_the_ledger_and_only_grows(ledger: Ledger, lake: Lake,
     backup = Ledger(f"sqlite:///{tmp_path / 'backup.sqlite'}")
     backup.discards.add("orders", [replace(a_discard(1), discarded_by="ann"), a_discard(9, 2)])
     assert keep(backup, lake, "orders") == 1, "a ledger that knows less takes nothing away"
-    assert {(one.origin.offset, one.discarded_by) for one in backup.discards.of("orders")} == {
+    assert {(one.origin.offset, one.discarded_by) for one in backup.discards.list_for_stream("orders")} == {
         (0, "bob"),
         (1, "ann"),
         (2, "bob"),
@@ -81,7 +81,7 @@ def test_a_row_that_was_written_twice_counts_once(ledger: Ledger, lake: Lake) ->
 
     ledger.discards.add("orders", [a_discard(1)])
     keep(ledger, lake, "orders")
-    append(lake.path("orders", "discards"), pa.Table.from_pylist([discards_table._row(a_discard(1))]))
+    append(lake.build_table_path("orders", "discards"), pa.Table.from_pylist([discards_table._build_row(a_discard(1))]))
     assert read(lake, "orders") == [a_discard(1)]
     assert keep(ledger, lake, "orders") == 0
 
@@ -115,24 +115,24 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
         Dies(patch, before="died" not in repaired_by)
         with pytest.raises(TemporaryError, match="killed"):
             _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN)
-    [known] = world.ledger.discards.of("orders")
+    [known] = world.ledger.discards.list_for_stream("orders")
     if repaired_by == "a decision":
-        assert discards.seen_now(work_of(world.ledger, world.lake)) == {
-            discards.SEEN: microseconds(known.discarded_at)
+        assert discards.read_current_state(work_of(world.ledger, world.lake)) == {
+            discards.SEEN: to_microseconds(known.discarded_at)
         }, "it rests on what the lake has from now on"
     elif repaired_by == "the next who gives up":
         assert _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN) == (0, 1)
     elif repaired_by == "maintenance":
-        monkeypatch.setattr(maintenance, "tables_of", lambda _: [])  # they need Spark
+        monkeypatch.setattr(maintenance, "select_tables", lambda _: [])  # they need Spark
         maintenance.maintain(work_of(world.ledger, world.lake), None, datetime.now(UTC), dry_run=False)
     rebuilt = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
     said: list[str] = []
     rebuilding.rebuild_from_lake(
         rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), dry_run=False
     )
-    assert rebuilt.discards.of("orders") == [known]
+    assert rebuilt.discards.list_for_stream("orders") == [known]
     assert "1 records were discarded" in said
-    assert rebuilt.discards.last_at("orders") == known.discarded_at
+    assert rebuilt.discards.read_last_discard_time("orders") == known.discarded_at
 
 
 def test_nothing_is_abandoned_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> None:
@@ -143,5 +143,5 @@ def test_nothing_is_abandoned_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> 
     gone = Lake(str(tmp_path / "elsewhere"))
     with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):
         _discard(world.ledger, gone, STREAM, parked(2), BY_ANN)
-    assert world.ledger.discards.of("orders") == []
+    assert world.ledger.discards.list_for_stream("orders") == []
     assert not Path(gone.root).exists()

@@ -21,14 +21,14 @@ from highwater.assets.unprocessed_origins import DETAIL
 from highwater.declaration import Accepted
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
-from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
-from highwater.orchestration.operations.acceptance import accept_loss, never_read
+from highwater.orchestration.checking.version_checks import check_stream_versions, check_version_gaps, check_versions
+from highwater.orchestration.operations.acceptance import accept_loss, build_unread_filter
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Discard, Generation
-from highwater.routing import due_after, is_stream_topic, stream_of_topic
+from highwater.routing import build_stream_of_topic, compute_retry_delay, is_stream_topic
 from tests.bench_records import due, ends, published
 from tests.support import Bench, Message, customers, order_message
 
@@ -66,7 +66,7 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     assert (reported[envelope.ORIGIN_OFFSET], reported[envelope.ATTEMPT]) == (b"0", b"1")
     assert [(p, v) for p, _, v, _ in published(bench.bootstrap, f"{topic}.parked")] == [(1, b"garbled")]
     assert bench.current()["o1"]["version"] == 2
-    missed = missing_checks(bench.lake, bench.stream, [main.key])["no_version_missing"][main.key]
+    missed = check_version_gaps(bench.lake, bench.stream, [main.key])["no_version_missing"][main.key]
     assert (missed.passed, missed.warning, missed.numbers["waits_in_a_tier"]) == (False, True, 1)
     assert f"{topic} partition 0 offset 0, on {topic}.dlq.1, due at " in str(missed.samples[0]["where"])
 
@@ -86,10 +86,10 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     winner = bench.current()["o1"]
     assert (winner["version"], winner["updated_by_slice"]) == (2, main.key)
     keys = [main.key, slice_.key]
-    checked = version_checks(bench.lake, bench.stream, keys) | missing_checks(bench.lake, bench.stream, keys)
+    checked = check_versions(bench.lake, bench.stream, keys) | check_version_gaps(bench.lake, bench.stream, keys)
     assert [v.text for by_slice in checked.values() for v in by_slice.values() if not v.passed] == []
     assert checked["versions_along_offsets"][slice_.key].numbers["returns_from_the_DLQ"] == 1
-    assert [v.text for v in over_the_stream(bench.lake, bench.stream).values() if not v.passed] == []
+    assert [v.text for v in check_stream_versions(bench.lake, bench.stream).values() if not v.passed] == []
     ensure_located(bench, main, slice_)
     ensure_explained(bench, main)
 
@@ -384,7 +384,7 @@ def test_nothing_is_due_before_its_delay(bench: Bench) -> None:
 
     wait_until(due_now, 60, "what is due")
     waited = datetime.now(UTC) - bench.rows("dlq")[0]["published_at"]
-    assert waited > due_after(timedelta(seconds=6), found[0].key) - timedelta(seconds=2)
+    assert waited > compute_retry_delay(timedelta(seconds=6), found[0].key) - timedelta(seconds=2)
 
 
 def test_status_and_acceptance_know_the_tiers(retried: Bench) -> None:
@@ -393,29 +393,29 @@ def test_status_and_acceptance_know_the_tiers(retried: Bench) -> None:
 
     bench = retried
     tier = bench.stream.tier_topics[0]
-    reported = stream_status(bench.ledger, bench.kafka, bench.stream, {}).lines
+    reported = read_stream_status(bench.ledger, bench.kafka, bench.stream, {}).lines
     assert f"  {tier}: nothing was published to it yet" in reported
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1, amount="x"))
     bench.materialise(bench.plan(0, p0=(0, 2)))
-    first, parked = (stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[n] for n in (0, -1))
+    first, parked = (read_stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[n] for n in (0, -1))
     # One record, and the marker of its transaction.
     assert (first.topic, first.waiting, parked.waiting, parked.due) == (tier, 2, 2, None)
     [slice_] = due(bench)
-    assert stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[0].waiting == 0
+    assert read_stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[0].waiting == 0
 
-    admin = bench.kafka.admin()
+    admin = bench.kafka.get_admin()
     admin.delete_records([TopicPartition(tier, 0, 2)])
-    wait_until(lambda: bench.kafka.topic_state(tier).partitions[0].log_start == 2, 30, "the deletion")
+    wait_until(lambda: bench.kafka.read_topic_state(tier).partitions[0].log_start == 2, 30, "the deletion")
     with pytest.raises(OffsetsExpiredError) as caught:
         bench.materialise(slice_)
     assert f"highwater accept-loss orders --topic {tier} --partition 0" in caught.value.remedy
-    unread = never_read(bench.lake, bench.stream)
-    asked = stream_of_topic(bench.stream, tier)
+    unread = build_unread_filter(bench.lake, bench.stream)
+    asked = build_stream_of_topic(bench.stream, tier)
     accepted = accept_loss(bench.ledger, bench.kafka, asked, unread, by="ann", now=datetime.now(UTC), dry_run=False)
     assert [(loss.topic, len(loss.offsets)) for loss in accepted.losses] == [(tier, 2)]
     bench.materialise(slice_)
     with pytest.raises(ConfigurationError, match="no topic that is planned"):
-        stream_of_topic(bench.stream, bench.stream.parked_topic)
+        build_stream_of_topic(bench.stream, bench.stream.parked_topic)
 
 
 @pytest.mark.long

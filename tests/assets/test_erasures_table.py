@@ -16,7 +16,7 @@ from highwater.assets import erasures_table, publication_log, raw
 from highwater.assets.erasures_table import keep, read
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Maintenance, Stream
-from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure, digest_of
+from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure, compute_digest
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.operations import erasing, maintenance, rebuilding
@@ -33,15 +33,15 @@ from tests.world import FIRST, NOON, RETRIED, STREAM, World, slice_
 pytestmark = pytest.mark.slow
 
 NOTHING = cast("Any", None)
-KAFKA = cast("Any", SimpleNamespace(groups=list))
-O5 = digest_of(b"o5")
+KAFKA = cast("Any", SimpleNamespace(list_group_names=list))
+O5 = compute_digest(b"o5")
 # Of the world: what was rejected of the first slice, and what of it came back through the tier.
 TAKEN = {FIRST.key: {0: [(2, 3), (4, 5)]}, RETRIED.key: {0: [(0, 1), (2, 4)]}}
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: None)
+    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
     made = World(tmp_path)
     made.write()
     return made
@@ -55,7 +55,7 @@ def fresh(world: World, known: Sequence[str] = (), stream: Stream = STREAM) -> t
 
 def taken(ledger: Ledger) -> dict[str, Any]:
     """What was erased of slices, as plain numbers."""
-    found = ledger.erasures.slices([FIRST.key, RETRIED.key])
+    found = ledger.erasures.read_for_slices([FIRST.key, RETRIED.key])
     return {k: {p: [(r.start, r.end) for r in it] for p, it in one.places.items()} for k, [one] in found.items()}
 
 
@@ -69,23 +69,23 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     ledger.erasures.begin(first, [Erased("a", places, {"raw": 5, "events": 1}), Erased("b", {})])
     assert keep(ledger, lake, "orders") == 2
     done = NOON + timedelta(microseconds=1)
-    ledger.erasures.done(["a"], O5, done)
+    ledger.erasures.mark_done(["a"], O5, done)
     assert keep(ledger, lake, "orders") == 1
     erasure = Erasure("orders", O5, "asked for", "ann", NOON)
     slices = {"a": Erased("a", places, {"raw": 5, "events": 1}, done), "b": Erased("b", {})}
     assert read(lake, "orders") == [RecordedErasure(erasure, slices)]
 
     other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
-    other.erasures.add(Erasure("orders", digest_of(b"o6"), "asked for", "bob", NOON + timedelta(days=1)))
+    other.erasures.add(Erasure("orders", compute_digest(b"o6"), "asked for", "bob", NOON + timedelta(days=1)))
     assert keep(other, lake, "orders") == 1, "a ledger that knows less takes nothing away"
     assert [one.erasure.erased_by for one in read(lake, "orders")] == ["ann", "bob"]
     for _ in range(2):
         restore_plans(other.database, [], [], {}, [], {}, erasures=read(lake, "orders"))
-    assert [(one.digest, one.erased_by) for one in other.erasures.of("orders")] == [
-        (digest_of(b"o6"), "bob"),
+    assert [(one.digest, one.erased_by) for one in other.erasures.list_for_stream("orders")] == [
+        (compute_digest(b"o6"), "bob"),
         (O5, "ann"),
     ]
-    assert {key: replace(one, number=0) for key, [one] in other.erasures.slices(["a", "b"]).items()} == slices
+    assert {key: replace(one, number=0) for key, [one] in other.erasures.read_for_slices(["a", "b"]).items()} == slices
     assert keep(other, lake, "orders") == 0
 
 
@@ -152,8 +152,8 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
     rebuilt, found = fresh(world)
     gone = not world.of("raw", key=b"o5")
     assert gone == (point not in POINTS[:3])
-    known = {(one.digest, one.erased_at) for one in world.ledger.erasures.of("orders")}
-    assert {(one.digest, one.erased_at) for one in rebuilt.erasures.of("orders")} == (
+    known = {(one.digest, one.erased_at) for one in world.ledger.erasures.list_for_stream("orders")}
+    assert {(one.digest, one.erased_at) for one in rebuilt.erasures.list_for_stream("orders")} == (
         set() if point == "before 1" else known
     )
     assert taken(rebuilt) == ({} if point in POINTS[:2] else TAKEN)
@@ -162,9 +162,9 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
     world.ledger = rebuilt
     if open_ or not gone:
         erase(rebuilt)
-    assert taken(rebuilt) == TAKEN or len(rebuilt.erasures.slices([FIRST.key])[FIRST.key]) > 1
+    assert taken(rebuilt) == TAKEN or len(rebuilt.erasures.read_for_slices([FIRST.key])[FIRST.key]) > 1
     assert not world.of("raw", key=b"o5")
-    gaps = world.results()["gaps_explained"]
+    gaps = world.check_slices()["gaps_explained"]
     assert [gaps[key].passed for key in (FIRST.key, RETRIED.key)] == [True, True]
     assert (gaps[FIRST.key].numbers["erased"], gaps[RETRIED.key].numbers["erased"]) == (2, 3)
 
@@ -184,10 +184,10 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
         forgetful, _ = fresh(world)
     known, world.ledger = world.ledger, forgetful
     assert {FIRST.key, RETRIED.key} <= {*world.red()["gaps_explained"]}
-    number = known.erasures.of("orders")[0].number
+    number = known.erasures.list_for_stream("orders")[0].number
     later = slice_(7, p0=(50, 60))
-    known.erasures.excluded_slices(number, later.key, {0: [OffsetRange(51, 52)]}, NOON)
-    monkeypatch.setattr(maintenance, "_maintained", lambda task: task)
+    known.erasures.record_excluded(number, later.key, {0: [OffsetRange(51, 52)]}, NOON)
+    monkeypatch.setattr(maintenance, "_maintain_table", lambda task: task)
     maintenance.maintain(work, None, datetime.now(UTC), dry_run=True)
     assert later.key not in read(world.lake, "orders")[0].slices
     maintenance.maintain(work, None, datetime.now(UTC), dry_run=False)
@@ -199,7 +199,9 @@ def test_what_a_slice_leaves_out_is_in_the_lake_before_it_is_committed(
 ) -> None:
     """An erasure that died before its first step is in force all the same: runs leave its records out."""
     world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
-    monkeypatch.setattr(raw, "_literal_map", lambda _: (_ for _ in ()).throw(TemporaryError("no Spark", remedy="none")))
+    monkeypatch.setattr(
+        raw, "_build_literal_map", lambda _: (_ for _ in ()).throw(TemporaryError("no Spark", remedy="none"))
+    )
     work = Work(STREAM, [], NOTHING, world.lake, world.ledger, NOTHING, lambda _: None)
     with pytest.raises(TemporaryError, match="no Spark"):
         raw._without_erased(work, NOTHING)
@@ -217,7 +219,7 @@ def test_keys_that_dagster_does_not_hold_are_retired_as_maintenance_would(tmp_pa
     world.write()
     ledger, found = fresh(world, known=[old[0]], stream=stream)
     assert found.retired == [old[2], old[3]], "not the one that is live, nor the one that is not whole"
-    assert ledger.retired.among(world.keys) == {*found.retired}
+    assert ledger.retired.list_retired(world.keys) == {*found.retired}
     assert f"2 keys are retired: {old[2]} .. {old[3]}" in found.lines
     publishing = replace(stream, publishes=Accepted("orders.accepted"))
     assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == [], "none of them is sent"
@@ -230,10 +232,10 @@ def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
 
     world = World(tmp_path, copies=2)
     world.write()
-    plant(world.lake.path("orders", publication_log.TABLE), publication_log.schema().empty_table())
+    plant(world.lake.build_table_path("orders", publication_log.TABLE), publication_log.build_schema().empty_table())
     batch = publication_log.BatchUnderWay(3, "orders.accepted", "id", 0, {FIRST.key: 2})
-    rows = pa.Table.from_pylist([{"batch": batch.to_json()}], publication_log.sending_schema())
-    write_deltalake(world.lake.path("orders", publication_log.SENDING), rows)
+    rows = pa.Table.from_pylist([{"batch": batch.to_json()}], publication_log.build_sending_schema())
+    write_deltalake(world.lake.build_table_path("orders", publication_log.SENDING), rows)
     publishing = replace(STREAM, publishes=Accepted("orders.accepted"), maintenance=Maintenance(live_slices=1))
     assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == []
 
@@ -244,15 +246,15 @@ def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, t
     unknown = slice_(77).key
     world.ledger.erasures.begin(number, [Erased(FIRST.key, places, {"raw": 1}), Erased(unknown, {})])
     keep(world.ledger, world.lake, "orders")
-    world.ledger.erasures.done([FIRST.key], O5, NOON)
+    world.ledger.erasures.mark_done([FIRST.key], O5, NOON)
     keep(world.ledger, world.lake, "orders")
     backup, _ = fresh(world)
     with backup.database.writing() as connection:
         for table in ("erased_slices", "erasures"):
             connection.exec_driver_sql(f"DELETE FROM {table}")
-    assert backup.erasures.of("orders") == []
+    assert backup.erasures.list_for_stream("orders") == []
     assert keep(backup, world.lake, "orders") == 0
-    [one] = backup.erasures.recorded("orders")
+    [one] = backup.erasures.list_recorded("orders")
     assert (one.erasure.digest, one.erasure.erased_by) == (O5, "ann")
     assert {key: it.done_at for key, it in one.slices.items()} == {FIRST.key: NOON}, "of slices that it knows"
 

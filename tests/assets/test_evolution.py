@@ -85,7 +85,7 @@ def rejects(bench: Bench) -> list[tuple[Any, ...]]:
 
 
 def types(bench: Bench, table: str) -> dict[str, Any]:
-    fields = bench.lake.table_at(bench.stream.name, table).schema().fields
+    fields = bench.lake.open_existing_table(bench.stream.name, table).schema().fields
     return {field.name: json.loads(field.type.to_json()) for field in fields}
 
 
@@ -113,7 +113,7 @@ def test_schemas_add_columns_and_widen_them(bench: Bench) -> None:
     bench.materialise(first)
     assert events(bench, "n")[0] == (None,)
     assert not bench.failing()
-    protocol = bench.lake.table_at("evolving", "events").protocol()
+    protocol = bench.lake.open_existing_table("evolving", "events").protocol()
     assert protocol.min_reader_version == 1, "a wider type must not keep other readers out"
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from highwater.assets.origins import PROBLEM
 from highwater.assets.parsing import parse_records
-from highwater.column_comparison import same
+from highwater.column_comparison import matches_stored
 from highwater.declaration import Field, Stream
-from highwater.decoding import document_of_key
+from highwater.decoding import decode_record_key
 from highwater.formats import BigEndian, Json, KeyFormat, Raw, Text
-from highwater.second_reader import KafkaRecord, MisfitError, document_of, value_of
-from highwater.sources import Header, Key, Meta, Source, steps
+from highwater.second_reader import KafkaRecord, MisfitError, convert_field, parse_document
+from highwater.sources import Header, Key, Meta, Source, split_path
 from tests.support import make_stream
 
 if TYPE_CHECKING:
@@ -231,13 +231,13 @@ def test_the_second_reader_reads_what_is_wanted(name: str) -> None:
     else:
         read = read_apart(case)
         wanted = json.dumps(case.wanted, default=float) if case.declared.type == "json" else case.wanted
-        assert same(case.declared, read, wanted) or read == case.wanted
+        assert matches_stored(case.declared, read, wanted) or read == case.wanted
 
 
 def read_apart(case: Case) -> Any:
     record = record_of(case)
-    own_key = document_of_key(stream_of(case.declared, case.key_format), record, None)
-    read = value_of(case.declared, record, document_of(case.value.encode()), own_key)
+    own_key = decode_record_key(stream_of(case.declared, case.key_format), record, None)
+    read = convert_field(case.declared, record, parse_document(case.value.encode()), own_key)
     if name_twice(case) or "\ud83d" in str(read).replace("\U0001f600", ""):
         raise MisfitError("the pipeline refuses what Python reads")
     if case.declared.type.startswith("decimal") or case.declared.type in {"integer", "long"}:
@@ -313,10 +313,10 @@ def test_the_pipeline_reads_what_is_wanted(found: dict[str, tuple[str | None, An
         return
     assert detail is None
     reported = bytes(reported) if isinstance(reported, bytearray) else reported
-    assert same(case.declared, read_apart(case), reported)
+    assert matches_stored(case.declared, read_apart(case), reported)
     if not (isinstance(case.wanted, float) and math.isnan(case.wanted)):
         assert (
-            document_of(reported.encode()) if case.declared.type == "json" and reported is not None else reported
+            parse_document(reported.encode()) if case.declared.type == "json" and reported is not None else reported
         ) == case.wanted
 
 
@@ -331,10 +331,10 @@ def test_the_pipeline_reads_what_is_wanted(found: dict[str, tuple[str | None, An
     ],
 )
 def test_a_path_names_its_steps(path: str, names: tuple[str, ...]) -> None:
-    assert steps(path) == names
+    assert split_path(path) == names
 
 
 @pytest.mark.parametrize("path", ["", ".a", "a..b", "a.", "a[0]", 'a["b', "a b", 'a["b\\"c"]'])
 def test_what_is_no_path_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="path"):
-        steps(path)
+        split_path(path)

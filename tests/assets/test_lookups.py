@@ -38,7 +38,7 @@ def reference(bench: Bench, rows: list[tuple[str | None, str | None, int | None]
     types = {"customer_id": pa.string(), "region": pa.string(), "points": pa.int32()}
     arrays = [pa.array(values, type=kind) for values, kind in zip(columns, types.values(), strict=True)]
     table = pa.table(dict(zip(types, arrays, strict=True)))
-    path = bench.lake.reference("reference/customers")
+    path = bench.lake.build_reference_path("reference/customers")
     write_deltalake(path, table, mode="overwrite", schema_mode="overwrite")
 
 

@@ -25,7 +25,17 @@ from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import metrics, minute_rows
 from highwater.declaration import Field, Metrics, Stream
 from highwater.errors import DeclarationError, DependencyAwayError, SupersededAttemptError, TemporaryError
-from highwater.minutes import Minute, Sums, batches, closed, day_of, hours, seen_by, spans, time_of
+from highwater.minutes import (
+    Minute,
+    Sums,
+    build_spans,
+    collect_linked_minutes,
+    convert_to_time,
+    format_day,
+    select_affected_minutes,
+    split_minutes,
+    sum_hours,
+)
 from highwater.orchestration.checking import metrics_checks
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
@@ -45,20 +55,20 @@ MINUTES = st.sets(st.integers(-200, 3000), max_size=30)
 
 @given(MINUTES, st.integers(1, 6))
 def test_spans_cover_each_minute_once_and_are_no_more_than_allowed(minutes: set[int], most: int) -> None:
-    found = spans(minutes, most)
+    found = build_spans(minutes, most)
     assert len(found) <= most
     assert all(sum(start <= minute < end for start, end in found) == 1 for minute in minutes)
-    assert sum(end - start for start, end in spans(minutes, 1000)) == len(minutes)
+    assert sum(end - start for start, end in build_spans(minutes, 1000)) == len(minutes)
 
 
 @given(st.dictionaries(st.integers(0, 200), st.integers(0, 50), max_size=30), MINUTES, MINUTES)
 def test_the_hour_of_a_minute_ends_with_it(amounts: dict[int, int], wanted: set[int], changed: set[int]) -> None:
     minutes = {m: Minute(1, {"paid": Sums(1, Decimal(a)), "placed": Sums(1, Decimal(7))}) for m, a in amounts.items()}
-    found = hours(minutes, wanted, ["paid"])
+    found = sum_hours(minutes, wanted, ["paid"])
     for minute in wanted:
         seen = [Decimal(amounts[m]) for m in range(minute - 59, minute + 1) if m in amounts]
         assert found[minute] == Sums(len(seen), sum(seen, Decimal(0)))
-    assert seen_by(changed, amounts) == [m for m in amounts if any(m - 59 <= c <= m for c in changed)]
+    assert select_affected_minutes(changed, amounts) == [m for m in amounts if any(m - 59 <= c <= m for c in changed)]
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=15)
@@ -67,7 +77,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=15)
 @given(st.dictionaries(st.integers(0, 20), st.integers(0, 9), min_size=1), PAIRS, st.integers(1, 40))
 def test_linked_minutes_are_computed_together(weights: dict[int, int], pairs: list[tuple[int, int]], most: int) -> None:
     links = {a: {b for c, b in pairs if c == a} for a, _ in pairs}
-    parts = batches(weights, links, most)
+    parts = split_minutes(weights, links, most)
     assert sorted(m for part in parts for m in part) == sorted(weights)
     for a, b in pairs:
         assert not any(a in part and b in weights and b not in part for part in parts)
@@ -80,7 +90,7 @@ def test_what_is_linked_over_others_is_found(pairs: list[tuple[int, int]], begin
     reached = {begin}
     for _ in pairs:
         reached |= {b for a, b in pairs if a in reached}
-    assert closed([begin], lambda some: {m: [b for a, b in pairs if a == m] for m in some}) == reached
+    assert collect_linked_minutes([begin], lambda some: {m: [b for a, b in pairs if a == m] for m in some}) == reached
 
 
 def test_a_mean_is_exact_and_a_half_is_rounded_away_from_zero() -> None:
@@ -95,12 +105,12 @@ def test_a_mean_is_exact_and_a_half_is_rounded_away_from_zero() -> None:
 
 
 def test_a_minute_beyond_the_calendar_has_a_name() -> None:
-    assert day_of(0) == "1970-01-01"
-    assert day_of(-1) == "1969-12-31"
-    assert time_of(24 * 60 + 61) == "1970-01-02 01:01"
+    assert format_day(0) == "1970-01-01"
+    assert format_day(-1) == "1969-12-31"
+    assert convert_to_time(24 * 60 + 61) == "1970-01-02 01:01"
     year_10000 = (date.max.toordinal() + 1 - date(1970, 1, 1).toordinal()) * 24 * 60
-    assert day_of(year_10000) == "day 2932897"
-    assert time_of(year_10000 + 5) == "day 2932897, minute 5"
+    assert format_day(year_10000) == "day 2932897"
+    assert convert_to_time(year_10000 + 5) == "day 2932897, minute 5"
 
 
 # The table
@@ -229,15 +239,15 @@ def test_days_that_stay_as_they_are_are_not_written(measured: Measured) -> None:
 def test_the_commit_of_minutes_records_the_slice_and_its_minutes(measured: Measured) -> None:
     measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 60))
     measured.measure(0, run="r1")
-    [slice_commit] = measured.lake.committed("orders", "metrics").values()
+    [slice_commit] = measured.lake.load_slice_commits("orders", "metrics").values()
     assert (slice_commit.key, slice_commit.attempt, slice_commit.rows) == (measured.slice_(0).key, 1, 2)
     noon = round(NOON.timestamp()) // 60
     assert slice_commit.extra == {"minutes": [noon, noon + 1]}
     written = json.loads(measured.commits()[0]["userMetadata"])["highwater"]
     assert written["run"] == "r1"
     assert [SliceCommit.from_plain(one) for one in written["records"]] == [slice_commit]
-    [record] = measured.lake.commits("orders", "metrics").records.values()
-    assert record.version == measured.lake.table_at("orders", "metrics").version()
+    [record] = measured.lake.load_commits("orders", "metrics").records.values()
+    assert record.version == measured.lake.open_existing_table("orders", "metrics").version()
 
 
 def test_slices_that_were_decided_before_the_table_came_are_taken_in_at_once(measured: Measured) -> None:
@@ -269,7 +279,7 @@ def test_without_events_of_a_slice_it_is_reported(measured: Measured) -> None:
 def test_a_lake_that_cannot_be_read_is_not_an_empty_one(measured: Measured) -> None:
     measured.decide(0, Event("o1", 1, 0))
     measured.measure(0)
-    for file in (Path(measured.lake.path("orders", "metrics")) / "_delta_log").iterdir():
+    for file in (Path(measured.lake.build_table_path("orders", "metrics")) / "_delta_log").iterdir():
         file.write_text("{")
     with pytest.raises(DependencyAwayError):
         measured.measure(0)
@@ -420,7 +430,7 @@ class History(RuleBasedStateMachine):
         lacking = self.measured.lacking()
         keys = [self.measured.slice_(o).key for o in self.measured.held if o not in lacking]
         if keys:
-            found = metrics_checks.metrics_follow_events(
+            found = metrics_checks.check_metrics_follow_events(
                 self.measured.ledger, self.measured.lake, self.measured.stream, keys
             )
             assert {key: one.text for by in found.values() for key, one in by.items() if not one.passed} == {}
@@ -483,7 +493,7 @@ def _with_statuses(values: tuple[str, ...], amount: str = "decimal(12,2)") -> St
 
 @pytest.mark.parametrize(("amount", "scale"), [("integer", 0), ("long", 0), ("decimal(28,3)", 3)])
 def test_amounts_of_any_number_are_summed(amount: str, scale: int) -> None:
-    assert minute_rows.scale_of(_with_statuses(("paid",), amount)) == scale
+    assert minute_rows.find_scale(_with_statuses(("paid",), amount)) == scale
 
 
 def test_a_decimal_whose_sum_might_not_fit_is_refused() -> None:

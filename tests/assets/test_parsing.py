@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from highwater.assets import event_json
-from highwater.assets.documents import exact_numbers
-from highwater.assets.field_parts import part_of
-from highwater.assets.fields import _digits_of, _plain, value_of
+from highwater.assets.documents import mark_inexact_numbers
+from highwater.assets.field_parts import build_part
+from highwater.assets.fields import _extract_digits, _to_plain_number, convert_value
 from highwater.assets.origins import PROBLEM
 from highwater.assets.parsing import parse_records
 from highwater.declaration import Field
@@ -320,13 +320,13 @@ def test_a_decimal_is_exact_or_malformed_for_every_precision_and_scale(spark: Sp
     texts = numbers()
     rows = spark.createDataFrame([(text,) for text in texts], "text STRING")
     stream = make_stream("numbers")
-    any_ = part_of(stream, Field("x", "decimal(1,0)"))
+    any_ = build_part(stream, Field("x", "decimal(1,0)"))
     read = rows.withColumn("markable", F.lit(True))
-    exact = exact_numbers(F.col("text"), F.col("markable"), infinite=False)
+    exact = mark_inexact_numbers(F.col("text"), F.col("markable"), infinite=False)
     read = read.withColumn("json_x", F.try_parse_json(exact))
     read = read.withColumn("kind_x", F.schema_of_variant("json_x"))
-    read = read.withColumn("number_x", _digits_of(any_, _plain(any_.behind_mark)))
-    columns = [value_of(part_of(stream, Field("x", f"decimal({p},{s})"))).alias(f"d_{p}_{s}") for p, s in TYPES]
+    read = read.withColumn("number_x", _extract_digits(any_, _to_plain_number(any_.behind_mark)))
+    columns = [convert_value(build_part(stream, Field("x", f"decimal({p},{s})"))).alias(f"d_{p}_{s}") for p, s in TYPES]
     table = read.select("text", *columns).toArrow()
     order = table["text"].to_pylist()
     assert sorted(order) == sorted(texts)
@@ -344,7 +344,7 @@ def test_a_published_decimal_is_exact_for_every_precision_and_scale() -> None:
         units = [0, 1, -1, 10**p - 1, 1 - 10**p, 10 ** (p - 1)]
         values = [exact.scaleb(Decimal(one), -s) for one in units]
         table = pa.table({"x": pa.array(values, pa.decimal128(p, s))})
-        written = event_json.values(cast("Stream", SimpleNamespace(fields=(field,))), table)
+        written = event_json.encode_values(cast("Stream", SimpleNamespace(fields=(field,))), table)
         texts = [one.decode() for one in written.to_pylist()]
         assert [json.loads(text, parse_float=Decimal, parse_int=Decimal)["x"] for text in texts] == values
         assert not any("e" in text.lower() for text in texts)

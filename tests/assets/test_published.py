@@ -23,13 +23,13 @@ from highwater.assets import (
     published,
     retraction_guard,
 )
-from highwater.assets.erasing import origins_of
+from highwater.assets.erasing import list_origins
 from highwater.assets.publication_window import RUN, Window
-from highwater.assets.publication_window import schema as window_schema
+from highwater.assets.publication_window import build_schema as window_schema
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Field
 from highwater.envelope import Origin
-from highwater.erasing import digest_of
+from highwater.erasing import compute_digest
 from highwater.errors import (
     ConfigurationError,
     DependencyAwayError,
@@ -41,7 +41,7 @@ from highwater.errors import (
     TopicAbsentError,
     TopicRecreatedError,
 )
-from highwater.orchestration.checking.published_checks import events_published
+from highwater.orchestration.checking.published_checks import check_events_published
 from highwater.plans import Publication
 from highwater.publishing import PublicationOutcome, State
 from highwater.resources.delta import query
@@ -63,7 +63,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(published, "Transactions", log)
     shape = Shape(2, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
-    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
+    monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
     return log
 
 
@@ -83,9 +83,11 @@ def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(
     tables.decide(slice_, some)
     tables.publish(slice_)
     assert [said(one)["customer_id"] for one in log.records] == [one.fields["customer_id"] for one in some]
-    table = tables.lake.table_at("orders", published.TABLE)
+    table = tables.lake.open_existing_table("orders", published.TABLE)
     stored = query(table, "SELECT origin_offset, fingerprint FROM t ORDER BY origin_offset")
-    assert [row["fingerprint"] for row in stored] == [event_json.fingerprint(one.value or b"") for one in log.records]
+    assert [row["fingerprint"] for row in stored] == [
+        event_json.compute_fingerprint(one.value or b"") for one in log.records
+    ]
     assert len(stored) == 7
 
 
@@ -192,7 +194,7 @@ def test_second_deliveries_within_the_horizon_are_left_out(tables: Tables, log: 
 def rows_of(tables: Tables) -> list[dict[str, Any]]:
     from tests.support import read_rows
 
-    return read_rows(tables.lake.path("orders", "published"))
+    return read_rows(tables.lake.build_table_path("orders", "published"))
 
 
 def test_a_corrected_slice_sends_what_is_new_and_what_changed(tables: Tables, log: Log) -> None:
@@ -288,9 +290,13 @@ def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away
         with pytest.raises(Broken):
             tables.publish(slices[0])
     tables.publish(slices[0])
-    decided = {key: one.attempt for key, one in tables.lake.committed("orders", "events", [*tables.slices]).items()}
+    decided = {
+        key: one.attempt for key, one in tables.lake.load_slice_commits("orders", "events", [*tables.slices]).items()
+    }
     left = [
-        key for key in decided if key not in publication_log.as_decided(tables.lake, tables.stream, [*decided], decided)
+        key
+        for key in decided
+        if key not in publication_log.ensure_unchanged(tables.lake, tables.stream, [*decided], decided)
     ]
     assert sorted(left) == [slice_.key for slice_ in slices[1:]], "the sensor asks for them"
     check_published(tables, waiting=2)
@@ -309,7 +315,7 @@ def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away
 
 
 def check_published(tables: Tables, waiting: int) -> None:
-    found = events_published(tables.ledger, tables.lake, tables.stream, [*tables.slices])["events_published"]
+    found = check_events_published(tables.ledger, tables.lake, tables.stream, [*tables.slices])["events_published"]
     assert all(one.passed for one in found.values()), found
     assert sum("its turn comes" in one.text for one in found.values()) == waiting
 
@@ -347,13 +353,13 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     tables.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
     tables.decide(late, [Event(0, 2, "o0-1", 2), Event(1, 7, "o1-7")])
     tables.publish(slice_, late)
-    events = tables.lake.table("orders", "events")
+    events = tables.lake.open_stream_table("orders", "events")
     assert events is not None
-    gone = origins_of(events, digest_of(b"o0-1"), [slice_.key, late.key])
+    gone = list_origins(events, compute_digest(b"o0-1"), [slice_.key, late.key])
     assert gone == {slice_.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
     publication_log_writer.forget(tables.work(), gone)
-    assert publication_log.under_way(tables.lake, tables.stream) == set()
-    found = publication_log.slice_commits(tables.lake, tables.stream, [*gone])
+    assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
+    found = publication_log.read_published_commits(tables.lake, tables.stream, [*gone])
     assert {key: one.rows for key, one in found.items()} == {slice_.key: 1, late.key: 1}
     tables.decide(slice_, orders(0, 0, 1), rejected=orders(0, 2, 3))
     tables.decide(late, [Event(1, 7, "o1-7")])
@@ -371,7 +377,7 @@ def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) ->
     log.breaks = "committed 1"
     with pytest.raises(Broken):
         tables.publish(slice_)
-    assert publication_log.under_way(tables.lake, tables.stream) == {slice_.key}
+    assert publication_log.list_sending_slices(tables.lake, tables.stream) == {slice_.key}
     origin = Origin("orders", 0, 0, 1)
     with pytest.raises(SupersededAttemptError, match=slice_.key):
         publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
@@ -406,24 +412,24 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
 ) -> None:
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     keys = [slice_.key for slice_ in slices]
-    assert retraction_guard._reached(tables.work(*slices), keys) == []
+    assert retraction_guard._list_sent_slices(tables.work(*slices), keys) == []
     for n, slice_ in enumerate(slices):
         tables.decide(slice_, orders(0, n, n + 1))
     tables.publish(slices[0])
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):
         tables.publish(slices[1])
-    events = tables.lake.table("orders", "events")
+    events = tables.lake.open_stream_table("orders", "events")
     assert events is not None
     events.delete()
-    assert retraction_guard._reached(tables.work(*slices), keys) == keys[:2]
+    assert retraction_guard._list_sent_slices(tables.work(*slices), keys) == keys[:2]
 
 
 def commit(tables: Tables, slice_: Slice, rows: list[Event], rejected: list[Event]) -> None:
     """What the run of events does at its end."""
     accepted: Any = {(one.partition, one.offset) for one in rows}
     work = tables.work(slice_)
-    with retraction_guard.guarded(
+    with retraction_guard.block_sending(
         work, lambda: retraction_guard.ensure_no_retraction(work, [slice_.key], accepted, accepted)
     ) as ensure_held:
         ensure_held()
@@ -434,11 +440,13 @@ def commit(tables: Tables, slice_: Slice, rows: list[Event], rejected: list[Even
 def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def ensure_no_retraction(work: Work, keys: list[str], accepted: Any, refused: Any) -> None:
         asked = "SELECT slice, state, origin_partition, origin_offset FROM t"
-        being_sent = publication_log.under_way(work.lake, work.stream) & {*keys}
-        table = work.lake.table("orders", "published")
+        being_sent = publication_log.list_sending_slices(work.lake, work.stream) & {*keys}
+        table = work.lake.open_stream_table("orders", "published")
         rows = [] if table is None else query(table, asked)
         if being_sent:
-            rows += query(work.lake.table_at("orders", publication_log.SENDING), f"{asked} WHERE batch IS NULL")
+            rows += query(
+                work.lake.open_existing_table("orders", publication_log.SENDING), f"{asked} WHERE batch IS NULL"
+            )
         gone = [row for row in rows if row["slice"] in keys and row["state"] == "sent"]
         if any((row["origin_partition"], row["origin_offset"]) not in accepted for row in gone):
             raise RetractionError("sent", remedy="none")
@@ -487,7 +495,7 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
             tables.publish(slice_, after)
         assert (log.records, reported) == ([], [])
         monkeypatch.setattr(published, "_ensure_done", ensure_done)
-        assert publication_log.under_way(tables.lake, tables.stream) == set(), (
+        assert publication_log.list_sending_slices(tables.lake, tables.stream) == set(), (
             "nobody takes it for what may have been sent"
         )
         tables.publish(slice_, after)
@@ -512,9 +520,9 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     tables.decide(slice_, orders(0, 0, 2))
     for error, left in ((SupersededAttemptError("first", remedy="none"), False), (Broken("no answer"), True)):
         monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 600)
-        with pytest.raises(type(error)), retraction_guard.guarded(tables.work(slice_), lambda: None):
+        with pytest.raises(type(error)), retraction_guard.block_sending(tables.work(slice_), lambda: None):
             raise error
-        assert ("sending orders" in tables.ledger.leases()) == left
+        assert ("sending orders" in tables.ledger.read_leases()) == left
     monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 0.01)
     with pytest.raises(LeaseHeldError):
         tables.publish(slice_)
@@ -543,7 +551,7 @@ def test_only_what_may_still_be_sent_unchanged_is_locked_for_a_decision(tables: 
 
     def exposed() -> set[str]:
         work = tables.work(*slices)
-        return retraction_guard.exposed(work, tables.lake.committed("orders", "events", work.keys))
+        return retraction_guard.list_exposed_slices(work, tables.lake.load_slice_commits("orders", "events", work.keys))
 
     assert exposed() == {slice_.key for slice_ in slices[:3]}, "what was never decided cannot have been sent"
     tables.publish(*slices[:3])
@@ -621,7 +629,7 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     assert places(log.records) == [(0, at) for at in (0, 1, 4, 5, 6, 8, 9, 10, 11)]
     assert not any("highwater.late" in one.headers for one in log.records)
     assert Counter(row["slice"] for row in rows_of(tables)) == {slice_.key: 2 + n for n, slice_ in enumerate(slices)}
-    assert publication_log.under_way(tables.lake, tables.stream) == set()
+    assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
 
 
 def test_each_batch_is_written_down_once_and_settled_by_one_commit(
@@ -634,11 +642,11 @@ def test_each_batch_is_written_down_once_and_settled_by_one_commit(
     tables.publish(*slices)
     assert places(log.records) == [(0, n) for n in range(3)]
     versions = {
-        name: tables.lake.table_at("orders", name).version()
+        name: tables.lake.open_existing_table("orders", name).version()
         for name in (publication_log.TABLE, publication_log.SENDING)
     }
     assert versions == dict.fromkeys(versions, len(slices))
-    settled = tables.lake.committed("orders", publication_log.TABLE, [slice_.key for slice_ in slices])
+    settled = tables.lake.load_slice_commits("orders", publication_log.TABLE, [slice_.key for slice_ in slices])
     assert [settled[slice_.key].extra[publication_log.BATCH] for slice_ in slices] == [1, 2, 3]
 
 
@@ -735,18 +743,17 @@ def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
     for n, slice_ in enumerate(slices[:3]):
         tables.decide(slice_, orders(0, 2 * n, 2 * n + 2))
         tables.publish(slice_)
-        versions.append(tables.lake.table_at("orders", "published").version())
+        versions.append(tables.lake.open_existing_table("orders", "published").version())
     tables.decide(slices[3], orders(0, 6, 8))
-    tables.lake.table_at("orders", "published").restore(versions[0])
+    tables.lake.open_existing_table("orders", "published").restore(versions[0])
     with pytest.raises(ConfigurationError, match="older than what was sent"):
         tables.publish(slices[3])
     assert places(log.records) == [(0, n) for n in range(6)]
-    tables.lake.table_at("orders", "published").restore(versions[1])
+    tables.lake.open_existing_table("orders", "published").restore(versions[1])
     tables.publish(slices[3])  # what the last batch sent is in `_sending`, and is settled from there
     assert places(log.records) == [(0, n) for n in range(8)]
-    assert publication_log.slice_commits(tables.lake, tables.stream, [slice_.key for slice_ in slices]).keys() == {
-        p.key for p in slices
-    }
+    keys = [slice_.key for slice_ in slices]
+    assert sorted(publication_log.read_published_commits(tables.lake, tables.stream, keys)) == sorted(keys)
 
 
 def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tables: Tables, log: Log) -> None:
@@ -756,16 +763,16 @@ def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tabl
     tables.publish(first)
     [(name, mark)] = log.marks.items()
     tables.decide(second, orders(0, 2, 4))
-    shutil.rmtree(tables.lake.path("orders", publication_log.SENDING))
+    shutil.rmtree(tables.lake.build_table_path("orders", publication_log.SENDING))
     with pytest.raises(DependencyAwayError, match="the records being sent are unknown"):
-        publication_log.under_way(tables.lake, tables.stream)
+        publication_log.list_sending_slices(tables.lake, tables.stream)
     log.marks[name] = replace(mark, attempt=mark.attempt + 1, sent=1)
     with pytest.raises(ConfigurationError, match="older than what was sent"):
         tables.publish(second)
     log.marks[name] = mark
     tables.publish(second)
     assert places(log.records) == [(0, n) for n in range(4)]
-    assert publication_log.under_way(tables.lake, tables.stream) == set()
+    assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
 
 
 def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Tables, log: Log) -> None:
@@ -807,7 +814,7 @@ def test_a_topic_that_was_recreated_stops_the_run(tables: Tables, monkeypatch: p
     tables.decide(slice_, orders(0, 0, 2))
     tables.publish(slice_)
     tables.decide(slice_, orders(0, 0, 2, status="paid"))
-    monkeypatch.setattr(published, "_topic_id", lambda *_: "U" * 22)
+    monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "U" * 22)
     again = TopicState("", "U" * 22, {})
     monkeypatch.setattr(tables.kafka, "look_again", lambda topic: replace(again, topic=topic))
     with pytest.raises(TopicRecreatedError, match="topic ID U"):
@@ -823,7 +830,7 @@ def test_one_look_does_not_show_that_the_topic_was_recreated(
     tables.decide(slice_, orders(0, 0, 2))
     tables.publish(slice_)
     tables.decide(slice_, orders(0, 0, 2, status="paid"))
-    monkeypatch.setattr(published, "_topic_id", lambda *_: "U" * 22)
+    monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "U" * 22)
 
     def look_again(topic: str) -> TopicState:
         if second is None:
@@ -842,11 +849,11 @@ def test_times_are_in_utc_to_the_microsecond_in_all_years(us: int) -> None:
 
     moment = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).replace(tzinfo=None)
     column = pa.chunked_array([pa.array([us], pa.timestamp("us", "UTC"))])
-    written = event_json._written(Field("at", "timestamp"), column.combine_chunks()).to_pylist()
+    written = event_json._encode_column(Field("at", "timestamp"), column.combine_chunks()).to_pylist()
     assert written == [f'"{moment.isoformat(timespec="microseconds")}Z"']
     plain = [["s"], ["t"], [0], [0], [7], [us // 1000], [b"k"], [b"v"], ["f"]]
     window = Window(pa.table(plain, schema=window_schema()), [None], pa.array([0]))
-    assert [*window.each()] == [(b"k", b"v", b"7", b"%d" % (us // 1000), 0)]
+    assert [*window.iterate_rows()] == [(b"k", b"v", b"7", b"%d" % (us // 1000), 0)]
 
 
 def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_change() -> None:
@@ -859,15 +866,15 @@ def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_chang
     window = Window(
         pa.table(columns, schema=window_schema()), [None, PublicationOutcome(State.SENT, 0, None)], pa.array([0, 1] * 5)
     )
-    assert [(tuple(run.rows[name][0].as_py() for name in RUN), len(run)) for run in window.runs()] == [
+    assert [(tuple(run.rows[name][0].as_py() for name in RUN), len(run)) for run in window.split_runs()] == [
         (run, 2) for run in runs
     ]
-    assert window.by_slice() == {"a": 8, "b": 2}
-    known = window.of(lambda one: one is not None)
+    assert window.count_by_slice() == {"a": 8, "b": 2}
+    known = window.filter_by_outcome(lambda one: one is not None)
     assert known.rows["origin_offset"].to_pylist() == [1] * 5
-    assert [len(run) for run in known.runs()] == [1] * 5
-    assert [*window.part(0, 0).runs()] == []
-    assert window.column(lambda one: one.state.value, pa.string()).to_pylist() == [None, "sent"] * 5
+    assert [len(run) for run in known.split_runs()] == [1] * 5
+    assert [*window.select_range(0, 0).split_runs()] == []
+    assert window.build_column(lambda one: one.state.value, pa.string()).to_pylist() == [None, "sent"] * 5
 
 
 def test_values_are_json_for_any_text(tables: Tables, log: Log) -> None:

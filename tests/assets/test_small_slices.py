@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from highwater.assets import small_slices
-from highwater.assets.small_slices import INTERPRETED, MOST_OFFSETS, interpret_if_small, tables_read_by_classification
+from highwater.assets.small_slices import INTERPRETED, MOST_OFFSETS, interpret_if_small, list_classification_tables
 from highwater.assets.work import Work
 from highwater.declaration import Lookup
 from highwater.resources.lake import Lake
@@ -85,9 +85,9 @@ def test_classification_reads_the_reference_table_and_for_retries_the_events(tmp
     main = work(5, tmp_path)
     lookup = main.stream.lookup
     assert isinstance(lookup, Lookup)
-    assert tables_read_by_classification(main) == [f"{tmp_path}/{lookup.table}"]
-    assert tables_read_by_classification(work(5, tmp_path, "orders.dlq.1")) == [
+    assert list_classification_tables(main) == [f"{tmp_path}/{lookup.table}"]
+    assert list_classification_tables(work(5, tmp_path, "orders.dlq.1")) == [
         f"{tmp_path}/{lookup.table}",
         f"{tmp_path}/orders/events",
     ]
-    assert tables_read_by_classification(replace(main, stream=replace(main.stream, lookup=None))) == []
+    assert list_classification_tables(replace(main, stream=replace(main.stream, lookup=None))) == []

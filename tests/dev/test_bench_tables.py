@@ -11,19 +11,19 @@ from deltalake import DeltaTable
 from assets.streams.orders import STREAM
 from bench import tables
 from highwater.orchestration.checking import contents, follower_checks, origin_checks
-from highwater.orchestration.checking.key_places import key_places
-from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.orchestration.checking.key_places import read_key_places
+from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.checking.origin_counts import count_ends
-from highwater.orchestration.checking.plan_checks import all_tiling_faults, offsets_as_planned
-from highwater.orchestration.checking.slice_status import attempts
-from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
-from highwater.partition_counts import eras
+from highwater.orchestration.checking.plan_checks import check_offsets_as_planned, list_all_tiling_faults
+from highwater.orchestration.checking.slice_status import read_attempts
+from highwater.orchestration.checking.version_checks import check_stream_versions, check_version_gaps, check_versions
+from highwater.partition_counts import build_eras
 from highwater.partitioners import PartitionedBy, Partitioner
-from highwater.resources.commit_log import slice_commits_in, written
-from highwater.resources.delta import rows_in
+from highwater.resources.commit_log import read_slice_commits, read_written
+from highwater.resources.delta import count_logged_rows
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.table_maintenance import files_of
+from highwater.resources.table_maintenance import list_files
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
@@ -46,26 +46,26 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
         malformed,
         None,
     )
-    found = over_the_stream(lake, STREAM)
+    found = check_stream_versions(lake, STREAM)
     assert {name: result.text for name, result in found.items() if not result.passed} == {}
     assert found["one_content_a_version"].numbers["second_deliveries"] == faults - malformed
 
-    slices = ledger.slices(STREAM.name)
-    committed = attempts(lake, STREAM)
-    assert all_tiling_faults(ledger, STREAM, slices) == []
-    assert [slice_.key for slice_ in slices if committed.lacking(slice_.key)] == []
+    slices = ledger.list_slices(STREAM.name)
+    committed = read_attempts(lake, STREAM)
+    assert list_all_tiling_faults(ledger, STREAM, slices) == []
+    assert [slice_.key for slice_ in slices if committed.select_missing_tables(slice_.key)] == []
     keys = [slice_.key for slice_ in slices if slice_.topic == STREAM.topic]
     checks = {
-        "as planned": offsets_as_planned(in_raw(ledger, lake, STREAM, keys)),
-        "accounted": origin_checks.offsets_accounted_for(ledger, lake, STREAM, keys),
-        "recorded": contents.events_as_recorded(ledger, lake, STREAM, keys),
-        "follows": follower_checks.current_follows_events(lake, STREAM, keys),
-        **version_checks(lake, STREAM, keys),
-        **missing_checks(lake, STREAM, keys),
+        "as planned": check_offsets_as_planned(read_raw_offsets(ledger, lake, STREAM, keys)),
+        "accounted": origin_checks.check_offsets_accounted(ledger, lake, STREAM, keys),
+        "recorded": contents.check_events_as_recorded(ledger, lake, STREAM, keys),
+        "follows": follower_checks.check_current_follows_events(lake, STREAM, keys),
+        **check_versions(lake, STREAM, keys),
+        **check_version_gaps(lake, STREAM, keys),
     }
     assert {(name, key): one.text for name, by in checks.items() for key, one in by.items() if not one.passed} == {}
 
-    places = key_places(lake, STREAM, eras([p for p in slices if p.topic == STREAM.topic], []))
+    places = read_key_places(lake, STREAM, build_eras([p for p in slices if p.topic == STREAM.topic], []))
     assert places.several == 0
     assert next(iter(places.shares)) == PartitionedBy(Partitioner.CRC32, tables.PARTITIONS)
 
@@ -78,12 +78,12 @@ def test_a_long_log_has_a_record_and_a_file_of_each_slice(tmp_path: Path) -> Non
     tables.write_log(path, slices)
     table = DeltaTable(path)
     expected = {one.key: tables.ROWS_A_FILE for one in slices}
-    assert {key: one.rows for key, one in written(table).items()} == expected
-    assert [(file.first, file.last) for file in sorted(files_of(table), key=lambda file: file.first)] == [
+    assert {key: one.rows for key, one in read_written(table).items()} == expected
+    assert [(file.first, file.last) for file in sorted(list_files(table), key=lambda file: file.first)] == [
         (one.key, one.key) for one in slices
     ]
-    assert rows_in(table) == len(slices) * tables.ROWS_A_FILE
+    assert count_logged_rows(table) == len(slices) * tables.ROWS_A_FILE
     last = slices[-3:]
-    assert slice_commits_in(table, [one.key for one in last]) == {
+    assert read_slice_commits(table, [one.key for one in last]) == {
         one.key: SliceCommit(one, 1, tables.ROWS_A_FILE) for one in last
     }

@@ -294,7 +294,7 @@ def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
     found = followed(ledger, monkeypatch)
     assert not found.burst.refused("run 8"), "whatever else fails is a failure"
     assert found.burst.refused("run 7")
-    assert (found.sound, [*ledger.breakers.accepted([REFUSED])]) == (1, [REFUSED])
+    assert (found.sound, [*ledger.breakers.read_accepted_slices([REFUSED])]) == (1, [REFUSED])
     found.burst.look()
     assert "Run" not in found.asked, "the probe's slice is planned first, or the breaker would close without one"
     found.plan(1)

@@ -64,7 +64,7 @@ def test_a_missing_jar_leaves_nothing_half_done_and_is_taken_up_again(tmp_path: 
     del ivy.files[B]
     with pytest.raises(DownloadError, match=r"org\.example\.b:b:2\.0-rc1 was not fetched.*same command again"):
         jars.ensure("spark", tmp_path / "tools", lock)
-    assert not jars.folder("spark", tmp_path / "tools").exists()
+    assert not jars.build_jars_path("spark", tmp_path / "tools").exists()
     assert names(tmp_path / "tools") == {"spark.busy"}
     ivy.files[B] = b"b"
     assert "complete" in names(jars.ensure("spark", tmp_path / "tools", lock))
@@ -76,7 +76,7 @@ def test_another_file_is_refused_with_both_checksums(tmp_path: Path, lock: Path,
         jars.ensure("spark", tmp_path / "tools", lock)
     assert (caught.value.stored, caught.value.found) == (digest(b"a"), digest(b"forged"))
     assert str(A) in caught.value.problem
-    assert not jars.folder("spark", tmp_path / "tools").exists()
+    assert not jars.build_jars_path("spark", tmp_path / "tools").exists()
 
 
 def test_a_forged_jar_leaves_the_cache_so_that_the_next_call_fetches_it(
@@ -150,14 +150,14 @@ def test_the_lock_names_no_address() -> None:
     ],
 )
 def test_progress_shows_each_jar_and_no_address(line: str, shown: str | None) -> None:
-    assert jars.progress(line) == shown
+    assert jars.format_progress(line) == shown
 
 
 def test_progress_counts_the_bytes_of_unfinished_downloads(tmp_path: Path) -> None:
     (tmp_path / "org.example").mkdir()
     (tmp_path / "org.example" / "a.jar.part").write_bytes(b"12345")
     (tmp_path / "org.example" / "b.jar").write_bytes(b"123")
-    assert jars.partial_bytes(tmp_path) == 5
+    assert jars.measure_partial_bytes(tmp_path) == 5
 
 
 @pytest.mark.parametrize(("arguments", "fetched"), [([], {"broker", "spark", "tools"}), (["registry"], {"registry"})])
@@ -174,7 +174,7 @@ def test_a_set_on_demand_is_fetched_by_its_name(
 
 def test_what_failed_is_reported_in_ivys_words() -> None:
     lines = ["found x", "\t\t:: org.example#b;2: not found", "\t::  UNRESOLVED DEPENDENCIES", "done"]
-    assert jars.troubles(lines) == [":: org.example#b;2: not found", "::  UNRESOLVED DEPENDENCIES"]
+    assert jars.select_error_lines(lines) == [":: org.example#b;2: not found", "::  UNRESOLVED DEPENDENCIES"]
 
 
 @pytest.mark.slow
@@ -191,12 +191,12 @@ def test_ivy_itself_retrieves_by_coordinates_and_reports_what_it_cannot(
     )
     monkeypatch.setenv(jars.IVY_SETTINGS, str(settings))
     tools, lock = tmp_path / "tools", tmp_path / "jars.lock"
-    lock.write_text(jars.write_lock({"spark": {A: jars.sha256(jar_of(repository, A)), B: "0" * 64}}))
+    lock.write_text(jars.write_lock({"spark": {A: jars.compute_sha256(jar_of(repository, A)), B: "0" * 64}}))
     with pytest.raises(DownloadError, match=r"org\.example\.b#b;2\.0-rc1"):
         jars.ensure("spark", tools, lock)
 
     put(repository, B)
-    lock.write_text(jars.write_lock({"spark": {m: jars.sha256(jar_of(repository, m)) for m in (A, B)}}))
+    lock.write_text(jars.write_lock({"spark": {m: jars.compute_sha256(jar_of(repository, m)) for m in (A, B)}}))
     place = jars.ensure("spark", tools, lock)
     assert names(place) == {A.file, B.file, "sizes", "complete"}
 

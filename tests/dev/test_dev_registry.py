@@ -43,7 +43,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Module]:
 
     monkeypatch.setattr(jars, "resolve", resolve)
     (tmp_path / "app.tar.gz").write_bytes(packed)
-    digest = jars.sha256(tmp_path / "app.tar.gz")
+    digest = jars.compute_sha256(tmp_path / "app.tar.gz")
     (tmp_path / "jars.lock").write_text(jars.write_lock({"registry": {APP: digest}}))
     return asked
 
@@ -101,7 +101,7 @@ def test_ivy_itself_retrieves_an_archive_by_its_classifier(tmp_path: Path, monke
     )
     monkeypatch.setenv(jars.IVY_SETTINGS, str(settings))
     lock = tmp_path / "jars.lock"
-    lock.write_text(jars.write_lock({"registry": {APP: jars.sha256(published / APP.file)}}))
+    lock.write_text(jars.write_lock({"registry": {APP: jars.compute_sha256(published / APP.file)}}))
 
     place = jars.ensure("registry", tmp_path / "tools", lock)
 

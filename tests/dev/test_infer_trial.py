@@ -11,7 +11,7 @@ import pytest
 from dev.infer_trial_topics import TOPICS, Account, Topic
 from highwater.classifying import classify
 from highwater.inference import infer
-from highwater.sampling import halves, lacks_repeats, repeats, shares
+from highwater.sampling import compute_shares, needs_repeats, select_repeats, split_share
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
 
@@ -59,12 +59,12 @@ def sampled(records: Sequence[KafkaRecord]) -> list[KafkaRecord]:
     logs: Mapping[int, list[KafkaRecord]] = defaultdict(list)
     for record in records:
         logs[record.partition].append(record)
-    wanted = shares({partition: len(log) for partition, log in logs.items()}, SAMPLED)
+    wanted = compute_shares({partition: len(log) for partition, log in logs.items()}, SAMPLED)
     found = []
     for partition, share in wanted.items():
-        parts = halves(share)
+        parts = split_share(share)
         found += [*logs[partition][: parts["beginning"]], *logs[partition][-parts["end"] :]]
-    return [*found, *(repeats(found, records) if lacks_repeats(found) else [])]
+    return [*found, *(select_repeats(found, records) if needs_repeats(found) else [])]
 
 
 def live(stream: Stream, records: Sequence[KafkaRecord], registry: Registry) -> tuple[Counter[str], set[str]]:

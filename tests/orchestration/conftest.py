@@ -33,5 +33,5 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 
 @pytest.fixture(scope="module")
 def defs() -> dg.Definitions:
-    spark = SimpleNamespace(session=lambda: None, interrupt=lambda: None)
+    spark = SimpleNamespace(get_session=lambda: None, interrupt=lambda: None)
     return build_defs(streams=[ORDERS, OTHERS], resources={"spark": spark})

@@ -16,7 +16,7 @@ from highwater.assets import published
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing.publishing import publish
 from highwater.orchestration.sensing.run_requests import Request
-from highwater.orchestration.sensing.stream_ticks import Tick, run_requests
+from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
 from highwater.resources.dlq_topics import Shape
 from highwater.slices import Slice
 from tests.accepted import Event, Log, Tables
@@ -32,7 +32,11 @@ class PublishingScene:
 
     @property
     def resources(self) -> dict[str, Any]:
-        opened = {"ledger": self.tables.ledger, "lake": self.tables.lake, "kafka": SimpleNamespace(topics=list)}
+        opened = {
+            "ledger": self.tables.ledger,
+            "lake": self.tables.lake,
+            "kafka": SimpleNamespace(list_topic_names=list),
+        }
         return {name: SimpleNamespace(open=lambda one=one: one) for name, one in opened.items()}
 
     def plan(
@@ -56,7 +60,7 @@ class PublishingScene:
     def run(self, request: Request) -> dg.ExecuteInProcessResult:
         """Run a request as the daemon does."""
         defs = build_defs(streams=[self.tables.stream], resources=self.resources)
-        [asked] = run_requests(self.tables.stream, [request])
+        [asked] = build_run_requests(self.tables.stream, [request])
         return defs.resolve_job_def("orders_publish").execute_in_process(
             instance=self.instance, tags=asked.tags, raise_on_error=False
         )
@@ -67,6 +71,6 @@ def open_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publ
     log = Log()
     monkeypatch.setattr(published, "Transactions", log)
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
-    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
+    monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
     with dg.DagsterInstance.ephemeral() as instance:
         yield PublishingScene(Tables(tmp_path), log, instance)

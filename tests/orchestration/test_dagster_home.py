@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
-from highwater.orchestration.dagster_home import answer, dagster_instance
+from highwater.orchestration.dagster_home import ask_instance, dagster_instance
 from highwater.orchestration.reporting import doctor
 from highwater.slices import OffsetRange, Slice
 from tests.scene import Scene
@@ -103,7 +103,7 @@ def test_the_doctor_refuses_a_home_that_dagster_refuses(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dagster.yaml").write_text("")
     with pytest.raises(ConfigurationError, match="not an absolute path"):
-        doctor._dagster({"DAGSTER_HOME": "."})
+        doctor._check_dagster({"DAGSTER_HOME": "."})
 
 
 def test_storage_that_does_not_answer_a_command_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +124,9 @@ def test_an_answer_is_given_or_why_there_is_none() -> None:
     def broken() -> AbstractContextManager[None]:
         raise OSError(SECRET)
 
-    assert answer(lambda: nullcontext(some), str) == (str(some), None)
-    assert answer(lambda: nullcontext(None), lambda _: 3) == (None, None)
-    given, error = answer(broken, lambda _: 3)
+    assert ask_instance(lambda: nullcontext(some), str) == (str(some), None)
+    assert ask_instance(lambda: nullcontext(None), lambda _: 3) == (None, None)
+    given, error = ask_instance(broken, lambda _: 3)
     assert given is None
     assert isinstance(error, HighwaterError)
     assert SECRET not in str(error)

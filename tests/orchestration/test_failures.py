@@ -12,8 +12,8 @@ from dagster_shared.serdes import serialize_value
 
 from highwater.errors import DependencyAwayError, HighwaterError, OffsetsExpiredError
 from highwater.orchestration.failures import FIRST_WAIT, TRIES_AGAIN, translate_errors, wait_seconds
-from highwater.orchestration.redaction import HIDDEN, harmless, secret_values
-from highwater.orchestration.resources import settings
+from highwater.orchestration.redaction import HIDDEN, redact_error, select_secret_values
+from highwater.orchestration.resources import read_settings
 
 AWAY = DependencyAwayError("Kafka is away", found="refused", remedy="see that it runs")
 EXPIRED = OffsetsExpiredError("gone", stored="[0, 5)", found="7", remedy="accept the loss")
@@ -133,4 +133,4 @@ def _failing_job(secret: str, kind: type[Exception], depth: int) -> dg.JobDefini
 
 def test_an_error_without_secrets_keeps_its_causes(configured: None) -> None:
     error = RuntimeError("reader was refused")
-    assert harmless(error, secret_values(settings())) is error
+    assert redact_error(error, select_secret_values(read_settings())) is error

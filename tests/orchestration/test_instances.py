@@ -14,7 +14,7 @@ import pytest
 
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting import alerts
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -37,7 +37,7 @@ def world(tmp_path: Path) -> Iterator[Repairing]:
 
 def requested(world: Repairing) -> list[str]:
     keys = [one.key for one in (ONE, TWO, THREE, FOUR)]
-    asked, lines = stream_ticks.keys_to_request(world.ledger, world.resources, STREAM, keys, [FOUR])
+    asked, lines = stream_ticks.select_keys_to_request(world.ledger, world.resources, STREAM, keys, [FOUR])
     left = len(keys) - len(asked)
     assert bool(left) == bool(lines)
     assert all(f"no key of {left} slices: the keys are added" in line for line in lines)
@@ -55,10 +55,10 @@ def test_of_slices_that_dagster_lacks_only_those_without_records_are_requested(w
 def test_of_a_lake_that_is_away_nothing_is_taken_for_missing(world: Repairing, how: str) -> None:
     """I15: slices are not requested because nobody can see them; what was planned just now is."""
     if how == "not readable":
-        for file in (Path(world.lake.path("orders", "raw")) / "_delta_log").glob("*.json"):
+        for file in (Path(world.lake.build_table_path("orders", "raw")) / "_delta_log").glob("*.json"):
             file.write_text("no JSON")
     else:
-        world.ledger.next_attempts([ONE.key])
+        world.ledger.allocate_attempts([ONE.key])
         world.lake = Lake(str(Path(world.lake.root).parent / "elsewhere"))
     assert requested(world) == [FOUR.key]
 
@@ -74,7 +74,7 @@ def test_every_sensor_records_its_instance_for_each_stream(ledger: Ledger, monke
         needed = {name: resources[name] for name in sensor.required_resource_keys}
         with dg.DagsterInstance.ephemeral() as instance, suppress(Exception):  # what the tick does then is no matter
             sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=needed))
-        found = ledger.instances.of("orders")
+        found = ledger.instances.list_for_stream("orders")
         assert len(found) == number, sensor.name
         assert found[-1].place.endswith(":/srv/dagster")
 
@@ -83,10 +83,10 @@ def test_status_and_alert_report_two_instances_at_once(ledger: Ledger, tmp_path:
     kafka, lake, now = cast("Any", FakeCluster()), Lake(str(tmp_path / "lake")), datetime.now(UTC)
 
     def reported() -> tuple[list[str], int, bool]:
-        status = stream_status(ledger, kafka, STREAM, {})
+        status = read_stream_status(ledger, kafka, STREAM, {})
         lines = [line for line in status.lines if "is not alone" in line]
         assert [one["id"] for one in status.to_plain()["instances"]] == [one.id for one in status.instances]
-        measured = alerts._measured(ledger, kafka, lake, STREAM, [], [])
+        measured = alerts._measure_stream(ledger, kafka, lake, STREAM, [], [])
         [alert] = [one for one in measured if one.what == "Dagster instances"]
         assert ("stop the sensors" in alert.remedy) is alert.over
         assert all(one.id in alert.value for one in status.instances)

@@ -18,8 +18,8 @@ from highwater.assets.work import SliceReport
 from highwater.errors import BreakerOpenError
 from highwater.orchestration import lineage, lineage_events
 from highwater.orchestration.asset_keys import BY_NAME
-from highwater.orchestration.lineage import lineage_of
-from highwater.orchestration.lineage_events import Step, delta_dataset, kafka_dataset
+from highwater.orchestration.lineage import emit_lineage
+from highwater.orchestration.lineage_events import Step, build_delta_dataset, build_kafka_dataset
 from highwater.resources import lineage as sending
 from highwater.resources.lineage import Sender, is_configured
 from tests.lineage_receiver import DEADLINE, FIRST, RUN, Receiver, a_slice, is_valid, receiving, work
@@ -41,7 +41,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 def sender(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Sender:
     del receiver
     made = Sender(sending._connect, wait_seconds=DEADLINE)
-    monkeypatch.setattr(lineage, "sender", lambda: made)
+    monkeypatch.setattr(lineage, "get_sender", lambda: made)
     return made
 
 
@@ -53,7 +53,7 @@ def values_of(facet: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_step_begins_and_completes_with_its_offsets_rows_and_version(receiver: Receiver, sender: Sender) -> None:
-    with lineage_of(work(FIRST, RETRIED), BY_NAME["raw"], "orders_slice") as report:
+    with emit_lineage(work(FIRST, RETRIED), BY_NAME["raw"], "orders_slice") as report:
         report([SliceReport(FIRST, 1, 9, 16), SliceReport(RETRIED, 2, 1, 17)])
     assert sender.close()
     start, complete = receiver.events
@@ -109,7 +109,7 @@ def test_a_step_begins_and_completes_with_its_offsets_rows_and_version(receiver:
     ],
 )
 def test_a_table_is_made_from_the_tables_above_it(table: str, inputs: list[str], outputs: list[str]) -> None:
-    event = Step.of(work(FIRST, root="s3a://bucket/lake"), BY_NAME[table], "orders_slice").event("START")
+    event = Step.from_work(work(FIRST, root="s3a://bucket/lake"), BY_NAME[table], "orders_slice").build_event("START")
     assert [one.name for one in event.inputs or []] == inputs
     assert [one.name for one in event.outputs or []] == outputs
     assert {one.namespace for one in event.inputs or []} == {"s3://bucket"}
@@ -118,11 +118,11 @@ def test_a_table_is_made_from_the_tables_above_it(table: str, inputs: list[str],
 
 def test_a_step_that_fails_says_by_which_error_and_nothing_of_its_text(receiver: Receiver, sender: Sender) -> None:
     """The text of an error may repeat a value of a record, or an address with a login."""
-    with pytest.raises(BreakerOpenError), lineage_of(work(FIRST), BY_NAME["events"], "orders_slice"):
+    with pytest.raises(BreakerOpenError), emit_lineage(work(FIRST), BY_NAME["events"], "orders_slice"):
         raise BreakerOpenError("hunter2", remedy="hunter2")
-    with pytest.raises(ValueError, match="hunter2"), lineage_of(work(FIRST), BY_NAME["events"], "orders_slice"):
+    with pytest.raises(ValueError, match="hunter2"), emit_lineage(work(FIRST), BY_NAME["events"], "orders_slice"):
         raise ValueError("hunter2")
-    with pytest.raises(KeyboardInterrupt), lineage_of(work(FIRST), BY_NAME["events"], "orders_slice"):
+    with pytest.raises(KeyboardInterrupt), emit_lineage(work(FIRST), BY_NAME["events"], "orders_slice"):
         raise KeyboardInterrupt
     assert sender.close()
     assert all(map(is_valid, receiver.events))
@@ -140,8 +140,8 @@ def test_a_receiver_that_hangs_holds_up_no_step(
     """The receiver answers nothing until the step is long over, and the process ends without its answer."""
     receiver.answering.clear()
     made = Sender(sending._connect, wait_seconds=0.05)
-    monkeypatch.setattr(lineage, "sender", lambda: made)
-    with lineage_of(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
+    monkeypatch.setattr(lineage, "get_sender", lambda: made)
+    with emit_lineage(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
         receiver.wait_for(1)
         report([SliceReport(FIRST, 1, 9, 0)])
     assert not made.close()
@@ -158,7 +158,7 @@ def test_a_receiver_that_is_away_fails_no_step(
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", away)
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
-    with lineage_of(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
+    with emit_lineage(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
         report([SliceReport(FIRST, 1, 9, 0)])
     assert sender.close()
     assert caplog.text.count("an OpenLineage event was not delivered: ConnectionError") == 2
@@ -170,11 +170,11 @@ def test_a_process_delivers_its_last_events_when_it_ends(receiver: Receiver) -> 
     """The thread that sends ends with its process, which is long before the client is even imported."""
     program = """
 from highwater.assets.work import SliceReport
-from highwater.orchestration.lineage import lineage_of
+from highwater.orchestration.lineage import emit_lineage
 from highwater.orchestration.stream_assets import BY_NAME
 from tests.lineage_receiver import FIRST, work
 
-with lineage_of(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
+with emit_lineage(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
     report([SliceReport(FIRST, 1, 9, 0)])
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE, cwd=REPOSITORY)
@@ -187,17 +187,17 @@ def test_an_event_that_cannot_be_made_fails_no_step(
     def broken(*_: object) -> Any:
         raise ValueError
 
-    monkeypatch.setattr(lineage_events, "_plain", broken)
-    with lineage_of(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
+    monkeypatch.setattr(lineage_events, "_to_plain_slices", broken)
+    with emit_lineage(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
         report([SliceReport(FIRST, 1, 9, 0)])
     assert sender.close()
     assert receiver.events == []
 
 
 def test_without_a_transport_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage, "sender", lambda: None)
-    monkeypatch.setattr(lineage, "_step", None)
-    with lineage_of(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
+    monkeypatch.setattr(lineage, "get_sender", lambda: None)
+    monkeypatch.setattr(lineage, "_build_step", None)
+    with emit_lineage(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
         report([SliceReport(FIRST, 1, 9, 0)])
 
 
@@ -221,7 +221,7 @@ def test_a_file_names_another_transport(tmp_path: Path, monkeypatch: pytest.Monk
     config.write_text(f"transport: {{type: file, log_file_path: {log}, append: true}}\n")
     monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config))
     made = Sender(sending._connect, wait_seconds=DEADLINE)
-    made.send(Step.of(work(FIRST), BY_NAME["raw"], "orders_slice").event("START"))
+    made.send(Step.from_work(work(FIRST), BY_NAME["raw"], "orders_slice").build_event("START"))
     assert made.close()
     assert json.loads(log.read_text())["eventType"] == "START"
 
@@ -239,7 +239,7 @@ def test_a_file_without_a_transport_prints_no_events(
 def test_an_event_is_bounded() -> None:
     wide = a_slice("orders", 1, **{f"p{n}": (0, 1) for n in range(900)})
     again = a_slice("orders", 2, **{f"p{n}": (1, 2) for n in range(900)})
-    event = Serde.to_dict(Step.of(work(wide, again), BY_NAME["raw"], "orders_slice").event("START"))
+    event = Serde.to_dict(Step.from_work(work(wide, again), BY_NAME["raw"], "orders_slice").build_event("START"))
     facet = event["inputs"][0]["inputFacets"]["highwater_offsets"]
     assert [len(one["ranges"]) for one in facet["slices"]] == [900, 100]
     assert facet["rangesLeftOut"] == 800
@@ -264,7 +264,7 @@ def test_an_event_is_bounded() -> None:
     ],
 )
 def test_a_table_has_the_name_that_openlineage_gives_its_place(path: str, namespace: str, name: str) -> None:
-    found = delta_dataset(path)
+    found = build_delta_dataset(path)
     assert (found.get_namespace(), found.get_name()) == (namespace, name)
 
 
@@ -279,5 +279,5 @@ def test_a_table_has_the_name_that_openlineage_gives_its_place(path: str, namesp
     ],
 )
 def test_a_topic_has_the_name_that_openlineage_gives_it(bootstrap: str, namespace: str) -> None:
-    found = kafka_dataset(bootstrap, "orders")
+    found = build_kafka_dataset(bootstrap, "orders")
     assert (found.get_namespace(), found.get_name()) == (namespace, "orders")

@@ -17,13 +17,13 @@ import pytest
 from dev.processes import free_port
 from highwater.breaker import Circuit
 from highwater.declaration import Limits
-from highwater.orchestration.asset_keys import TABLES, table_key, topic_key
+from highwater.orchestration.asset_keys import TABLES, build_table_key, build_topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting import alerts
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import dead_workers, repairing, stream_ticks
 from highwater.orchestration.sensing.rounds import Cursor
-from highwater.resources.groups import group_offsets
+from highwater.resources.groups import read_group_offsets
 from highwater.resources.kafka import Kafka
 from tests.conftest import create_topic
 from tests.support import BOUNDED, Message, make_stream, send
@@ -65,7 +65,7 @@ def ticking(
 def test_a_backlog_becomes_keys_and_a_few_runs(ticking: Callable[..., Ticking]) -> None:
     ours = ticking()
     result = ours.tick("planner")
-    planned = [slice_.key for slice_ in ours.ledger.slices("orders")]
+    planned = [slice_.key for slice_ in ours.ledger.list_slices("orders")]
     assert len(planned) == 4
     assert ours.keys() == planned
     ranges = [
@@ -81,18 +81,18 @@ def test_the_ledger_holds_the_plan_before_dagster_hears_of_it(ticking: Callable[
     ours = ticking()
     ours.evaluate("planner")
     assert ours.keys() == []
-    planned = [slice_.key for slice_ in ours.ledger.slices("orders")]
+    planned = [slice_.key for slice_ in ours.ledger.list_slices("orders")]
     assert len(planned) == 4
     result = ours.tick("planner")
     assert ours.keys() == planned
     assert len(result.run_requests) == 2
-    assert [slice_.key for slice_ in ours.ledger.slices("orders")] == planned
+    assert [slice_.key for slice_ in ours.ledger.list_slices("orders")] == planned
 
 
 def test_a_tick_that_died_after_its_keys_leaves_the_runs_to_repair(ticking: Callable[..., Ticking]) -> None:
     ours = ticking()
     ours.evaluate("planner")
-    keys = [slice_.key for slice_ in ours.ledger.slices("orders")]
+    keys = [slice_.key for slice_ in ours.ledger.list_slices("orders")]
     ours.instance.add_dynamic_partitions("orders_slices", keys)
     assert not ours.tick("planner").run_requests
     assert not ours.tick("repair").run_requests, "the planner's request may be on its way"
@@ -118,12 +118,12 @@ def _as_stored(at: datetime) -> str:
 def test_losing_dagsters_database_loses_no_plan(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
     ours = ticking()
     ours.tick("planner")
-    before = ours.ledger.slices("orders")
+    before = ours.ledger.list_slices("orders")
     with dg.DagsterInstance.ephemeral() as empty:
         again = Ticking(ours.stream, empty, tmp_path)
         again.tick("planner")
         assert again.keys() == [slice_.key for slice_ in before]
-    assert ours.ledger.slices("orders") == before
+    assert ours.ledger.list_slices("orders") == before
 
 
 @pytest.mark.parametrize("home", ["new", "lost a key"])
@@ -134,7 +134,7 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
     ours = ticking(records=60, slices_per_run=10)
     ours.tick("planner")
     _later(ours)
-    slices = ours.ledger.slices("orders")
+    slices = ours.ledger.list_slices("orders")
     keys = [slice_.key for slice_ in slices]
     assert len(keys) == 6
     ours.fill(slices[:3], *[table.name for table in TABLES])
@@ -151,7 +151,7 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
         repaired = again.tick("repair")
         again.run([keys[5]], dg.DagsterRunStatus.STARTED)
         for table in TABLES:
-            stored = empty.get_materialized_partitions(table_key(ours.stream, table.name))
+            stored = empty.get_materialized_partitions(build_table_key(ours.stream, table.name))
             assert stored == {slice_.key for slice_ in slices[: 4 if table.name == "raw" else 3]}
         assert keys[3] in _requested(repaired)
         assert not {*keys[:3], keys[4]} & {*_requested(repaired)}
@@ -173,13 +173,13 @@ def test_retries_that_dagster_lacks_are_reported_and_not_requested(
     time.sleep(1.3)
     ours.tick("dlq_retries")
     _later(ours)
-    whole, other = ours.ledger.slices("orders")
+    whole, other = ours.ledger.list_slices("orders")
     ours.fill([whole], *[table.name for table in TABLES])
     with dg.DagsterInstance.ephemeral() as empty:
         again = Ticking(ours.stream, empty, tmp_path)
         assert _requested(again.tick("dlq_retries")) == [other.key]
         again.tick("repair")
-        raw = empty.get_materialized_partitions(table_key(ours.stream, "raw"))
+        raw = empty.get_materialized_partitions(build_table_key(ours.stream, "raw"))
         assert (again.keys(), raw) == ([whole.key, other.key], {whole.key})
 
 
@@ -189,14 +189,14 @@ def test_a_new_instance_requests_nothing_of_history_while_the_lake_is_away(
     """I15: a lake that cannot be read is not one that lacks the slices; new slices are planned and read meanwhile."""
     ours = ticking(records=20)
     ours.tick("planner")
-    ours.fill(ours.ledger.slices("orders"), "raw")
-    for file in (Path(ours.lake.path("orders", "raw")) / "_delta_log").glob("*.json"):
+    ours.fill(ours.ledger.list_slices("orders"), "raw")
+    for file in (Path(ours.lake.build_table_path("orders", "raw")) / "_delta_log").glob("*.json"):
         file.write_text("no JSON")
     send(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"], ours.stream.topic, [Message(b"k", b"v", partition=0)] * 10)
     with dg.DagsterInstance.ephemeral() as empty:
         again = Ticking(ours.stream, empty, tmp_path)
         planned = again.tick("planner")
-        keys = [slice_.key for slice_ in ours.ledger.slices("orders")]
+        keys = [slice_.key for slice_ in ours.ledger.list_slices("orders")]
         assert again.keys() == keys
         assert _requested(planned) == keys[2:]
 
@@ -208,9 +208,11 @@ def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_i
     from sqlalchemy import create_engine, text
 
     def found() -> tuple[list[str], bool, bool]:
-        status = stream_status(ours.ledger, kafka, ours.stream, {})
+        status = read_stream_status(ours.ledger, kafka, ours.stream, {})
         [alert] = [
-            one for one in alerts._measured(ours.ledger, kafka, ours.lake, ours.stream, [], []) if "inst" in one.what
+            one
+            for one in alerts._measure_stream(ours.ledger, kafka, ours.lake, ours.stream, [], [])
+            if "inst" in one.what
         ]
         reported = any("is not alone" in line for line in status.lines)
         assert bool(status.to_plain()["instances"]) is reported
@@ -242,7 +244,7 @@ def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_i
 def test_the_topic_is_observed_with_its_lag(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(slices_per_tick=1)
     ours.tick("planner")
-    [record] = ours.instance.fetch_observations(topic_key(ours.stream), limit=5).records
+    [record] = ours.instance.fetch_observations(build_topic_key(ours.stream), limit=5).records
     metadata = record.asset_observation.metadata
     assert metadata["lag"].value == 30
     rows = [row.data for row in metadata["positions"].records]
@@ -254,12 +256,12 @@ def test_the_group_follows_what_is_done(ticking: Callable[..., Ticking]) -> None
     """The sensor as Dagster ticks it; `test_offset_mirror` has what it does."""
     ours = ticking()
     ours.tick("planner")
-    ours.fill(ours.ledger.slices("orders")[:2], "raw", "events", "rejects")
+    ours.fill(ours.ledger.list_slices("orders")[:2], "raw", "events", "rejects")
     result = ours.tick("offset_mirror")
     assert not result.run_requests
     assert "orders@0000002 is not" in result.skip_message.replace(f"{ours.stream.topic}@", "orders@")
     places = [(ours.stream.topic, p) for p in (0, 1)]
-    found = group_offsets(Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"]), "highwater.orders", places)
+    found = read_group_offsets(Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"]), "highwater.orders", places)
     assert [one.offset for one in found.values()] == [10, 10]
 
 
@@ -273,7 +275,7 @@ def test_a_broker_that_is_away_skips_the_tick_within_seconds(
     assert time.monotonic() - began < BOUNDED, "Dagster ends a tick after a minute"
     assert not result.run_requests
     assert "did not answer" in result.skip_message
-    assert ours.ledger.slices("orders") == []
+    assert ours.ledger.list_slices("orders") == []
 
 
 def test_an_absent_topic_fails_the_tick_and_names_the_nearest(ticking: Callable[..., Ticking], tmp_path: Path) -> None:
@@ -281,7 +283,7 @@ def test_an_absent_topic_fails_the_tick_and_names_the_nearest(ticking: Callable[
     other = Ticking(replace(ours.stream, topic=ours.stream.topic[:-1]), ours.instance, tmp_path)
     result = other.tick("planner")
     assert not result.run_requests
-    [fault] = other.ledger.sensor_faults.all()
+    [fault] = other.ledger.sensor_faults.list_all()
     assert (fault.stream, fault.sensor) == ("orders", "planner")
     assert "does not exist" in fault.problem
     assert ours.stream.topic in fault.problem
@@ -328,7 +330,7 @@ def test_a_backfill_outside_of_the_job_counts_as_work_too(ticking: Callable[...,
     keys = ours.keys()
     run = dg.DagsterRun(
         job_name="__ASSET_JOB",
-        asset_selection=frozenset({table_key(ours.stream, "raw")}),
+        asset_selection=frozenset({build_table_key(ours.stream, "raw")}),
         tags={"dagster/partition": keys[0]},
         status=dg.DagsterRunStatus.STARTING,
     )
@@ -344,12 +346,12 @@ def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
     ours = ticking()
     ours.tick("planner")
     _later(ours)
-    slices = ours.ledger.slices("orders")
+    slices = ours.ledger.list_slices("orders")
     ours.fill(slices[:2], *[table.name for table in TABLES])
     result = ours.tick("repair")
     assert [r.tags["dagster/asset_partition_range_start"] for r in result.run_requests] == [slices[2].key]
     for table in TABLES:
-        stored = ours.instance.get_materialized_partitions(table_key(ours.stream, table.name))
+        stored = ours.instance.get_materialized_partitions(build_table_key(ours.stream, table.name))
         assert stored == {slice_.key for slice_ in slices[:2]}
     again = ours.tick("repair")
     assert not again.asset_events
@@ -360,7 +362,7 @@ def test_what_dagster_forgot_is_reported_as_the_run_reported_it(ticking: Callabl
     ours = ticking(records=10)
     ours.tick("planner")
     _later(ours)
-    [slice_] = ours.ledger.slices("orders")
+    [slice_] = ours.ledger.list_slices("orders")
     first, last = 1_780_000_000_000_000, 1_780_000_060_000_000
     span = {"first_event_us": first, "last_event_us": last}
     ours.fill([slice_], "raw", rows=10)
@@ -392,7 +394,7 @@ def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
     ours = ticking()
     ours.tick("planner")
     _later(ours)
-    slices = ours.ledger.slices("orders")
+    slices = ours.ledger.list_slices("orders")
     last = {"first_event_us": 0, "last_event_us": 253_402_300_799_999_999}
     ours.fill(slices[:1], *[table.name for table in TABLES], **last)
     assert len(ours.tick("repair").asset_events) == len(TABLES)
@@ -400,7 +402,7 @@ def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
     def fail(*_: object) -> None:
         raise ValueError("year 10000 is out of range")
 
-    monkeypatch.setattr(repairing, "forgotten_events", fail)
+    monkeypatch.setattr(repairing, "read_missing_events", fail)
     found = ours.tick("repair").run_requests
     assert [request.tags["dagster/asset_partition_range_start"] for request in found] == [slices[1].key]
 
@@ -430,7 +432,7 @@ def test_what_was_reprocessed_since_it_was_folded_is_reported_without_the_new_nu
     ours = ticking(records=10)
     ours.tick("planner")
     _later(ours)
-    [slice_] = ours.ledger.slices("orders")
+    [slice_] = ours.ledger.list_slices("orders")
     ours.fill([slice_], "raw", "current", rows=3)
     ours.fill([slice_], "events", rows=7, attempt=2, rejects_malformed=2)
     reported = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
@@ -442,7 +444,7 @@ def test_a_slice_whose_rejects_do_not_follow_its_events_is_asked_for(ticking: Ca
     ours = ticking(records=10)
     ours.tick("planner")
     _later(ours)
-    slices = ours.ledger.slices("orders")
+    slices = ours.ledger.list_slices("orders")
     ours.fill(slices, "raw", "rejects")
     ours.fill(slices, "events", "current", attempt=2)
     requests = ours.tick("repair").run_requests
@@ -454,9 +456,9 @@ def test_a_lake_that_cannot_be_read_is_not_an_empty_one(ticking: Callable[..., T
     ours = ticking()
     ours.tick("planner")
     _later(ours)
-    slices = ours.ledger.slices("orders")
+    slices = ours.ledger.list_slices("orders")
     ours.fill(slices, "raw")
-    log = Path(ours.lake.path("orders", "raw")) / "_delta_log"
+    log = Path(ours.lake.build_table_path("orders", "raw")) / "_delta_log"
     for file in log.glob("*.json"):
         file.write_text("no JSON")
     result = ours.tick("repair")
@@ -468,9 +470,9 @@ def test_what_dagster_holds_and_the_lake_lost_is_asked_for(ticking: Callable[...
     ours = ticking(records=10)
     ours.tick("planner")
     _later(ours)
-    [slice_] = ours.ledger.slices("orders")
+    [slice_] = ours.ledger.list_slices("orders")
     for table in TABLES:
-        key = table_key(ours.stream, table.name)
+        key = build_table_key(ours.stream, table.name)
         ours.instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=slice_.key))
     assert len(ours.tick("repair").run_requests) == 1
 
@@ -481,7 +483,7 @@ def test_repair_compares_all_slices_in_turn(ticking: Callable[..., Ticking], mon
     ours = ticking(records=80)
     ours.evaluate("planner")
     _later(ours)
-    keys = [slice_.key for slice_ in ours.ledger.slices("orders")]
+    keys = [slice_.key for slice_ in ours.ledger.list_slices("orders")]
     assert len(keys) == 8
     seen = []
     for _ in range(3):
@@ -507,7 +509,7 @@ def test_a_key_of_another_stream_is_named_and_not_requested(ticking: Callable[..
     ours = ticking(records=10)
     ours.tick("planner")
     _later(ours)
-    [own] = ours.ledger.slices("orders")
+    [own] = ours.ledger.list_slices("orders")
     foreign = replace(own, stream="payments", topic="payments")
     assert ours.ledger.add([foreign])
     ours.instance.add_dynamic_partitions("orders_slices", [foreign.key])
@@ -535,12 +537,12 @@ def test_two_ticks_at_once_plan_each_offset_once(
         list(pool.map(lambda _: ours.evaluate("planner"), range(6)))
     offsets = [
         (partition, offset)
-        for slice_ in ours.ledger.slices("orders")
+        for slice_ in ours.ledger.list_slices("orders")
         for partition, r in slice_.ranges.items()
         for offset in range(r.start, r.end)
     ]
     assert sorted(offsets) == [(p, n) for p in (0, 1) for n in range(100)]
-    assert Kafka(bootstrap, {}).topic_state(ours.stream.topic).partitions[0].last_stable == 100
+    assert Kafka(bootstrap, {}).read_topic_state(ours.stream.topic).partitions[0].last_stable == 100
 
 
 def test_the_planner_looks_back_until_dagster_holds_what_it_sees(
@@ -550,7 +552,7 @@ def test_the_planner_looks_back_until_dagster_holds_what_it_sees(
     monkeypatch.setattr(stream_ticks, "LOOK_BACK", 1)
     ours = ticking(records=80)
     ours.evaluate("planner")
-    keys = [slice_.key for slice_ in ours.ledger.slices("orders")]
+    keys = [slice_.key for slice_ in ours.ledger.list_slices("orders")]
     ours.tick("planner")
     assert ours.keys() == keys
     assert len(ours.keys()) == 8
@@ -599,7 +601,7 @@ def test_no_tier_is_cut_while_a_run_of_one_waits_in_the_queue(ticking: Callable[
     result = ours.tick("dlq_retries")
     assert result.run_requests == []
     assert "wait in the queue" in str(result.skip_message)
-    assert ours.ledger.slices("orders") == []
+    assert ours.ledger.list_slices("orders") == []
 
 
 def test_repair_asks_for_slices_of_tiers_in_runs_of_their_own(
@@ -624,7 +626,7 @@ def test_while_the_breaker_is_open_slices_are_planned_and_read_and_no_more(ticki
     ours = ticking(records=20)
     later = Circuit(since=datetime.now(UTC), why="poison", until=datetime.now(UTC) + timedelta(hours=1))
     ours.ledger.breakers.settle("orders", (), lambda *_: (later, ()))
-    raw = [table_key(ours.stream, "raw")]
+    raw = [build_table_key(ours.stream, "raw")]
     planned = ours.tick("planner")
     assert [request.asset_selection for request in planned.run_requests] == [raw]
     tiers_of(ours, records=10)
@@ -632,7 +634,7 @@ def test_while_the_breaker_is_open_slices_are_planned_and_read_and_no_more(ticki
     retried = ours.tick("dlq_retries")
     assert [request.asset_selection for request in retried.run_requests] == [raw]
     assert len(ours.keys()) == 3
-    [record] = ours.instance.fetch_observations(topic_key(ours.stream), limit=1).records
+    [record] = ours.instance.fetch_observations(build_topic_key(ours.stream), limit=1).records
     assert "open since" in str(record.asset_observation.metadata["breaker"].value)
     assert not ours.tick("planner").run_requests
     assert "Slices are taken into raw" in str(ours.tick("planner").skip_message)

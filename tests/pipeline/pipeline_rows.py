@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from highwater.assets.origins import PROBLEM
-from highwater.assets.parsing import key_of, parse_records
+from highwater.assets.parsing import build_key, parse_records
 from highwater.assets.work import Work
 from highwater.declaration import Field, Stream
 from highwater.schemas import Schema
@@ -93,6 +93,6 @@ def by_pipeline(
         columns.append(value.alias(f"v_{declared.name}"))
     return (
         parse_records(work, raw)
-        .select("name", "reason", "detail", key_of(stream).alias("event_key"), *columns)
+        .select("name", "reason", "detail", build_key(stream).alias("event_key"), *columns)
         .collect()
     )

@@ -9,8 +9,8 @@ import dagster as dg
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 
-from highwater.orchestration.sensing.run_requests import first_requests
-from highwater.orchestration.sensing.stream_ticks import run_requests
+from highwater.orchestration.sensing.run_requests import build_first_requests
+from highwater.orchestration.sensing.stream_ticks import build_run_requests
 from tests.support import make_stream
 
 STREAM = make_stream("orders")
@@ -23,7 +23,7 @@ ORIGIN = RemoteJobOrigin(RemoteRepositoryOrigin(_LOCATION, "__repository__"), "o
 def add_runs(instance: dg.DagsterInstance, keys: Sequence[str], purpose: str, status: dg.DagsterRunStatus) -> list[str]:
     """A run for each key, with the tags that a tick requests it by."""
     found = []
-    for request in run_requests(STREAM, first_requests(keys, keys, 1, purpose)):
+    for request in build_run_requests(STREAM, build_first_requests(keys, keys, 1, purpose)):
         run = dg.DagsterRun("orders_slice", tags=dict(request.tags), status=status, remote_job_origin=ORIGIN)
         instance.add_run(run)
         found.append(run.run_id)

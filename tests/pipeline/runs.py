@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing.run_requests import Request
-from highwater.orchestration.sensing.stream_ticks import run_requests
+from highwater.orchestration.sensing.stream_ticks import build_run_requests
 from tests.support import Bench
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class Runs:
         self, keys: Sequence[str], *tables: str, raw_alone: bool = False, tries: bool = True
     ) -> dg.ExecuteInProcessResult:
         """A run as it is requested, or of these tables alone; with one try of each step where there are no more."""
-        [asked] = run_requests(self.bench.stream, [Request(tuple(keys), raw_alone=raw_alone)])
-        chosen = [table_key(self.bench.stream, table) for table in tables] or asked.asset_selection
+        [asked] = build_run_requests(self.bench.stream, [Request(tuple(keys), raw_alone=raw_alone)])
+        chosen = [build_table_key(self.bench.stream, table) for table in tables] or asked.asset_selection
         with pytest.MonkeyPatch.context() as patch:
             if not tries:
                 patch.setattr("highwater.orchestration.failures.TRIES_AGAIN", 0)
@@ -39,7 +39,7 @@ class Runs:
             )
 
     def done(self, table: str) -> set[str]:
-        return set(self.instance.get_materialized_partitions(table_key(self.bench.stream, table)))
+        return set(self.instance.get_materialized_partitions(build_table_key(self.bench.stream, table)))
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:

@@ -16,7 +16,7 @@ import pytest
 from highwater.assets import dlq, events, published, rejects, split_decision
 from highwater.declaration import Accepted
 from highwater.errors import RetractionError
-from highwater.orchestration.checking.published_checks import events_published
+from highwater.orchestration.checking.published_checks import check_events_published
 from highwater.resources.dlq_topics import check_accepted, ensure_accepted
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import AcceptedSlice
@@ -127,7 +127,9 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     assert {(reported["highwater.retracted"], reported["highwater.revision"]) for _, reported in taken} == {
         (b"true", b"1")
     }
-    result = events_published(bench.ledger, bench.lake, bench.stream, [slice_.key])["events_published"][slice_.key]
+    result = check_events_published(bench.ledger, bench.lake, bench.stream, [slice_.key])["events_published"][
+        slice_.key
+    ]
     assert (result.passed, result.numbers["retracted"]) == (True, 5)
 
 
@@ -152,4 +154,4 @@ def test_what_is_sent_while_a_stricter_rule_decides_is_seen_before_its_commit(
     with pytest.raises(RetractionError, match=f"5 events of {slice_.key} were sent"):
         events.materialise(replace(bench.work(slice_), stream=strict))
     assert len(bench.rows("events")) == 6
-    assert "sending orders" not in bench.ledger.leases()
+    assert "sending orders" not in bench.ledger.read_leases()

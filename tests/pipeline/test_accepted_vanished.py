@@ -21,8 +21,8 @@ from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.reporting import doctor, plan_status, status_report
 from highwater.orchestration.reporting.audit import audit
-from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.reporting.publication_status import accepted_vanished
+from highwater.orchestration.reporting.plan_status import read_stream_status
+from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.plans import Publication
 from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import check_accepted
@@ -47,14 +47,14 @@ class Cluster:
     def __init__(self, said: HighwaterError | None) -> None:
         self.said, self.asked = said, 0
 
-    def description(self, topic: str) -> None:
+    def read_description(self, topic: str) -> None:
         assert topic == TARGET
         self.asked += 1
         if self.said is not None:
             raise self.said
 
     def look_again(self, topic: str) -> Any:
-        self.description(topic)
+        self.read_description(topic)
 
 
 class SlowToHear(Cluster):
@@ -78,13 +78,16 @@ class Known:
     def write(self) -> None:
         from deltalake import write_deltalake
 
-        write_deltalake(self.tables.lake.path("orders", publication_log.TABLE), publication_log.schema().empty_table())
+        write_deltalake(
+            self.tables.lake.build_table_path("orders", publication_log.TABLE),
+            publication_log.build_schema().empty_table(),
+        )
 
     def gone(self, topic: str = TARGET) -> Vanished | None:
-        return accepted_vanished(self.tables.ledger, self.tables.lake, self.stream, topic)
+        return find_accepted_vanished_error(self.tables.ledger, self.tables.lake, self.stream, topic)
 
     def status(self, kafka: Any) -> HighwaterError | None:
-        return plan_status._accepted(self.tables.ledger, kafka, self.tables.lake, self.stream)
+        return plan_status._find_accepted_topic_error(self.tables.ledger, kafka, self.tables.lake, self.stream)
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ def test_a_topic_that_was_sent_to_is_gone_with_its_way_out(known: Known) -> None
     found = known.gone()
     assert found is not None
     assert found.stored == "batch 3 was sent to it by 2026-03-01 00:00:00 UTC"
-    assert known.tables.lake.path("orders", "published") in found.remedy
+    assert known.tables.lake.build_table_path("orders", "published") in found.remedy
     assert "highwater.pub.orders.accepted" in found.remedy
     assert (known.gone("orders.dlq.1"), known.gone("orders.parked")) == (None, None)
 
@@ -110,7 +113,7 @@ def test_a_topic_that_nothing_was_sent_to_is_not_there_yet(known: Known) -> None
     assert known.gone() is None
     known.send("orders.old")
     assert known.gone() is None
-    shutil.rmtree(known.tables.lake.path("orders", publication_log.TABLE))
+    shutil.rmtree(known.tables.lake.build_table_path("orders", publication_log.TABLE))
     known.send()
     assert known.gone() is None
     known.stream = replace(known.stream, publishes=None)
@@ -140,7 +143,7 @@ def test_status_reports_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.
     assert sound.to_plain()["accepted_error"] is None
     scene = Scene("nowhere:1", "orders", tmp_path)
     for one, status in ((reported, PERMANENT), (sound, 0)):
-        monkeypatch.setattr(plan_status, "stream_status", lambda *_, one=one: one)
+        monkeypatch.setattr(plan_status, "read_stream_status", lambda *_, one=one: one)
         assert scene.run("status").exit_code == status
 
 
@@ -152,7 +155,7 @@ def test_the_audit_looks_at_the_other_topics_all_the_same(known: Known, monkeypa
         asked.append(topic)
         raise ABSENT
 
-    monkeypatch.setattr(topic_audit, "topic_facts", facts)
+    monkeypatch.setattr(topic_audit, "fetch_topic_facts", facts)
     kafka: Any = Cluster(ABSENT)
     assert topic_audit.check_published_topics(kafka, known.stream) == ({}, [])
     error = Vanished("gone", remedy="-")
@@ -169,7 +172,7 @@ def test_the_doctor_reports_it_before_it_asks_whether_the_topic_would_be_created
             raise ABSENT
         return MAIN_SHAPE
 
-    monkeypatch.setattr(dlq_topics, "_shape", shape)
+    monkeypatch.setattr(dlq_topics, "_read_shape", shape)
     monkeypatch.setattr(dlq_topics, "_create", lambda *_, **__: None)
     kafka: Any = Cluster(ABSENT)
     assert check_accepted(kafka, known.stream).startswith("is not there yet")
@@ -193,7 +196,7 @@ def test_a_topic_that_was_deleted_is_reported_and_refilled_as_the_remedy_says(
         )
 
     def reported() -> HighwaterError | None:
-        return stream_status(tables.ledger, tables.kafka, tables.stream, {}, lake).accepted
+        return read_stream_status(tables.ledger, tables.kafka, tables.stream, {}, lake).accepted
 
     first, second = (tables.plan(n, p0=(3 * n, 3 * n + 3)) for n in (0, 1))
     for n, slice_ in enumerate((first, second)):
@@ -202,18 +205,20 @@ def test_a_topic_that_was_deleted_is_reported_and_refilled_as_the_remedy_says(
     send(first)
     assert reported() is None
     scene.admin.delete_topics([target])[target].result(30)
-    wait_until(lambda: target not in tables.kafka.topics(), 30, "the topic's end")
+    wait_until(lambda: target not in tables.kafka.list_topic_names(), 30, "the topic's end")
     assert isinstance(reported(), Vanished)
     page = audit(tables.ledger, tables.kafka, lake, tables.stream)
     assert len([error for error in page.errors if error.startswith(f"topic {target} of stream orders is gone")]) == 1
-    opened: Any = SimpleNamespace(kafka=lambda: tables.kafka, ledger=lambda: tables.ledger, lake=lambda: lake)
+    opened: Any = SimpleNamespace(
+        open_kafka=lambda: tables.kafka, open_ledger=lambda: tables.ledger, open_lake=lambda: lake
+    )
     with pytest.raises(Vanished):
-        doctor._accepted(opened, tables.stream)
+        doctor._check_accepted_topic(opened, tables.stream)
     with pytest.raises(TopicRecreatedError):
         send(second)
     assert read(bootstrap, target) == []
     # As the remedy says.
-    shutil.rmtree(lake.path("orders", publication_log.TABLE))
+    shutil.rmtree(lake.build_table_path("orders", publication_log.TABLE))
     send(first, second)
     assert [key for _, key, _, _ in read(bootstrap, target)] == [f"o{at}".encode() for at in range(6)]
     assert reported() is None

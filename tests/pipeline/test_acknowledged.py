@@ -19,7 +19,7 @@ from highwater.assets import raw
 from highwater.declaration import Limits
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.producer import ReliableProducer
-from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import Record
 from tests.conftest import create_topic
 from tests.support import Bench, make_bench, read_topic
@@ -78,7 +78,7 @@ class Sender(threading.Thread):
             self.failure = error
 
     def _send(self) -> None:
-        producer = ReliableProducer(producer_properties(self._brokers, {"log_level": "0"}))
+        producer = ReliableProducer(build_producer_properties(self._brokers, {"log_level": "0"}))
         self.began = time.monotonic()
         while not self.stopping.is_set():
             due = self.due
@@ -187,7 +187,7 @@ def test_lost_answers_double_nothing_unless_idempotence_is_off(tmp_path: Path, i
         broker.properties["advertised.listeners"] = f"PLAINTEXT://{proxy.address}"
         with broker:
             create_topic(broker.bootstrap, TOPIC, 1, {})
-            found = producer_properties(proxy.address, {"linger.ms": "1", "log_level": "0"})
+            found = build_producer_properties(proxy.address, {"linger.ms": "1", "log_level": "0"})
             # What the checked configuration refuses is put in behind its back.
             found |= {} if idempotent else {"enable.idempotence": "false", "retries": "1000"}
             found |= {"batch.num.messages": "20", "reconnect.backoff.max.ms": "50", "reconnect.backoff.ms": "10"}

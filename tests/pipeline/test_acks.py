@@ -16,8 +16,8 @@ import pytest
 from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
 from highwater.resources.kafka import Kafka
-from highwater.resources.topic_facts import topic_facts
-from highwater.topic_rules import Level, check_topic, endurance
+from highwater.resources.topic_facts import fetch_topic_facts
+from highwater.topic_rules import Level, check_topic, describe_endurance
 from tests.support import read_topic
 
 if TYPE_CHECKING:
@@ -183,9 +183,9 @@ def has_left(cluster: EmbeddedCluster, topic: str, broker: EmbeddedBroker) -> bo
 
 def judged(cluster: EmbeddedCluster, topic: str) -> tuple[Level, str]:
     """What the audit says of the replicas in sync, and of how many brokers may fail."""
-    facts = topic_facts(Kafka(cluster.bootstrap), topic)
+    facts = fetch_topic_facts(Kafka(cluster.bootstrap), topic)
     [in_sync] = [finding for finding in check_topic(facts) if finding.rule == "replicas in sync"]
-    return in_sync.level, endurance(facts)
+    return in_sync.level, describe_endurance(facts)
 
 
 def make_topic(

@@ -106,7 +106,7 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             for text in ("DependencyAwayError: ", "remedy: ", *texts):
                 assert text in reported
             assert runs.done(table) == set()
-            assert dlq.isdisjoint(bench.kafka.topics())
+            assert dlq.isdisjoint(bench.kafka.list_topic_names())
 
         with refused(settings.SPARK_REMOTE, "sc://{}"):
             fails("raw", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
@@ -116,12 +116,12 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
         with moved(bench.lake.root):
             fails("events", f"the lake's folder {bench.lake.root} is not there", "mount or restore it")
             assert not Path(bench.lake.root).exists(), "it was not restarted"
-        with moved(bench.lake.reference("reference/customers")):
+        with moved(bench.lake.build_reference_path("reference/customers")):
             fails("events", "the reference table reference/customers is not in the lake")
         with stopped_at_the_commit(unresponsive):
             fails("events", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
         assert runs.run([slice_.key], "events").success
-        with moved(bench.lake.reference("reference/customers")):
+        with moved(bench.lake.build_reference_path("reference/customers")):
             fails("rejects", "the reference table reference/customers is not in the lake")
         assert bench.rows("rejects") == []
         assert runs.run([slice_.key], "rejects").success

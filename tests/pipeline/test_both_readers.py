@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater.classifying import Classification, classify
-from highwater.column_comparison import same
+from highwater.column_comparison import matches_stored
 from highwater.declaration import Deletes, Field, Stream, UnknownFields
 from highwater.formats import Avro, BigEndian, Csv, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.second_reader import KafkaRecord
@@ -303,7 +303,7 @@ def unlike_outcomes(stream: Stream, theirs: Classification, ours: dict[str, Any]
     unlike = {
         declared.name: (theirs.values[declared.name], ours[f"v_{declared.name}"])
         for declared in stream.fields
-        if not same(declared, theirs.values[declared.name], reported(ours[f"v_{declared.name}"]))
+        if not matches_stored(declared, theirs.values[declared.name], reported(ours[f"v_{declared.name}"]))
     }
     return unlike | ({"key": (theirs.key, ours["event_key"])} if theirs.key != ours["event_key"] else {})
 
@@ -314,12 +314,12 @@ def is_canonical(stream: Stream, value: bytes) -> bool:
 
     import fastavro
 
-    from highwater.decoding import document
+    from highwater.decoding import decode_value
 
     if not isinstance(stream.value, Avro) or stream.value.schema is None:
         return True
     out, schema = io.BytesIO(), fastavro.parse_schema(json.loads(stream.value.schema))
-    fastavro.schemaless_writer(out, schema, document(stream.value, KafkaRecord(value), None))
+    fastavro.schemaless_writer(out, schema, decode_value(stream.value, KafkaRecord(value), None))
     return out.getvalue() == value
 
 

@@ -12,7 +12,7 @@ import pytest
 from highwater.assets import events, raw
 from highwater.declaration import Breaker
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.resources.delta import query
 from tests.pipeline.runs import Runs, configure
 from tests.support import Bench, customers, order_message
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def offsets(bench: Bench, table: str, column: str) -> tuple[int, int]:
     """How many rows a table has of the only partition, and how many offsets; none lies beyond what was written."""
     counts = f"count(*) AS rows, count(DISTINCT {column}) AS offsets, max({column}) AS last"
-    opened = bench.lake.table("orders", table)
+    opened = bench.lake.open_stream_table("orders", table)
     assert opened is not None
     [found] = query(opened, f"SELECT {counts} FROM t")
     assert found["last"] == found["offsets"] - 1
@@ -55,9 +55,9 @@ def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_fixed(
     raw.materialise(bench.work(*slices[:-1]))
     with pytest.raises(RejectsOverLimitError, match=f"{sound:,} of {each:,} records"):
         events.materialise(bench.work(*slices[:2]))
-    circuit = bench.ledger.breakers.circuit("orders")
+    circuit = bench.ledger.breakers.read_circuit("orders")
     assert circuit.state == "open"
-    assert [one.slice_key for one in bench.ledger.breakers.refused("orders")] == keys[:2]
+    assert [one.slice_key for one in bench.ledger.breakers.list_refused("orders")] == keys[:2]
     with pytest.raises(BreakerOpenError):
         events.materialise(bench.work(*slices[2:-1]))
     with dg.DagsterInstance.ephemeral() as instance:
@@ -67,16 +67,18 @@ def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_fixed(
         assert (runs.done("raw"), runs.done("events")) == ({keys[-1]}, set())
         assert offsets(bench, "raw", "offset") == (count * each,) * 2, "raw goes on: retention must not take it"
         assert bench.rows("events") == []
-        assert [name for name in bench.kafka.topics() if name.startswith(f"{bench.stream.topic}.")] == [], "no DLQ"
+        assert [name for name in bench.kafka.list_topic_names() if name.startswith(f"{bench.stream.topic}.")] == [], (
+            "no DLQ"
+        )
 
         customers(bench.lake, ["c1", "c9"])
         cooled = replace(circuit, until=datetime.now(UTC))
         bench.ledger.breakers.settle("orders", (), lambda *_: (cooled, ()))
         assert runs.run(keys[2:3]).success, "the probe"
-        assert bench.ledger.breakers.circuit("orders").state == "closed"
-        [record] = instance.fetch_materializations(table_key(bench.stream, "events"), limit=1).records
+        assert bench.ledger.breakers.read_circuit("orders").state == "closed"
+        [record] = instance.fetch_materializations(build_table_key(bench.stream, "events"), limit=1).records
         assert "is the probe" in str(record.asset_materialization.metadata["breaker"].value)
     bench.materialise(*slices[:2], *slices[3:])
-    assert bench.ledger.breakers.refused("orders") == []
+    assert bench.ledger.breakers.list_refused("orders") == []
     assert offsets(bench, "events", "origin_offset") == (count * each,) * 2
     assert bench.rows("rejects") == []

@@ -14,15 +14,15 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Foreign, Limits, Stream
 from highwater.errors import ConfigurationError
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing.topic_planner import Planner, PlanningResult
-from highwater.orchestration.stream_assets import planned
+from highwater.orchestration.stream_assets import read_planned_slices
 from highwater.plans import Generation
 from highwater.resources.ledger import Ledger
 from highwater.routing import on_tier
 from highwater.slices import OffsetRange, Slice
-from highwater.tables import tables_of
+from highwater.tables import select_tables
 from tests.fake_topics import FakeTopics
 from tests.holding import FOUND
 from tests.repairing import Repairing
@@ -50,7 +50,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return made
 
 
-@pytest.mark.parametrize("table", tables_of(STREAM))
+@pytest.mark.parametrize("table", select_tables(STREAM))
 def test_a_slice_of_a_topic_that_is_not_declared_any_more_is_refused_by_every_asset(
     ledger: Ledger, tmp_path: Path, table: str
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_slice_of_a_topic_that_is_not_declared_any_more_is_refused_by_every_as
     def never() -> Any:
         pytest.fail("something was opened")
 
-    unused = SimpleNamespace(open=never, session=never, interrupt=lambda: None)
+    unused = SimpleNamespace(open=never, get_session=never, interrupt=lambda: None)
     opened = {"kafka": unused, "lake": unused, "spark": unused, "ledger": SimpleNamespace(open=lambda: ledger)}
     built = build_defs(streams=[RENAMED], resources=opened)
     job = built.resolve_job_def("orders_publish" if table == "published" else "orders_slice")
@@ -69,7 +69,7 @@ def test_a_slice_of_a_topic_that_is_not_declared_any_more_is_refused_by_every_as
             instance=instance,
             partition_key=OF_MAIN.key,
             raise_on_error=False,
-            asset_selection=[table_key(RENAMED, table)],
+            asset_selection=[build_table_key(RENAMED, table)],
         )
     event = next(event for event in done.all_events if event.is_step_failure)
     assert event.step_failure_data.user_failure_data is not None, event.step_failure_data.error
@@ -86,13 +86,13 @@ def test_a_topic_of_another_system_that_is_declared_no_more_is_refused_and_a_tie
     ledger: Ledger, slice_: Slice
 ) -> None:
     """The records of a tier carry our envelope; others are distinguished from a tier's by the declaration alone."""
-    assert planned(ledger, STREAM, [slice_.key]) == [slice_]
+    assert read_planned_slices(ledger, STREAM, [slice_.key]) == [slice_]
     fewer = replace(STREAM, tiers=STREAM.tiers[:1], foreign=())
     if slice_ is not OF_OTHERS:
-        assert planned(ledger, fewer, [slice_.key]) == [slice_]
+        assert read_planned_slices(ledger, fewer, [slice_.key]) == [slice_]
         return
     with pytest.raises(ConfigurationError) as caught:
-        planned(ledger, fewer, [slice_.key])
+        read_planned_slices(ledger, fewer, [slice_.key])
     assert (caught.value.stored, caught.value.found) == (f"topic {OTHERS}", "declared are orders, orders.dlq.1")
     assert "declare it under `foreign` again" in caught.value.remedy
 
@@ -110,7 +110,7 @@ def test_repair_leaves_what_every_run_would_refuse_and_says_so(tmp_path: Path, *
         reported = "not done, and of topics that the declaration does not name, they are left"
         assert f"2 {reported}: {OF_MAIN.key}, {OF_OTHERS.key}" in tick.lines
         ledger = repairing.ledger
-        exhausted, holds = ledger.exhausted_slices.open("orders"), ledger.holds.open("orders")
+        exhausted, holds = ledger.exhausted_slices.read_open("orders"), ledger.holds.read_open("orders")
         assert [*(one.slice_key for one in exhausted), *(one.slice_key for one in holds)] == (
             [OF_MAIN.key, OF_OTHERS.key] if held else []
         ), "what is left is not done"

@@ -144,7 +144,7 @@ def test_daemon_code_server_and_worker_share_pgbouncer_with_the_ledger(
         finally:
             services.stop()
         ledger = Ledger(url)
-        assert ledger.counts() == {("orders", "orders"): 1}
+        assert ledger.count_slices() == {("orders", "orders"): 1}
 
 
 def test_a_webserver_leaves_its_timeout_on_connections_that_others_get(

@@ -15,7 +15,7 @@ import pytest
 
 from highwater.commit_records import from_user_metadata
 from highwater.declaration import Limits
-from highwater.orchestration.asset_keys import TABLES, table_key, topic_key
+from highwater.orchestration.asset_keys import TABLES, build_table_key, build_topic_key
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
 from tests.lineage_receiver import Receiver, is_valid, receiving
@@ -84,7 +84,7 @@ def test_the_sensor_takes_a_backlog_through_all_tables(
             ("current", "current_follows_events"),
         ):
             assert _checks(instance, deployment, checked, check) == passed, check
-        observed = instance.fetch_observations(topic_key(deployment.stream), limit=1).records
+        observed = instance.fetch_observations(build_topic_key(deployment.stream), limit=1).records
         assert observed[0].asset_observation.metadata["lag"].value == 0
     for table in COMMITTED:
         assert len(deployment.commits(table.name)) == 2, "one commit a range"
@@ -93,7 +93,7 @@ def test_the_sensor_takes_a_backlog_through_all_tables(
 
 
 def _checks(instance: dg.DagsterInstance, deployment: Deployment, table: str, check: str) -> dict[str, bool]:
-    key = dg.AssetCheckKey(table_key(deployment.stream, table), check)
+    key = dg.AssetCheckKey(build_table_key(deployment.stream, table), check)
     found = instance.event_log_storage.get_asset_check_partition_info([key])
     return {str(info.partition_key): info.latest_execution_status.value == "SUCCEEDED" for info in found}
 
@@ -101,18 +101,18 @@ def _checks(instance: dg.DagsterInstance, deployment: Deployment, table: str, ch
 def _tables_hold_the_topic(deployment: Deployment) -> None:
     records = read_topic(deployment.bootstrap, deployment.stream.topic)
     lake, name = deployment.lake, deployment.stream.name
-    raw = read_rows(lake.path(name, "raw"))
+    raw = read_rows(lake.build_table_path(name, "raw"))
     assert {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in raw} == records
     assert len(raw) == len(records)
-    events = read_rows(lake.path(name, "events"))
+    events = read_rows(lake.build_table_path(name, "events"))
     assert sorted((r["origin_partition"], r["origin_offset"]) for r in events) == sorted(records)
 
 
 def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deployment, DagsterServices]) -> None:
     deployment, _ = deployed
     with deployment.instance() as instance:
-        records = instance.fetch_materializations(table_key(deployment.stream, "events"), limit=20).records
-    planned = {slice_.key: slice_ for slice_ in deployment.ledger.slices("orders")}
+        records = instance.fetch_materializations(build_table_key(deployment.stream, "events"), limit=20).records
+    planned = {slice_.key: slice_ for slice_ in deployment.ledger.list_slices("orders")}
     together = Counter(record.run_id for record in records)
     for record in records:
         metadata = record.asset_materialization.metadata
@@ -130,11 +130,13 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
         assert metadata["slices_in_run"].value == together[record.run_id]
     with deployment.instance() as instance:
         for stage in COMMITTED:
-            for record in instance.fetch_materializations(table_key(deployment.stream, stage.name), limit=5).records:
+            for record in instance.fetch_materializations(
+                build_table_key(deployment.stream, stage.name), limit=5
+            ).records:
                 metadata = record.asset_materialization.metadata
                 # A row of current belongs to no slice alone: it shows the events that it took into account.
                 source = "events" if stage.name == "current" else stage.name
-                slices = [row["slice"] for row in read_rows(deployment.lake.path("orders", source))]
+                slices = [row["slice"] for row in read_rows(deployment.lake.build_table_path("orders", source))]
                 rows = slices.count(record.partition_key)
                 assert metadata["dagster/partition_row_count"].value == rows
                 assert "note" in metadata or int(float(str(metadata["write/bytes"].value))) > 0
@@ -148,7 +150,7 @@ def test_lineage_has_each_step_with_its_offsets_rows_and_version(
     deployment, _ = deployed
     with deployment.instance() as instance:
         runs = {run.run_id for run in instance.get_runs(dg.RunsFilter(job_name="orders_slice"))}
-        records = instance.fetch_materializations(table_key(deployment.stream, "events"), limit=100).records
+        records = instance.fetch_materializations(build_table_key(deployment.stream, "events"), limit=100).records
     steps = {(run, f"orders/{table.name}") for run in runs for table in TABLES}
 
     def complete() -> dict[tuple[str, str], dict[str, Any]]:
@@ -158,13 +160,13 @@ def test_lineage_has_each_step_with_its_offsets_rows_and_version(
     wait_for(lambda: steps <= complete().keys(), SECONDS, "the events of every step")
     sent = {step: event for step, event in complete().items() if step in steps}
     assert all(map(is_valid, sent.values()))
-    planned = {slice_.key: slice_ for slice_ in deployment.ledger.slices("orders")}
+    planned = {slice_.key: slice_ for slice_ in deployment.ledger.list_slices("orders")}
     for run in runs:
         mine = [record for record in records if record.run_id == run]
         counts = [one.asset_materialization.metadata["dagster/partition_row_count"] for one in mine]
         versions = {str(one.asset_materialization.metadata["delta_version"].value) for one in mine}
         [table] = sent[run, "orders/events"]["outputs"]
-        assert (table["namespace"], table["name"]) == ("file", deployment.lake.path("orders", "events"))
+        assert (table["namespace"], table["name"]) == ("file", deployment.lake.build_table_path("orders", "events"))
         assert table["outputFacets"]["outputStatistics"]["rowCount"] == sum(int(str(one.value)) for one in counts)
         assert table["facets"]["version"]["datasetVersion"] in versions
         [topic] = sent[run, "orders/raw"]["inputs"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater.declaration import Deletes, Field, Stream
-from highwater.orchestration.checking.follower_checks import current_follows_events
-from highwater.orchestration.checking.version_checks import over_the_stream
+from highwater.orchestration.checking.follower_checks import check_current_follows_events
+from highwater.orchestration.checking.version_checks import check_stream_versions
 from highwater.sources import Key, Meta
 from tests.conftest import create_topic
 from tests.support import Message, make_bench, make_stream
@@ -145,10 +145,10 @@ def test_every_check_passes_on_deletes(story: Story) -> None:
 
 def test_rebuilding_leaves_deleted_keys_out(story: Story) -> None:
     """`current` made from the events alone has the same rows."""
-    from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
+    from highwater.assets.current_rebuild import RebuildSnapshot, compare_with_events, rebuild
 
     work = story.bench.work()
-    assert differences(work, RebuildSnapshot.take(work)).none
+    assert compare_with_events(work, RebuildSnapshot.take(work)).none
     assert rebuild(work) == 4
     assert versions(story.bench) == story.seen[-1] == {"a": 6, "b": 2, "newer": 4, "lacks": 1}
 
@@ -193,7 +193,7 @@ def test_checks_find_a_key_that_came_back(bench: Bench) -> None:
     bench.stream = changes(bench.stream.topic)
     [slice_] = sent(bench, [change("a", 1), change("b", 1)])
     bench.materialise(slice_)
-    path = bench.lake.path(bench.stream.name, "current")
+    path = bench.lake.build_table_path(bench.stream.name, "current")
     [row] = [one for one in DeltaTable(path).to_pyarrow_table().to_batches()[0].to_pylist() if one["key"] == "a"]
     bench.send(change("a", 5, "d"))
     deletes = bench.plan(1, p0=(2, 3))
@@ -202,10 +202,10 @@ def test_checks_find_a_key_that_came_back(bench: Bench) -> None:
     import pyarrow as pa
 
     write_deltalake(path, pa.Table.from_pylist([row], DeltaTable(path).to_pyarrow_table().schema), mode="append")
-    reported = current_follows_events(bench.lake, bench.stream, [deletes.key, slice_.key])
+    reported = check_current_follows_events(bench.lake, bench.stream, [deletes.key, slice_.key])
     assert "deleted at a higher version" in reported[deletes.key].text
     assert not reported[deletes.key].passed
-    assert over_the_stream(bench.lake, bench.stream)["versions_in_order"].numbers["revived"] == 1
+    assert check_stream_versions(bench.lake, bench.stream)["versions_in_order"].numbers["revived"] == 1
 
 
 def test_any_order_of_slices_ends_in_the_same_table(bench: Bench) -> None:
@@ -249,18 +249,18 @@ def test_without_a_version_a_stream_is_append_only(bench: Bench) -> None:
     assert all(row["event_time"] == row["origin_timestamp"] for row in rows)
     assert "version" not in rows[0]
     assert not bench.failing()
-    assert bench.lake.table(bench.stream.name, "current") is None
+    assert bench.lake.open_stream_table(bench.stream.name, "current") is None
 
 
 def test_records_with_another_key_are_reported(bench: Bench) -> None:
     """By default the key of the fields counts, and a check warns of records that have another one."""
-    from highwater.orchestration.checking.key_checks import record_keys_as_declared
+    from highwater.orchestration.checking.key_checks import check_record_keys
 
     bench.stream = changes(bench.stream.topic, record_key="warn")
     [slice_] = sent(bench, [change("a", 1), replace(change("b", 1), key=b"b"), replace(change("c", 1), key=None)])
     bench.materialise(slice_)
     assert versions(bench) == {"a": 1, "b": 1, "c": 1}
-    result = record_keys_as_declared(bench.lake, bench.stream, [slice_.key])[slice_.key]
+    result = check_record_keys(bench.lake, bench.stream, [slice_.key])[slice_.key]
     assert (result.passed, result.numbers) == (False, {"events": 3, "unlike": 2})
     assert [row["key"] for row in result.samples] == ["a", "c"]
     bench.stream = changes(bench.stream.topic, record_key="strict")
@@ -291,7 +291,7 @@ def test_a_delete_reclaimed_while_an_older_event_came_between(bench: Bench) -> N
 
 def test_deletes_stay_deletes_when_the_stream_declares_none_any_more(bench: Bench) -> None:
     """Rebuilding and late events gave deleted keys a row of nulls, or an older one."""
-    from highwater.assets.current_rebuild import RebuildSnapshot, differences
+    from highwater.assets.current_rebuild import RebuildSnapshot, compare_with_events
 
     topic = bench.stream.topic
     bench.stream = changes(topic)
@@ -302,7 +302,7 @@ def test_deletes_stay_deletes_when_the_stream_declares_none_any_more(bench: Benc
     bench.materialise(late)
     assert versions(bench) == {"b": 1}
     work = bench.work()
-    assert differences(work, RebuildSnapshot.take(work)).none
+    assert compare_with_events(work, RebuildSnapshot.take(work)).none
     assert not bench.failing()
 
 
@@ -314,7 +314,7 @@ def test_checks_before_the_first_slice_with_deletes(bench: Bench) -> None:
     bench.materialise(slice_)
     bench.stream = changes(topic)
     assert not bench.failing()
-    assert over_the_stream(bench.lake, bench.stream)["versions_in_order"].passed
+    assert check_stream_versions(bench.lake, bench.stream)["versions_in_order"].passed
 
 
 def test_a_delete_needs_its_version_also_where_there_is_a_default(bench: Bench) -> None:

@@ -15,7 +15,7 @@ import fastavro
 import pytest
 
 from highwater.classifying import classify
-from highwater.column_comparison import same
+from highwater.column_comparison import matches_stored
 from highwater.declaration import Field, Stream
 from highwater.formats import Avro, Json
 from highwater.second_reader import KafkaRecord
@@ -190,7 +190,7 @@ def unlike(stream: Stream, wanted: Sequence[Values], found: Sequence[Mapping[str
         (name, value, row[name])
         for values, row in zip(wanted, found, strict=True)
         for name, value in values.items()
-        if not same(declared[name], value, row[name])
+        if not matches_stored(declared[name], value, row[name])
     ]
 
 

@@ -284,7 +284,7 @@ def test_no_record_fails_a_slice_and_each_has_its_end(any_time: Bench) -> None:
         assert len(found) == 1, (place, message)
         assert end in {*found, UNKNOWN}, (place, message)
         assert place not in events or events[place]["origin_timestamp_ms"] == message.timestamp
-    assert {metadata.of_slice(report).get("metadata_error") for report in reports} == {None}
+    assert {metadata.build_slice_metadata(report).get("metadata_error") for report in reports} == {None}
 
     dlq = [record for topic in bench.stream.published_topics if topic != target for record in _there(bench, topic)]
     origins = {_origin(record): record for record in dlq}
@@ -302,7 +302,7 @@ def test_no_record_fails_a_slice_and_each_has_its_end(any_time: Bench) -> None:
 
 
 def _there(bench: Bench, topic: str) -> list[Any]:
-    return read(bench.bootstrap, topic) if topic in bench.kafka.topics() else []
+    return read(bench.bootstrap, topic) if topic in bench.kafka.list_topic_names() else []
 
 
 def _origin(record: Any) -> tuple[int, int]:

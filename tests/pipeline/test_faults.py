@@ -74,7 +74,7 @@ class Ours:
     def fault(self, stream: str = "orders") -> SensorFault | None:
         """Tick the planner; why it skips a stream."""
         self.tick()
-        faults = Ledger(f"sqlite:///{self.held.home / 'ledger.sqlite'}").sensor_faults.all()
+        faults = Ledger(f"sqlite:///{self.held.home / 'ledger.sqlite'}").sensor_faults.list_all()
         return next((one for one in faults if (one.stream, one.sensor) == (stream, "planner")), None)
 
     def run(self, first: str, last: str | None = None, stream: str = "orders") -> dg.ExecuteInProcessResult:
@@ -302,7 +302,7 @@ def test_a_deleted_topic_leaves_the_other_stream_untouched(ours: Ours, topic: To
     keys = {one.partitions_def_name: one.partition_keys for one in both.tick().dynamic_partitions_requests or []}
     [early], [paid] = keys["orders_slices"], keys["payments_slices"]
     both.took(paid, paid, "payments")
-    before = {table: read_rows(held.lake.path("payments", table)) for table in TABLES}
+    before = {table: read_rows(held.lake.build_table_path("payments", table)) for table in TABLES}
     assert {row["key"] for row in before["events"]} == {"a|p"}
     admin = AdminClient({"bootstrap.servers": held.bootstrap})
     admin.delete_topics([payments.topic])[payments.topic].result(30)
@@ -313,7 +313,7 @@ def test_a_deleted_topic_leaves_the_other_stream_untouched(ours: Ours, topic: To
     held.check_whole()
     again = both.run(paid, stream="payments")
     assert again.success, "rows that Kafka cannot give again stay"
-    after = {table: read_rows(held.lake.path("payments", table)) for table in TABLES}
+    after = {table: read_rows(held.lake.build_table_path("payments", table)) for table in TABLES}
     for table in ("raw", "rejects"):
         assert after[table] == before[table]
     assert {row["origin_offset"] for row in after["events"]} == {row["origin_offset"] for row in before["events"]}
@@ -659,14 +659,14 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     breakers = Ledger(f"sqlite:///{held.home / 'ledger.sqlite'}").breakers
     for _ in range(FAILURES):
         ours.tick()
-    assert breakers.dependency(KAFKA).state == "open"
+    assert breakers.read_dependency(KAFKA).state == "open"
     refused = failure(ours.run(key))
     assert refused["error"] == "BreakerOpenError", "and the step waits for nothing"
     assert "kafka is not asked" in refused["problem"]
     mortal.start()
     breakers.change(KAFKA, lambda row: replace(row, since=datetime.now(UTC) - COOL_DOWN))
     ours.repaired()
-    assert breakers.dependency(KAFKA).state == "closed"
+    assert breakers.read_dependency(KAFKA).state == "closed"
     held.check_whole()
 
 
@@ -674,8 +674,8 @@ def killed_while_reading(broker: EmbeddedBroker, patch: pytest.MonkeyPatch) -> N
     from highwater.assets import raw
     from highwater.resources.kafka import Kafka
 
-    options, read = Kafka.spark_options, raw._read
-    patch.setattr(Kafka, "spark_options", lambda self: {**options(self), **IMPATIENT})
+    options, read = Kafka.build_spark_options, raw._read
+    patch.setattr(Kafka, "build_spark_options", lambda self: {**options(self), **IMPATIENT})
 
     def reading(*given: Any) -> Any:
         broker.kill()

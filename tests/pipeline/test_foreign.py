@@ -20,22 +20,22 @@ from hypothesis import strategies as st
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater import envelope
-from highwater.assets.foreign import main_log
+from highwater.assets.foreign import read_main_log
 from highwater.declaration import Foreign
-from highwater.envelope import MOST_BYTES, Envelope, Origin, opened
+from highwater.envelope import MOST_BYTES, Envelope, Origin, open_envelope
 from highwater.errors import DeclarationError
-from highwater.foreign import MainLog, Named, identity, named
+from highwater.foreign import MainLog, Named, parse_foreign_origin, resolve_origin
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.reporting.locating import locate
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing.retries import plan_tier
-from highwater.orchestration.sensing.stream_ticks import tiers_to_plan
+from highwater.orchestration.sensing.stream_ticks import select_tiers_to_plan
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.ledger import Ledger
-from highwater.routing import destination, on_tier, option_for, tier_of
-from highwater.routing import stream_of_topic as asked
+from highwater.routing import build_stream_of_topic as asked
+from highwater.routing import find_destination, find_tier, format_topic_option, on_tier
 from highwater.slices import OffsetRange, Slice
 from highwater.stream_files import load_streams
 from tests.conftest import create_topic
@@ -179,12 +179,12 @@ BAD: dict[str, Headers] = {
 @pytest.mark.parametrize("name", SOUND)
 def test_their_headers_name_the_first_failure(name: str) -> None:
     headers, kind, expected = SOUND[name]
-    assert named(headers, 77, kind) == expected
+    assert parse_foreign_origin(headers, 77, kind) == expected
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_names_no_origin_is_none(name: str) -> None:
-    assert named(BAD[name], 77, 0) is None
+    assert parse_foreign_origin(BAD[name], 77, 0) is None
 
 
 # Whose an origin is
@@ -227,7 +227,7 @@ def test_the_generation_is_the_one_open_at_the_time(
     log: MainLog, timestamp: int | None, appended: int, expected: int | None
 ) -> None:
     """Without the record's own time it is known only as long as there was one: it came before it was appended."""
-    assert log.open_at(timestamp, appended) == expected
+    assert log.find_open_offset(timestamp, appended) == expected
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_the_generation_is_the_one_open_at_the_time(
 def test_an_offset_is_of_the_slices_that_read_it(
     log: MainLog, place: tuple[int, int, int], expected: int | None
 ) -> None:
-    assert log.reader(*place) == expected
+    assert log.find_reader(*place) == expected
 
 
 LOGS = st.builds(
@@ -276,13 +276,13 @@ def test_the_spans_that_spark_joins_say_what_the_rule_says(
 ) -> None:
     hits = [
         span
-        for span in log.spans()
+        for span in log.compute_unread_spans()
         if (span.generation, span.partition) == (number, partition)
         and span.start <= offset
         and (span.end is None or offset < span.end)
     ]
     assert len(hits) <= 1, "a second one would double the record"
-    assert (hits[0].reader if hits else number) == log.reader(number, partition, offset)
+    assert (hits[0].reader if hits else number) == log.find_reader(number, partition, offset)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_the_spans_that_spark_joins_say_what_the_rule_says(
     ],
 )
 def test_what_the_main_topic_never_reads_has_a_namespace_of_its_own(found: Named, expected: Origin) -> None:
-    assert identity(STREAM, ONE, found, MS) == expected
+    assert resolve_origin(STREAM, ONE, found, MS) == expected
     assert STREAM.is_origin(expected.topic)
 
 
@@ -305,13 +305,13 @@ def test_the_ledger_says_what_its_slices_read_and_an_older_look_can_be_had_again
     ledger.topics.open_generation(first)
     slice_ = Slice(STREAM.name, "orders", "a", 0, 0, {0: OffsetRange(0, 8), 1: OffsetRange(0, 5)}, NOW)
     assert ledger.add([slice_], [lost(0, 0, 8, 12)])
-    assert main_log(ledger, STREAM) == MainLog(
-        [*ledger.topics.generations("orders", "orders")], [lost(0, 0, 8, 12)], {}
+    assert read_main_log(ledger, STREAM) == MainLog(
+        [*ledger.topics.list_generations("orders", "orders")], [lost(0, 0, 8, 12)], {}
     )
-    [moved] = ledger.topics.generations("orders", "orders")
+    [moved] = ledger.topics.list_generations("orders", "orders")
     assert ledger.topics.open_generation(replace(generation(1, 10, "b", p0=0), first_ordinal=1), seen=moved)
-    assert main_log(ledger, STREAM).ends == {0: {0: 12, 1: 5}}
-    before = main_log(ledger, STREAM, {"generations_seen": 1, "losses_seen": 0})
+    assert read_main_log(ledger, STREAM).ends == {0: {0: 12, 1: 5}}
+    before = read_main_log(ledger, STREAM, {"generations_seen": 1, "losses_seen": 0})
     assert (len(before.generations), before.losses, before.ends) == (1, [], {})
 
 
@@ -357,23 +357,23 @@ def test_a_topic_has_one_stream_and_one_part_in_it(tmp_path: Path, topics: list[
 
 
 def test_what_another_system_rejected_counts_as_rejected_once() -> None:
-    assert tier_of(STREAM, "sink.errors") == 1
-    assert destination(STREAM, "unresolved", 1) == "orders.dlq.2"
-    assert destination(replace(STREAM, tiers=()), "unresolved", 1) == "orders.parked"
+    assert find_tier(STREAM, "sink.errors") == 1
+    assert find_destination(STREAM, "unresolved", 1) == "orders.dlq.2"
+    assert find_destination(replace(STREAM, tiers=()), "unresolved", 1) == "orders.parked"
     assert [*STREAM.delays.values()] == [*STREAM.tiers, DELAY]
 
 
 def test_commands_name_the_topic_that_they_mean() -> None:
     assert on_tier(STREAM, "sink.errors").topic == "sink.errors"
     assert asked(STREAM, "sink.errors") == on_tier(STREAM, "sink.errors")
-    assert option_for(on_tier(STREAM, "sink.errors"), "sink.errors") == " --topic sink.errors"
-    assert option_for(STREAM, "orders") == ""
+    assert format_topic_option(on_tier(STREAM, "sink.errors"), "sink.errors") == " --topic sink.errors"
+    assert format_topic_option(STREAM, "orders") == ""
 
 
 def test_their_topics_wait_for_the_first_plan_of_the_main_topic() -> None:
     """Before it nobody knows whether the main topic's slices will read what their records name."""
-    assert tiers_to_plan(STREAM, begun=False) == ["orders.dlq.1", "orders.dlq.2"]
-    assert tiers_to_plan(STREAM, begun=True) == ["orders.dlq.1", "orders.dlq.2", "sink.errors"]
+    assert select_tiers_to_plan(STREAM, begun=False) == ["orders.dlq.1", "orders.dlq.2"]
+    assert select_tiers_to_plan(STREAM, begun=True) == ["orders.dlq.1", "orders.dlq.2", "sink.errors"]
 
 
 @pytest.mark.parametrize(
@@ -391,8 +391,8 @@ def test_their_topics_wait_for_the_first_plan_of_the_main_topic() -> None:
     ],
 )
 def test_an_envelope_may_name_the_namespace_of_its_stream(topic: str, believed: bool) -> None:
-    headers = Envelope(topic, 0, 0, 7, MS, 2, "unresolved", "", "sink.errors@0000000", NOW).headers()
-    assert (opened(headers, STREAM.is_origin) is not None) == believed
+    headers = Envelope(topic, 0, 0, 7, MS, 2, "unresolved", "", "sink.errors@0000000", NOW).to_headers()
+    assert (open_envelope(headers, STREAM.is_origin) is not None) == believed
 
 
 # With Kafka and Spark
@@ -416,7 +416,7 @@ def due(bench: Bench, topic: str) -> Slice:
 
 def sent_to(bench: Bench, topic: str) -> list[Headers]:
     """The headers of what is in a topic's first partition."""
-    state = bench.kafka.topic_state(topic).partitions[0]
+    state = bench.kafka.read_topic_state(topic).partitions[0]
     found = bench.kafka.read(topic, {0: OffsetRange(0, state.last_stable or 0)}, seconds=10)
     return [list(message.headers() or []) for message in found]  # type: ignore[arg-type]
 
@@ -463,7 +463,7 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
         ],
     )
     customers(bench.lake, ["c1", "late"])
-    assert stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[2].topic == theirs
+    assert read_stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[2].topic == theirs
     slice_ = due(bench, theirs)
     reports = bench.materialise(slice_)
     counts = reports["events"][0].counts
@@ -531,8 +531,8 @@ def test_spark_reports_the_open_generation_as_python_does(spark: SparkSession) -
     logs["many"] = MainLog([generation(n, n, p0=0) for n in range(120)])
     times = [(time, MS + hours * HOUR) for time in (None, MS + 5 * HOUR, MS + 50 * HOUR) for hours in (0, 5, 60)]
     reported = spark.createDataFrame(times, "named_ms BIGINT, timestamp_ms BIGINT")
-    found = reported.select([foreign._open_at(log).alias(name) for name, log in logs.items()]).collect()
-    expected = [tuple(log.open_at(time, appended) for log in logs.values()) for time, appended in times]
+    found = reported.select([foreign._find_open_offset(log).alias(name) for name, log in logs.items()]).collect()
+    expected = [tuple(log.find_open_offset(time, appended) for log in logs.values()) for time, appended in times]
     assert [tuple(row) for row in found] == expected
 
 
@@ -546,9 +546,9 @@ def test_spark_reads_their_headers_as_python_does(spark: SparkSession) -> None:
     }
     rows: list[Any] = [(name, 77, kind, headers or None) for name, (headers, kind) in cases.items()]
     schema = "name STRING, timestamp_ms BIGINT, timestamp_type INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-    reported = spark.createDataFrame(rows, schema).withColumns(foreign.named())
-    for row in reported.withColumn("problem", foreign.problem()).collect():
+    reported = spark.createDataFrame(rows, schema).withColumns(foreign.build_named_origin())
+    for row in reported.withColumn("problem", foreign.find_problem()).collect():
         headers, kind = cases[row["name"]]
         parts = (row["named_topic"], row["named_partition"], row["named_offset"], row["named_ms"])
         found = None if row["problem"] else Named(*parts)
-        assert found == named(headers, 77, kind), row["name"]
+        assert found == parse_foreign_origin(headers, 77, kind), row["name"]

@@ -11,7 +11,7 @@ import pytest
 
 from highwater.commit_records import from_user_metadata
 from highwater.holds import Release
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from tests.holding import HOLDING
 from tests.pipeline.runs import Runs, configure, failure
 from tests.support import Bench, customers, order_message, read_topic
@@ -39,7 +39,7 @@ def decided_in_order(bench: Bench) -> list[str]:
     """The slices as they were committed to events, one commit each."""
     from deltalake import DeltaTable
 
-    history = DeltaTable(bench.lake.path("orders", "events")).history()
+    history = DeltaTable(bench.lake.build_table_path("orders", "events")).history()
     commits = [from_user_metadata(one.get("userMetadata"), 0, None) for one in reversed(history)]
     written = [records for records in commits if records]
     assert all(len(records) == 1 for records in written)
@@ -69,21 +69,21 @@ def test_a_held_slice_keeps_back_what_follows_and_raw_goes_on(holding: Bench) ->
         reported = failure(runs.run(keys[2:], "events"))
         assert f"OutOfTurnError: {keys[2]} may not go into orders/events before {keys[1]}" in reported
         assert "is held since" in reported
-        [hold] = bench.ledger.holds.open("orders")
+        [hold] = bench.ledger.holds.read_open("orders")
         assert (hold.slice_key, hold.found.records, hold.found.reason) == (keys[1], 1, "unresolved")
 
         customers(bench.lake, ["c1", "late"])
         reported = failure(runs.run(keys, *TABLES))
         assert f"SliceHeldError: {keys[2]} is held by 2 records" in reported
         assert offsets(bench, "events") == [*range(6)]
-        assert [one.slice_key for one in bench.ledger.holds.open("orders")] == [keys[2]]
+        assert [one.slice_key for one in bench.ledger.holds.read_open("orders")] == [keys[2]]
 
         assert bench.ledger.holds.release(keys[2], Release(True, "ann", "test data", datetime.now(UTC)))
         result = runs.run(keys, *TABLES)
         assert result.success, failure(result)
         for table in TABLES:
             assert runs.done(table) == set(keys)
-        [record] = instance.fetch_materializations(table_key(bench.stream, "events"), limit=1).records
+        [record] = instance.fetch_materializations(build_table_key(bench.stream, "events"), limit=1).records
         assert "nothing is held" in str(record.asset_materialization.metadata["held"].value)
     assert offsets(bench, "events") == [*range(7)]
     assert {(row["origin_offset"], row["next_topic"]) for row in bench.rows("rejects")} == {

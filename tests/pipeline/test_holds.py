@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from highwater.assets import split_decision
 from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import CommittedSlices
-from highwater.assets.hold_gate import FIRST, HOLDS, end_holds, ensure_none_held, parked_slices, rejected_anyway
+from highwater.assets.hold_gate import (
+    FIRST,
+    HOLDS,
+    end_holds,
+    ensure_none_held,
+    list_slices_to_park,
+    subtract_released_rejects,
+)
 from highwater.assets.work import Work
 from highwater.declaration import Stream
 from highwater.envelope import ORIGIN
@@ -30,26 +37,32 @@ from highwater.errors import (
     SliceHeldError,
     UnknownSliceError,
 )
-from highwater.holds import Release, in_the_way
-from highwater.orchestration.asset_keys import table_key
+from highwater.holds import Release, find_obstacle
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.failures import NOT_TRIED_AGAIN
-from highwater.orchestration.metadata import of_holds
+from highwater.orchestration.metadata import build_hold_metadata
 from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.open_metrics import Samples, _holds
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.open_metrics import Samples, _measure_holds
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
-from highwater.orchestration.sensing.ordered_processing import LOOK_BACK, behind, ensure_in_turn, hold_lines, take_turn
+from highwater.orchestration.sensing.ordered_processing import (
+    LOOK_BACK,
+    ensure_in_turn,
+    format_hold_lines,
+    must_wait_for_earlier,
+    take_turn,
+)
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules
-from highwater.orchestration.sensing.step_breaker import watched
+from highwater.orchestration.sensing.step_breaker import report_to_breaker
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Judgement
-from highwater.routing import destination
+from highwater.routing import find_destination
 from highwater.slices import Slice
 from tests.commits import commit_empty
 from tests.holding import FOUND, STREAM
@@ -69,12 +82,16 @@ def test_what_holds_is_rejected_only_when_its_slice_is_released() -> None:
     assert STREAM.ordered
     assert STREAM.holding == {"unresolved"}
     assert not make_stream("orders").ordered
-    assert destination(STREAM, "unresolved", 0) == "orders.dlq.1"
-    assert destination(STREAM, "unresolved", 0, park=True) == "orders.parked"
-    assert destination(STREAM, "unresolved", 1, park=True) == "orders.dlq.2", "a tier has left the order"
-    assert destination(STREAM, "unresolved", 2) == "orders.parked"
-    assert destination(replace(STREAM, tiers=()), "unresolved", 0) == "orders.parked", "a hold needs no tier"
-    assert destination(STREAM, "malformed", 0, park=True) == destination(STREAM, "malformed", 0) == "orders.parked"
+    assert find_destination(STREAM, "unresolved", 0) == "orders.dlq.1"
+    assert find_destination(STREAM, "unresolved", 0, park=True) == "orders.parked"
+    assert find_destination(STREAM, "unresolved", 1, park=True) == "orders.dlq.2", "a tier has left the order"
+    assert find_destination(STREAM, "unresolved", 2) == "orders.parked"
+    assert find_destination(replace(STREAM, tiers=()), "unresolved", 0) == "orders.parked", "a hold needs no tier"
+    assert (
+        find_destination(STREAM, "malformed", 0, park=True)
+        == find_destination(STREAM, "malformed", 0)
+        == "orders.parked"
+    )
 
 
 # The order, against a model
@@ -86,7 +103,7 @@ KEYS = [f"orders@{n:07d}" for n in range(8)]
 @given(st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from(KEYS), min_size=1))
 def test_a_slice_goes_into_a_table_only_behind_all_before_it(committed: set[str], run: set[str]) -> None:
     allowed = all(set(KEYS[: KEYS.index(key)]) <= committed | run for key in run)
-    found = in_the_way(KEYS, committed, run)
+    found = find_obstacle(KEYS, committed, run)
     assert (found is None) == allowed
     if found is not None:
         behind, first = found
@@ -108,7 +125,7 @@ class World:
     def run(self, keys: Sequence[str], *, raw_alone: bool = False, dies_after: str = "") -> None:
         self.runs.append(PastRun(frozenset(keys), self.now))
         for name, table in self.tables.items():
-            if name != "raw" and (raw_alone or in_the_way(self.keys, table, keys)):
+            if name != "raw" and (raw_alone or find_obstacle(self.keys, table, keys)):
                 return
             for key in sorted(keys):
                 if name == "events" and key not in table and key in self.held:
@@ -226,7 +243,7 @@ def counted(*slices: Slice, detail: str = FOUND.detail) -> dict[str, dict[str, A
 
 def test_a_slice_with_a_record_that_holds_fails_and_the_ledger_knows(ledger: Ledger, work: Callable[..., Work]) -> None:
     ensure_none_held(work(TWO), {}, {TWO.key: {"raw": 10, "rejects": 4, HOLDS: 0, FIRST: None}})
-    assert ledger.holds.open("orders") == []
+    assert ledger.holds.read_open("orders") == []
     for attempt in (1, 2):
         with pytest.raises(SliceHeldError) as raised:
             ensure_none_held(work(TWO), {}, counted(TWO))
@@ -235,28 +252,28 @@ def test_a_slice_with_a_record_that_holds_fails_and_the_ledger_knows(ledger: Led
         assert "unresolved: customer_id is not in reference/customers" in reported
         assert f"attempt {attempt}" in reported
         assert "highwater release-hold orders@0000002" in reported
-    [hold] = ledger.holds.open("orders")
+    [hold] = ledger.holds.read_open("orders")
     assert (hold.slice_key, hold.found, hold.attempts) == (TWO.key, FOUND, 2)
     assert hold.since < hold.tried_at
     assert isinstance(raised.value, NOT_TRIED_AGAIN), "repair asks again, the step does not wait for it"
     end_holds(work(ONE))
-    assert ledger.holds.open("orders") == [hold]
+    assert ledger.holds.read_open("orders") == [hold]
     end_holds(work(TWO))
-    assert ledger.holds.of([TWO.key]) == {}
+    assert ledger.holds.read_for_slices([TWO.key]) == {}
 
 
 def test_nothing_of_the_record_is_repeated(ledger: Ledger, work: Callable[..., Work]) -> None:
     with pytest.raises(SliceHeldError) as raised:
         ensure_none_held(work(TWO), {}, counted(TWO, detail="field amount is long, found JSON OBJECT<secret: STRING>"))
     assert "secret" not in str(raised.value)
-    assert ledger.holds.open("orders")[0].found.detail == "field amount is long, found JSON OBJECT"
+    assert ledger.holds.read_open("orders")[0].found.detail == "field amount is long, found JSON OBJECT"
 
 
 def test_what_is_committed_already_is_refused_and_holds_nobody(ledger: Ledger, work: Callable[..., Work]) -> None:
     committed: Any = {TWO.key: None}
     with pytest.raises(SliceHeldError, match="its earlier decision stays"):
         ensure_none_held(work(TWO), committed, counted(TWO))
-    assert ledger.holds.open("orders") == []
+    assert ledger.holds.read_open("orders") == []
 
 
 def test_a_released_slice_is_decided_and_its_records_are_not_the_breakers(
@@ -270,10 +287,12 @@ def test_a_released_slice_is_decided_and_its_records_are_not_the_breakers(
     ensure_none_held(work(TWO), {}, counted(TWO))
     with pytest.raises(SliceHeldError):
         ensure_none_held(work(ONE), {}, counted(ONE))
-    assert parked_slices(work(ONE, TWO)) == [TWO.key]
-    assert rejected_anyway(counted(TWO), {TWO.key: {"raw": 10, "rejects": 4}}) == {TWO.key: {"raw": 10, "rejects": 1}}
+    assert list_slices_to_park(work(ONE, TWO)) == [TWO.key]
+    assert subtract_released_rejects(counted(TWO), {TWO.key: {"raw": 10, "rejects": 4}}) == {
+        TWO.key: {"raw": 10, "rejects": 1}
+    }
     end_holds(work(ONE, TWO))
-    found = ledger.holds.of([ONE.key, TWO.key])
+    found = ledger.holds.read_for_slices([ONE.key, TWO.key])
     assert {key: one.release for key, one in found.items()} == {TWO.key: PARK}, "who released it stays on record"
     assert "released by ann" in found[TWO.key].text
 
@@ -316,9 +335,9 @@ def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Call
 
 def decide(work: Work, messages: Mapping[str, Mapping[str, Any]]) -> None:
     """What the step of events asks before it commits, with the breaker's watch around it."""
-    measured = {key: split_decision._plain(row) for key, row in messages.items()}
+    measured = {key: split_decision._select_counts(row) for key, row in messages.items()}
     made: Any = SimpleNamespace(work=work, measured=measured, ensure_no_retraction=lambda keys: None)
-    with watched(work, "events", 0):
+    with report_to_breaker(work, "events", 0):
         split_decision._ensure_decidable(made, CommittedSlices({}, -1), work.slices, messages)
 
 
@@ -329,11 +348,11 @@ def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(
     opened(ledger, replace(OPEN, probe=ONE.key))
     with pytest.raises(SliceHeldError):
         decide(work(ONE), counted(ONE))
-    assert ledger.breakers.circuit("orders").closed
-    assert [hold.slice_key for hold in ledger.holds.open("orders")] == [ONE.key]
+    assert ledger.breakers.read_circuit("orders").closed
+    assert [hold.slice_key for hold in ledger.holds.read_open("orders")] == [ONE.key]
     with pytest.raises(SliceHeldError):
         decide(work(ONE), counted(ONE))
-    assert ledger.breakers.circuit("orders").window == (), "it says nothing of the stream"
+    assert ledger.breakers.read_circuit("orders").window == (), "it says nothing of the stream"
     ensure_admitted(work(a_slice(9, 10, STREAM.tier_topics[0])), [a_slice(9, 10, STREAM.tier_topics[0])])
     assert ledger.holds.release(ONE.key, PARK)
     ensure_admitted(work(ONE), [ONE])
@@ -346,9 +365,9 @@ def test_a_probe_that_is_held_and_over_the_limit_begins_the_cool_down_again(
     poison = {key: {**numbers, "rejects": 9} for key, numbers in counted(ONE).items()}
     with pytest.raises(RejectsOverLimitError, match="6 of 10 records of orders@0000001"):
         decide(work(ONE), poison)
-    circuit = ledger.breakers.circuit("orders")
+    circuit = ledger.breakers.read_circuit("orders")
     assert (circuit.state, circuit.probe, circuit.lost) == ("open", None, 1)
-    assert [hold.slice_key for hold in ledger.holds.open("orders")] == [ONE.key], "a person sees both"
+    assert [hold.slice_key for hold in ledger.holds.read_open("orders")] == [ONE.key], "a person sees both"
 
 
 def test_a_hold_of_another_slice_leaves_the_breaker_as_it_is(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -356,7 +375,7 @@ def test_a_hold_of_another_slice_leaves_the_breaker_as_it_is(ledger: Ledger, wor
     opened(ledger, half_open)
     with pytest.raises(SliceHeldError):
         decide(work(ONE), counted(ONE))
-    assert ledger.breakers.circuit("orders") == half_open
+    assert ledger.breakers.read_circuit("orders") == half_open
 
 
 # Requests
@@ -395,7 +414,7 @@ def test_repair_ends_the_hold_of_a_slice_that_was_decided(repairing: Repairing) 
     repairing.ledger.holds.note("orders", ONE.key, FOUND, NOON)
     commit_empty(repairing.lake, [ONE], "events")
     repairing.tick()
-    assert repairing.ledger.holds.open("orders") == []
+    assert repairing.ledger.holds.read_open("orders") == []
 
 
 def test_the_probe_of_the_breaker_is_the_first_in_its_turn(repairing: Repairing) -> None:
@@ -414,7 +433,7 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
     ledger.add([ONE, TWO])
     planned = SimpleNamespace(slices=[TWO], lines=[], errors={}, skipped={}, state=None)
     monkeypatch.setattr("highwater.orchestration.sensing.topic_planner.Planner.tick", lambda *_, **__: planned)
-    monkeypatch.setattr(stream_ticks, "_observed", lambda tick, *_: tick)
+    monkeypatch.setattr(stream_ticks, "_with_observation", lambda tick, *_: tick)
     resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=SilentKafka))
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         instance.add_dynamic_partitions("orders_slices", [ONE.key])
@@ -426,12 +445,12 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
 
         assert raw_alone()
         assert not raw_alone(make_stream("orders"))
-        done = dg.AssetMaterialization(table_key(STREAM, "current"), partition=ONE.key)
+        done = dg.AssetMaterialization(build_table_key(STREAM, "current"), partition=ONE.key)
         instance.report_runless_asset_event(done)
         assert not raw_alone()
         ledger.holds.note("orders", ONE.key, FOUND, NOON)
         assert raw_alone()
-        assert not behind(instance, ledger, STREAM, [ONE.key], []), "the first of all"
+        assert not must_wait_for_earlier(instance, ledger, STREAM, [ONE.key], []), "the first of all"
 
 
 # What a person sees and decides
@@ -441,22 +460,22 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     from dev.processes import LOOPBACK, free_port
 
     nothing: Any = None
-    measured = alert_conditions._held(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+    measured = alert_conditions._measure_holds(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert not measured.over
-    assert alert_conditions._held in alert_conditions.CONDITIONS
-    assert of_holds(STREAM, [])["held"].value == "nothing is held"
-    assert of_holds(make_stream("orders"), []) == {}
+    assert alert_conditions._measure_holds in alert_conditions.CONDITIONS
+    assert build_hold_metadata(STREAM, [])["held"].value == "nothing is held"
+    assert build_hold_metadata(make_stream("orders"), []) == {}
     ledger.add([TWO])
     hold = ledger.holds.note("orders", TWO.key, FOUND, NOON)
     text = (
         "orders@0000002 is held since 2026-03-01 12:00:00 UTC by 3 records, the first is orders partition 2 offset 41, "
         "unresolved: customer_id is not in reference/customers; attempt 1 at 12:00:00"
     )
-    measured = alert_conditions._held(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+    measured = alert_conditions._measure_holds(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert (measured.over, measured.value) == (True, text)
-    status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
+    status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     assert f"  {text}; fix it, or highwater release-hold orders@0000002" in status.lines
     [plain] = status.to_plain()["holds"]
     assert plain["first_origin"] == {"topic": "orders", "generation": 0, "partition": 2, "offset": 41}
@@ -465,11 +484,11 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     assert text in explained.lines
     assert explained.to_plain()["hold"] == plain
     found = Samples()
-    _holds(found, ledger, STREAM)
+    _measure_holds(found, ledger, STREAM)
     assert found.samples["highwater_held_slices"] == [(("orders",), 1)]
     assert found.samples["highwater_held_records"] == [(("orders",), 3)]
-    assert of_holds(STREAM, [hold])["held"].value == text
-    assert any(text in line for line in hold_lines([hold]))
+    assert build_hold_metadata(STREAM, [hold])["held"].value == text
+    assert any(text in line for line in format_hold_lines([hold]))
 
 
 def test_a_person_releases_a_slice_under_a_name(ledger: Ledger, url: str) -> None:
@@ -486,14 +505,14 @@ def test_a_person_releases_a_slice_under_a_name(ledger: Ledger, url: str) -> Non
     assert dry.exit_code == 0, dry.output
     assert "orders@0000002 is held since" in dry.output
     assert "would go to orders.dlq.1" in dry.output
-    assert [hold.release for hold in ledger.holds.open("orders")] == [None]
+    assert [hold.release for hold in ledger.holds.read_open("orders")] == [None]
     assert "needs the name of the person" in run(TWO.key, "--yes", "--by", "").output
     assert run("orders@0000099", "--yes", "--by", "ann").exit_code == 2
     assert "orders@0000001 is not held" in run(ONE.key, "--yes", "--by", "ann").output
     done = run(TWO.key, "--park", "--yes", "--by", "ann", "--because", "unknown customer", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["done"] is True
-    released = ledger.holds.of([TWO.key])[TWO.key].release
+    released = ledger.holds.read_for_slices([TWO.key])[TWO.key].release
     assert released is not None
     assert (released.park, released.by, released.because) == (True, "ann", "unknown customer")
     assert "was released before" in run(TWO.key, "--yes", "--by", "bob").output
@@ -507,7 +526,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
     asked = {"stream": "orders", "slice": ONE.key, "dry_run": False, "by": "ann", "because": "test data", "park": True}
     with dg.DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance, run_config=asked).success
-    released = ledger.holds.of([ONE.key])[ONE.key].release
+    released = ledger.holds.read_for_slices([ONE.key])[ONE.key].release
     assert released is not None
     assert (released.by, released.park) == ("ann", True)
 

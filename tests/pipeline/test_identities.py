@@ -16,7 +16,7 @@ from highwater import settings
 from highwater.errors import DependencyAwayError
 from highwater.orchestration.resources import KafkaResource
 from highwater.resources.kafka import Kafka
-from highwater.resources.kafka_logins import escaped
+from highwater.resources.kafka_logins import escape_jaas_value
 from highwater.resources.transactions import Transactions
 from highwater.slices import OffsetRange
 from tests.conftest import create_topic
@@ -48,14 +48,14 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
 
 def by_librdkafka(kafka: Kafka) -> list[bytes]:
     """The values of the topic, after a look at it by the admin client."""
-    log = kafka.topic_state("orders").log()
+    log = kafka.read_topic_state("orders").list_offset_ranges()
     assert log == {0: OffsetRange(0, len(VALUES))}
     return [message.value() or b"" for message in kafka.read("orders", log)]
 
 
 def by_spark(spark: SparkSession, kafka: Kafka) -> list[bytes]:
     """The values of the topic, by Spark's reader."""
-    asked = {"subscribe": "orders", "startingOffsets": "earliest", **kafka.spark_options()}
+    asked = {"subscribe": "orders", "startingOffsets": "earliest", **kafka.build_spark_options()}
     read = spark.read.format("kafka").options(**asked).load().select("offset", "value")
     return [bytes(row.value) for row in sorted(read.collect(), key=lambda row: int(row.offset))]
 
@@ -169,7 +169,7 @@ def test_a_certificate_is_replaced_without_a_restart(
     monkeypatch.setenv(settings.KAFKA_CONFIG, json.dumps(config))
     monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 2.0)
     with pytest.raises(DependencyAwayError, match="did not answer"):
-        KafkaResource().open().topics()
+        KafkaResource().open().list_topic_names()
     two_files(listening, tmp_path, mine.pkcs8, mine.certificate)
     monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 60.0)
     assert by_librdkafka(KafkaResource().open()) == VALUES
@@ -191,7 +191,7 @@ def test_no_secret_of_a_login_is_shown(
     for kafka in (right, by_certificate):
         assert by_spark(spark, kafka) == VALUES
     with pytest.raises(DependencyAwayError) as caught:
-        wrong.topics()
+        wrong.list_topic_names()
     assert "invalid_client" in str(caught.value.found), "what the token endpoint answered"
     assert settings.KAFKA_CONFIG in str(caught.value.remedy)
     with pytest.raises(Exception, match=r"(?i)authentication|login|token") as caught_in_spark:
@@ -203,5 +203,5 @@ def test_no_secret_of_a_login_is_shown(
     seen["output"], seen["standard error"] = capfd.readouterr()
     assert any("kafka" in text for name, text in seen.items() if name.startswith("answer")), "queries are there"
     assert (401, CLIENT_ID, SCOPE) in listening.tokens.asked
-    secrets = [CLIENT_SECRET, escaped(CLIENT_SECRET), "planted-wrong", *mine.pkcs8.splitlines()[1:4]]
+    secrets = [CLIENT_SECRET, escape_jaas_value(CLIENT_SECRET), "planted-wrong", *mine.pkcs8.splitlines()[1:4]]
     assert not [(name, secret) for name, text in seen.items() for secret in secrets if secret in text]

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.stream_files import load_streams, streams_folder
+from highwater.stream_files import find_streams_folder, load_streams
 from tests.support import Message, send
 
 TopicFactory = Callable[..., str]
@@ -24,7 +24,7 @@ RECORDS = 60
 def folder(tmp_path: Path) -> Path:
     """A copy of the folder of declared streams."""
     copy = tmp_path / "streams"
-    shutil.copytree(streams_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(find_streams_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
-from highwater.assets.parsing import key_of
+from highwater.assets.parsing import build_key
 from tests.support import Bench, Message
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def parted(key: str, separator: str) -> list[str]:
 def joined(spark: SparkSession, separator: str, pairs: list[tuple[str | None, str | None]]) -> list[str | None]:
     rows = [(number, *pair) for number, pair in enumerate(pairs)]
     given_ = spark.createDataFrame(rows, "n INT, field_account_id STRING, field_payment_id STRING")
-    keys = given_.select("n", key_of(replace(PAYMENTS, key_separator=separator)).alias("key")).collect()
+    keys = given_.select("n", build_key(replace(PAYMENTS, key_separator=separator)).alias("key")).collect()
     return [key for _, key in sorted((row["n"], row["key"]) for row in keys)]
 
 
@@ -62,7 +62,7 @@ def test_a_key_without_special_characters_is_joined_as_it_is(spark: SparkSession
     pairs: list[tuple[str | None, str | None]] = [("a17", "p4"), ("", ""), ("ö :", "x"), (None, "p4"), ("a17", None)]
     assert joined(spark, "|", pairs) == ["a17|p4", "|", "ö :|x", None, None]
     one = spark.createDataFrame([("a|\\b",)], "field_order_id STRING")
-    assert one.select(key_of(ORDERS).alias("key")).collect()[0]["key"] == "a|\\b", "a field alone needs no escaping"
+    assert one.select(build_key(ORDERS).alias("key")).collect()[0]["key"] == "a|\\b", "a field alone needs no escaping"
 
 
 def booking(key: str, account: str | None, payment: str, currency: str) -> Message:

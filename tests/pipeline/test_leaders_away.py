@@ -24,7 +24,7 @@ from highwater.declaration import Limits
 from highwater.errors import HighwaterError, TemporaryError
 from highwater.orchestration.operations.acceptance import accept_loss
 from highwater.orchestration.reporting import alerts
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -83,7 +83,7 @@ class Watched:
     def look(self) -> None:
         """One tick of the planner, a look at the status, the alerts, and what `accept-loss` would record."""
         self._try(self._tick)
-        status = stream_status(self.ledger, self.kafka, self.stream, {})
+        status = read_stream_status(self.ledger, self.kafka, self.stream, {})
         self.errors += status.errors
         self.unled += sum(one.leader is None or one.last_stable is None for one in status.partitions)
         self.texts += [text for text in status.lines if "alert since" not in text]
@@ -113,7 +113,7 @@ class Watched:
             self.errors.append(error)
 
     def planned(self) -> dict[int, int]:
-        found = self.ledger.topics.planned(self.stream.name, TOPIC)
+        found = self.ledger.topics.read_planned_topic(self.stream.name, TOPIC)
         return {} if found is None else dict(found.ends)
 
 
@@ -138,7 +138,7 @@ def test_leaders_that_are_away_are_no_loss(
         return len(watched.planned()) == PARTITIONS
 
     wait_until(begun, 60, "the first plan")
-    [before] = watched.ledger.topics.generations("orders", TOPIC)
+    [before] = watched.ledger.topics.list_generations("orders", TOPIC)
     watched.errors.clear()
     began, round_ = time.monotonic(), 0
     # On a busy machine a look may take as long as brokers are away: rounds go on until one has seen it.
@@ -159,17 +159,17 @@ def test_leaders_that_are_away_are_no_loss(
     assert [error for error in watched.errors if not isinstance(error, TemporaryError)] == []
     offered = [text for text in [*watched.texts, *map(str, watched.errors)] if any(d in text for d in DESTRUCTIVE)]
     assert offered == []
-    assert watched.ledger.topics.generations("orders", TOPIC)[0].starts == before.starts
-    assert len(watched.ledger.topics.generations("orders", TOPIC)) == 1
-    assert watched.ledger.losses() == []
+    assert watched.ledger.topics.list_generations("orders", TOPIC)[0].starts == before.starts
+    assert len(watched.ledger.topics.list_generations("orders", TOPIC)) == 1
+    assert watched.ledger.list_losses() == []
 
     def all_planned() -> bool:
         watched.look()
-        state = watched.kafka.topic_state(TOPIC)
+        state = watched.kafka.read_topic_state(TOPIC)
         return not state.unled and watched.planned() == {p: seen.last_stable for p, seen in state.partitions.items()}
 
     wait_until(all_planned, 120, "the whole topic to be planned")
-    assert len(watched.ledger.topics.generations("orders", TOPIC)) == 1
+    assert len(watched.ledger.topics.list_generations("orders", TOPIC)) == 1
 
 
 def stop(broker: EmbeddedBroker, sign: signal.Signals) -> None:

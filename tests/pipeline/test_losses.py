@@ -11,7 +11,7 @@ import pytest
 from dev.processes import wait_until
 from highwater.assets import raw
 from highwater.errors import HighwaterError, OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError
-from highwater.orchestration.operations.acceptance import accept_loss, never_read
+from highwater.orchestration.operations.acceptance import accept_loss, build_unread_filter
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
 from highwater.slices import Slice
@@ -33,7 +33,7 @@ def send(bench: Bench, *versions: int) -> None:
 
 
 def accept(bench: Bench) -> None:
-    unread = never_read(bench.lake, bench.stream)
+    unread = build_unread_filter(bench.lake, bench.stream)
     accept_loss(bench.ledger, bench.kafka, bench.stream, unread, by="ann", now=datetime.now(UTC), dry_run=False)
 
 
@@ -50,7 +50,7 @@ def recreate(bench: Bench) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin, topic = AdminClient({"bootstrap.servers": bench.bootstrap}), bench.stream.topic
-    old = bench.kafka.topic_state(topic).topic_id
+    old = bench.kafka.read_topic_state(topic).topic_id
     admin.delete_topics([topic])[topic].result(30)
 
     def created() -> bool:
@@ -62,7 +62,7 @@ def recreate(bench: Bench) -> None:
 
     def led() -> bool:
         try:
-            state = bench.kafka.topic_state(topic)
+            state = bench.kafka.read_topic_state(topic)
         except HighwaterError:
             return False
         return state.topic_id != old and all(p.known for p in state.partitions.values())
@@ -89,7 +89,7 @@ def test_a_slice_that_was_never_read_takes_what_is_left(bench: Bench) -> None:
     reports = bench.materialise(read, unread)["raw"]
     assert offsets(bench) == {(0, 0), (0, 1), (0, 4)}
     assert [report.counts.get("lost", 0) for report in reports] == [0, 2]
-    [loss] = bench.ledger.losses(bench.stream.name)
+    [loss] = bench.ledger.list_losses(bench.stream.name)
     assert (loss.offsets.start, loss.offsets.end) == (2, 4)  # what was read is not lost
 
 
@@ -105,19 +105,19 @@ def test_a_stream_that_records_losses_goes_on_with_what_is_left(bench: Bench, mo
     delete_before(bench, 5)
     with pytest.raises(OffsetsExpiredError):
         raw.materialise(bench.work(gone, part))
-    assert bench.ledger.losses(bench.stream.name) == [], "a person decides"
+    assert bench.ledger.list_losses(bench.stream.name) == [], "a person decides"
     bench.stream = replace(bench.stream, on_expired="record")
     reports = raw.materialise(bench.work(read, gone, part))
     assert [report.counts.get("lost", 0) for report in reports] == [0, 2, 1]
     assert offsets(bench) == {(0, 0), (0, 1), (0, 5), (0, 6)}, "what was read stays, and the others go on"
-    found = bench.ledger.losses(bench.stream.name)
+    found = bench.ledger.list_losses(bench.stream.name)
     assert {(loss.offsets.start, loss.offsets.end, loss.accepted_by) for loss in found} == {
         (2, 4, "on_expired=record"),
         (4, 5, "on_expired=record"),
     }
     for _ in range(2):
         bench.materialise(read, gone, part)
-    assert len(bench.ledger.losses(bench.stream.name)) == 2, "once"
+    assert len(bench.ledger.list_losses(bench.stream.name)) == 2, "once"
     red = {name.split(" of ")[0] for name in bench.failing()}
     assert not red & {"slices_tile", "offsets_as_planned", "gaps_explained", "offsets_accounted_for"}
 
@@ -129,7 +129,7 @@ def test_offsets_that_expire_during_the_read_are_recorded_too(bench: Bench, monk
     settle = vars(raw)["commit_until_settled"]
 
     def expiring(*given: Any) -> Any:
-        if not bench.ledger.losses(bench.stream.name):
+        if not bench.ledger.list_losses(bench.stream.name):
             delete_before(bench, 2)
         return settle(*given)
 
@@ -152,7 +152,7 @@ def test_a_slice_of_a_topic_that_is_gone_is_done_with_nothing_in_it(bench: Bench
     new = tick(bench)
     bench.materialise(read, unread, new)
     assert offsets(bench) == {(0, 0), (0, 1), (1, 0)}
-    assert set(bench.lake.committed(bench.stream.name, "raw")) == {read.key, unread.key, new.key}
+    assert set(bench.lake.load_slice_commits(bench.stream.name, "raw")) == {read.key, unread.key, new.key}
 
 
 def test_a_slice_is_not_read_again_where_a_later_generation_counts_its_offsets_again(bench: Bench) -> None:
@@ -160,7 +160,7 @@ def test_a_slice_is_not_read_again_where_a_later_generation_counts_its_offsets_a
     send(bench, 1, 2, 3)
     slice_ = tick(bench)
     raw.materialise(bench.work(slice_))
-    planned = bench.ledger.topics.planned(bench.stream.name, bench.stream.topic)
+    planned = bench.ledger.topics.read_planned_topic(bench.stream.name, bench.stream.topic)
     assert planned is not None
     before = planned.generation
     later = Generation(before.stream, before.topic, before.topic_id, 1, {0: 1, 1: 0, 2: 0}, datetime.now(UTC), "ann")

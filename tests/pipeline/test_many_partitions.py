@@ -19,17 +19,17 @@ from deltalake import DeltaTable
 from highwater.assets import published
 from highwater.assets.erasing import find
 from highwater.envelope import Origin
-from highwater.erasing import digest_of
+from highwater.erasing import compute_digest
 from highwater.errors import IncompleteReadError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import rebuilding
-from highwater.orchestration.operations.parked import ParkedSelection, _settled
-from highwater.orchestration.operations.raw_retention import _newest, in_dlq
+from highwater.orchestration.operations.parked import ParkedSelection, _load_settled_origins
+from highwater.orchestration.operations.raw_retention import _load_times_and_counts, read_dlq_slices
 from highwater.orchestration.operations.reclaiming import look
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
-from highwater.orchestration.reporting.publication_status import behind
+from highwater.orchestration.reporting.publication_status import measure_publication_lag
 from highwater.resources import delta
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.dlq_topics import Shape
@@ -73,11 +73,11 @@ class Wide(World):
             return
         super().write()
         for table in (*COLUMNS, COMMITS):
-            write_by_spark(self.spark, self.lake.path("orders", table))
+            write_by_spark(self.spark, self.lake.build_table_path("orders", table))
         self.is_written = True
 
     def spark_counts(self, table: str) -> dict[str, int]:
-        path = self.lake.path("orders", table)
+        path = self.lake.build_table_path("orders", table)
         rows = self.spark.read.format("delta").load(path)
         rows = rows.withColumnRenamed("updated_by_slice", "slice") if table == "current" else rows
         found = rows.groupBy("slice").count()
@@ -86,7 +86,7 @@ class Wide(World):
 
 @pytest.fixture
 def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: {"cleanup.policy": Setting("delete", "DEFAULT")})
+    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: {"cleanup.policy": Setting("delete", "DEFAULT")})
 
 
 @pytest.fixture(params=[OURS, "another writer"])
@@ -115,9 +115,13 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
         assert seen == {key: len(rows) for key in wide.keys if (rows := wide.of(table, slice=key))}
         by = "updated_by_slice" if table == "current" else "slice"
         sql = f"SELECT {by} AS slice, count(*) AS n FROM t GROUP BY {by}"
-        assert {row["slice"]: row["n"] for row in delta.query(wide.lake.table_at("orders", table), sql)} == seen
+        assert {
+            row["slice"]: row["n"] for row in delta.query(wide.lake.open_existing_table("orders", table), sql)
+        } == seen
         if wide.spark is request.getfixturevalue("spark"):
-            assert len(read_rows(wide.lake.path("orders", table))) == sum(seen.values()), "by the documented query"
+            assert len(read_rows(wide.lake.build_table_path("orders", table))) == sum(seen.values()), (
+                "by the documented query"
+            )
 
     # The checks; the first also looks up what explains gaps.
     assert wide.red() == {}
@@ -142,16 +146,16 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
     assert len(look(ledger, lake, STREAM, ParkedSelection()).meant) == len(rejected) - 1, (
         "one was accepted by its retry"
     )
-    assert in_dlq(ledger, lake, STREAM) >= {one.key for one in wide.copies}
+    assert read_dlq_slices(ledger, lake, STREAM) >= {one.key for one in wide.copies}
     last = wide.copies[-1]
-    assert _newest(lake.table_at("orders", "raw"), wide.keys)[1] == {
+    assert _load_times_and_counts(lake.open_existing_table("orders", "raw"), wide.keys)[1] == {
         key: len(wide.of("raw", slice=key)) for key in wide.keys
     }
-    found = find(lake, STREAM, digest_of(b"o6.3.299"))
+    found = find(lake, STREAM, compute_digest(b"o6.3.299"))
     start = last.ranges[299].start
     assert found.places == {last.key: [(299, start)]}
     assert found.rows == {last.key: {"raw": 1, "tombstones": 0, "events": 1, "current": 1}}
-    assert behind(ledger, lake, STREAM).slices == 0
+    assert measure_publication_lag(ledger, lake, STREAM).slices == 0
 
 
 @pytest.mark.slow
@@ -163,26 +167,30 @@ def test_the_events_of_a_slice_over_many_partitions_are_published(
     monkeypatch.setattr(published, "Transactions", log)
     shape = Shape(300, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
-    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
+    monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
     tables = Tables(tmp_path)
     ranges: dict[str, Any] = {f"p{partition}": (0, 1) for partition in range(300)}
     one = tables.plan(0, **ranges)
     tables.decide(one, [Event(partition, 0, f"o{partition}") for partition in range(300)])
     for table in ("events", COMMITS):
-        write_by_spark(spark, tables.lake.path("orders", table))
+        write_by_spark(spark, tables.lake.build_table_path("orders", table))
     tables.publish(one)
     assert {record.place for record in log.records} == {(partition, 0) for partition in range(300)}
 
 
 # What reports absence, or does something for good because of it: each is asked while one slice is not seen.
 HIDDEN: dict[str, Callable[[World], object]] = {
-    "erase": lambda world: find(world.lake, STREAM, digest_of(b"o1")),
+    "erase": lambda world: find(world.lake, STREAM, compute_digest(b"o1")),
     "locate": lambda world: locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 2),
     "explain": lambda world: explain(world.ledger, world.lake, STREAM, FIRST.key),
     "reclaim": lambda world: look(world.ledger, world.lake, STREAM, ParkedSelection()),
-    "retain: what is waited for": lambda world: in_dlq(world.ledger, world.lake, STREAM),
-    "retain: what goes": lambda world: _newest(world.lake.table_at("orders", "raw"), world.keys),
-    "redrive and discard": lambda world: _settled(world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]),
+    "retain: what is waited for": lambda world: read_dlq_slices(world.ledger, world.lake, STREAM),
+    "retain: what goes": lambda world: _load_times_and_counts(
+        world.lake.open_existing_table("orders", "raw"), world.keys
+    ),
+    "redrive and discard": lambda world: _load_settled_origins(
+        world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]
+    ),
     "rebuild-ledger": lambda world: rebuilding.look(world.lake, cast("Any", Groups()), STREAM, []),
 }
 
@@ -190,7 +198,7 @@ HIDDEN: dict[str, Callable[[World], object]] = {
 class Groups:
     """A test double for a cluster without consumer groups."""
 
-    def groups(self) -> list[str]:
+    def list_group_names(self) -> list[str]:
         return []
 
 
@@ -206,7 +214,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, tables: tuple[str, ...], after: str = 
         tables: their names.
         after: what follows the table in the SQL of such a read, as a regular expression; any if empty.
     """
-    ask = delta._asked
+    ask = delta._execute_query
 
     def blind(read: Any, sql: str) -> Any:
         names = [name for name, table in read.items() if table.table_uri.rstrip("/").rpartition("/")[2] in tables]
@@ -216,7 +224,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, tables: tuple[str, ...], after: str = 
         hides = f"(SELECT * FROM \\1 WHERE {by} <> '{FIRST.key}')"
         return ask(read, re.sub(rf"(?<=FROM )({'|'.join(names)})\b{after}", hides, sql))
 
-    monkeypatch.setattr(delta, "_asked", blind)
+    monkeypatch.setattr(delta, "_execute_query", blind)
 
 
 @pytest.mark.parametrize("rest", REST)

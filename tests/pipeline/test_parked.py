@@ -18,8 +18,8 @@ from highwater import envelope
 from highwater.assets import dlq
 from highwater.declaration import OnReject
 from highwater.declaration_parts import ON_REJECT
-from highwater.envelope import MOST_COUNT, Envelope, Origin, opened, wrapped
-from highwater.erasing import Erasure, digest_of
+from highwater.envelope import MOST_COUNT, Envelope, Origin, add_envelope, open_envelope
+from highwater.erasing import Erasure, compute_digest
 from highwater.errors import ConfigurationError, RecordTooLargeError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.origin_counts import count_ends
@@ -31,8 +31,8 @@ from highwater.orchestration.operations.parked import (
     ParkedSelection,
     _discard,
     look,
-    only,
     redrive_or_discard,
+    select_oldest,
 )
 from highwater.orchestration.reporting.locating import locate
 from highwater.plans import Discard
@@ -64,7 +64,7 @@ OWN: list[tuple[str, bytes | None]] = [("own", b"1"), ("own", None)]
 
 def test_an_envelope_is_read_as_it_was_written() -> None:
     written = an_envelope(7, reclaims=2)
-    assert opened(wrapped(written, OWN)) == written
+    assert open_envelope(add_envelope(written, OWN)) == written
     assert written.origin == Origin("orders", 0, 0, 7)
 
 
@@ -87,11 +87,11 @@ def test_an_envelope_is_read_as_it_was_written() -> None:
     ],
 )
 def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) -> None:
-    sound = an_envelope(7).headers()
-    assert opened(sound, ["orders"].__contains__) is not None
-    assert opened(sound, ["payments"].__contains__) is None
-    assert opened([*sound, (header, value)]) is None, "of several headers of a name the last counts"
-    without = opened([one for one in sound if one[0] != header])
+    sound = an_envelope(7).to_headers()
+    assert open_envelope(sound, ["orders"].__contains__) is not None
+    assert open_envelope(sound, ["payments"].__contains__) is None
+    assert open_envelope([*sound, (header, value)]) is None, "of several headers of a name the last counts"
+    without = open_envelope([one for one in sound if one[0] != header])
     # What was published before that header was there carries none.
     assert (without is None) == (header != envelope.RECLAIMS)
     assert without is None or without.reclaims == 0
@@ -100,10 +100,10 @@ def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) 
 def test_a_record_that_is_rejected_again_is_always_read_again() -> None:
     """One whose header named the greatest attempt came to the parked topic with one that no reader believed."""
     for retries in (1, MOST_COUNT - 1, MOST_COUNT):
-        alike = dlq._alike(
+        alike = dlq._build_envelope_template(
             "orders", 0, 0, "invalid", "orders.dlq.1@0000000", NOW, "orders.parked", "", retries, 0, None
         )
-        found = opened(alike.envelope.headers())
+        found = open_envelope(alike.envelope.to_headers())
         assert found is not None
         assert found.attempt == min(retries + 1, MOST_COUNT)
 
@@ -118,7 +118,7 @@ def accept(lake: Lake, origins: Sequence[Origin]) -> None:
         "slice": ["orders.dlq.1@0000000"] * len(origins),
         "retries": [1] * len(origins),
     }
-    write_deltalake(lake.path("orders", "events"), pa.table(columns), partition_by=["slice"])
+    write_deltalake(lake.build_table_path("orders", "events"), pa.table(columns), partition_by=["slice"])
 
 
 class Parking:
@@ -139,7 +139,7 @@ class Parking:
 
     def park(self, *envelopes: Envelope, key: bytes | None = b"o1", value: bytes | None = b"garbled") -> None:
         messages = [
-            Message(key, value, 1, [*wrapped(one, OWN)])  # elsewhere than its origin, as a person may have sent it
+            Message(key, value, 1, [*add_envelope(one, OWN)])  # elsewhere than its origin, as a person may have sent it
             for one in envelopes
         ]
         send(self.scene.bootstrap, self.stream.parked_topic, messages)
@@ -170,7 +170,7 @@ def test_a_limit_takes_those_that_were_parked_first() -> None:
         )
         for n, (partition, parked_ms) in enumerate([(0, 300), (0, 200), (1, 100), (1, 200)])
     }
-    found = only(Parked(waiting, others=1, settled=0, strange=0, ends={}), 2)
+    found = select_oldest(Parked(waiting, others=1, settled=0, strange=0, ends={}), 2)
     assert ([origin.offset for origin in found.waiting], found.others) == ([2, 1], 3)
 
 
@@ -196,13 +196,13 @@ class Lying:
         return 2, self.ms
 
     def headers(self) -> list[tuple[str, bytes | None]]:
-        return wrapped(self.envelope, [])
+        return add_envelope(self.envelope, [])
 
 
 def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     """Those that were published or parked until then; what is published later under the key is new."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    ledger.erasures.add(Erasure("orders", digest_of(b"o1"), "asked for", "somebody", NOW))
+    ledger.erasures.add(Erasure("orders", compute_digest(b"o1"), "asked for", "somebody", NOW))
     ms = round(NOW.timestamp() * 1000)
     lying = [
         Lying(0, b"o1", ms, an_envelope(0, timestamp=ms - 5)),
@@ -213,7 +213,9 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     ]
     there = PartitionState(log_start=0, last_stable=5, high_watermark=5, leader=1)
     state = TopicState("orders.dlq.parked", "A" * 22, {0: there})
-    kafka = cast("Any", SimpleNamespace(topic_state=lambda _: state, look_again=lambda _: state, read=lambda *_: lying))
+    kafka = cast(
+        "Any", SimpleNamespace(read_topic_state=lambda _: state, look_again=lambda _: state, read=lambda *_: lying)
+    )
     found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, ParkedSelection())
     assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
     assert (found.settled, found.others) == (2, 0)
@@ -231,11 +233,11 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "fixed", "ann", NOW)])
     asked = ParkedRequest(dry_run=False, by="ann", because="a test")
     assert _discard(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
-    found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards.of("orders")}
+    found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards.list_for_stream("orders")}
     assert found == {3: ("first", later), 2: ("a test", later + timedelta(microseconds=1))}
-    assert ledger.discards.last_at("orders") == later + timedelta(microseconds=1)
-    assert [one.origin.offset for one in ledger.discards.of("orders", within=(3, 9))] == [3]
-    assert ledger.discards.last_at("payments") is None
+    assert ledger.discards.read_last_discard_time("orders") == later + timedelta(microseconds=1)
+    assert [one.origin.offset for one in ledger.discards.list_for_stream("orders", within=(3, 9))] == [3]
+    assert ledger.discards.read_last_discard_time("payments") is None
 
 
 @pytest.mark.slow
@@ -253,7 +255,9 @@ def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking)
     assert (found.others, found.settled, found.strange) == (2, 2, 2)
     assert parking.waiting() == [0, 3, 4]
     assert (
-        only(look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection()), 2).others
+        select_oldest(
+            look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection()), 2
+        ).others
         == 1
     )
 
@@ -284,8 +288,8 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
     parking.decide(dry_run=False, by="ann")
     assert "5 of 5" in parking.log[-1]
     found = published(parking.scene.bootstrap, tier)
-    expected: list[tuple[Any, ...]] = [(e.partition, b"o1", b"garbled", wrapped(e, OWN)) for e in written[:4]]
-    expected.append((written[4].partition, None, b"\xff", wrapped(written[4], OWN)))
+    expected: list[tuple[Any, ...]] = [(e.partition, b"o1", b"garbled", add_envelope(e, OWN)) for e in written[:4]]
+    expected.append((written[4].partition, None, b"\xff", add_envelope(written[4], OWN)))
     assert sorted(found, key=repr) == sorted(expected, key=repr)
     assert parking.decide(dry_run=False, by="ann", most=1) == [0], "as often as wanted"
     assert len(published(parking.scene.bootstrap, tier)) == 6
@@ -300,11 +304,11 @@ def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Par
     assert parking.waiting() == [0]
     ledger = parking.scene.ledger
     assert ledger.discards.add("orders", [Discard(parking.origin(1), "other", "bob", NOW)]) == 0
-    assert {(d.origin.offset, d.reason, d.discarded_by) for d in ledger.discards.of("orders")} == {
+    assert {(d.origin.offset, d.reason, d.discarded_by) for d in ledger.discards.list_for_stream("orders")} == {
         (1, "a test", "ann"),
         (2, "a test", "ann"),
     }
-    assert ledger.discards.of("payments") == []
+    assert ledger.discards.list_for_stream("payments") == []
 
 
 @pytest.mark.slow
@@ -354,7 +358,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     )
     assert run.success
     assert parking.waiting() == []
-    assert {d.discarded_by for d in scene.ledger.discards.of("orders")} == {"ann", "bob"}
+    assert {d.discarded_by for d in scene.ledger.discards.list_for_stream("orders")} == {"ann", "bob"}
 
 
 @pytest.mark.slow
@@ -401,7 +405,7 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
     assert slice_.offsets >= 2
     bench.materialise(slice_)
     assert ends(bench, "events") == {(slice_.key, 0): 1}
-    slice_commit = bench.lake.committed(bench.stream.name, "events", [slice_.key])[slice_.key]
+    slice_commit = bench.lake.load_slice_commits(bench.stream.name, "events", [slice_.key])[slice_.key]
     assert (slice_commit.counts["events"], slice_commit.counts["superseded"], slice_commit.counts["rejects"]) == (
         1,
         1,
@@ -422,7 +426,7 @@ def widen(bench: Bench, topic: str, room: int) -> None:
 
     entry = ConfigEntry("max.message.bytes", str(room), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    bench.kafka.admin().incremental_alter_configs([resource])[resource].result(30)
+    bench.kafka.get_admin().incremental_alter_configs([resource])[resource].result(30)
 
 
 def check_whole(bench: Bench) -> None:

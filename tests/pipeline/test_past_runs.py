@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
-from highwater.orchestration.asset_keys import PUBLISHED, table_key
+from highwater.orchestration.asset_keys import PUBLISHED, build_table_key
 from highwater.orchestration.run_tags import PARTITION, PUBLISH, PURPOSE, STREAM_TAG
 from highwater.orchestration.sensing import run_history
 from tests.support import make_stream
@@ -22,7 +22,7 @@ OTHERS = {STREAM_TAG: "payments"}
 def add(
     instance: dg.DagsterInstance, tags: dict[str, str], job: str = "orders_slice", tables: Collection[str] = ()
 ) -> str:
-    chosen = frozenset(table_key(STREAM, table) for table in tables) or None
+    chosen = frozenset(build_table_key(STREAM, table) for table in tables) or None
     run = dg.DagsterRun(job, tags=tags, asset_selection=chosen, status=dg.DagsterRunStatus.FAILURE)
     return instance.add_run(run).run_id
 
@@ -41,8 +41,8 @@ def test_runs_of_other_streams_hide_none(others: int, monkeypatch: pytest.Monkey
         for _ in range(others):
             add(instance, {**OTHERS, PARTITION: KEYS[0]}, "payments_slice")
         now = datetime.now(UTC)
-        found = run_history.past_runs(instance, STREAM, KEYS, now)
+        found = run_history.read_past_runs(instance, STREAM, KEYS, now)
         assert sorted(run.run_id for run in found) == sorted(taken)
         assert {key for run in found for key in run.keys} == {*KEYS}
-        publishing = run_history.past_publishing(instance, STREAM, KEYS, now)
+        publishing = run_history.read_publishing_runs(instance, STREAM, KEYS, now)
         assert sorted(run.run_id for run in publishing) == sorted(sent)

@@ -31,7 +31,7 @@ from highwater.orchestration import observation
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.operations.acceptance import accept_loss
 from highwater.orchestration.reporting import alert_inputs, topic_conditions
-from highwater.orchestration.reporting.plan_status import topic_status
+from highwater.orchestration.reporting.plan_status import read_topic_status
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -121,7 +121,7 @@ def test_a_recreated_topic_is_not_planned_until_somebody_accepts_it(scene: Scene
     [old] = scene.tick().slices
     scene.recreate()
     scene.write(8)
-    new_id = scene.kafka.topic_state(scene.topic).topic_id
+    new_id = scene.kafka.read_topic_state(scene.topic).topic_id
     with pytest.raises(TopicRecreatedError) as caught:
         scene.tick()
     assert (caught.value.stored, caught.value.found) == (f"topic ID {old.topic_id}", f"topic ID {new_id}")
@@ -135,7 +135,7 @@ def test_a_recreated_topic_is_not_planned_until_somebody_accepts_it(scene: Scene
     assert (new.generation, new.topic_id, new.ordinal) == (1, new_id, old.ordinal + 1)
     scene.ensure_each_once(offsets(0, 0, 3), offsets(0, 0, 8, generation=1))
     # The slice of the old topic was never read, so all of it is lost, and who accepted it is on record.
-    [loss] = scene.ledger.losses("orders")
+    [loss] = scene.ledger.list_losses("orders")
     assert (loss.generation, loss.offsets, loss.accepted_by) == (0, old.ranges[0], "ann")
 
 
@@ -159,7 +159,7 @@ def test_offsets_that_retention_took_stop_their_partition_alone(scene: Scene) ->
     scene.tick()
     scene.ensure_each_once(offsets(0, 0, 3), offsets(0, 6, 8), offsets(1, 0, 2))
     # Neither the hole before the plan nor what the unread slice lost of its range is silent.
-    assert [(loss.offsets.start, loss.offsets.end) for loss in scene.ledger.losses("orders")] == [(3, 6), (0, 3)]
+    assert [(loss.offsets.start, loss.offsets.end) for loss in scene.ledger.list_losses("orders")] == [(3, 6), (0, 3)]
 
 
 def test_a_stream_may_record_expired_offsets_by_itself(scene: Scene) -> None:
@@ -169,7 +169,7 @@ def test_a_stream_may_record_expired_offsets_by_itself(scene: Scene) -> None:
     scene.delete_before(6)
     tick = scene.tick(on_expired="record")
     assert not tick.errors
-    [loss] = scene.ledger.losses("orders")
+    [loss] = scene.ledger.list_losses("orders")
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (3, 6, "on_expired=record")
     scene.ensure_each_once(offsets(0, 0, 3), offsets(0, 6, 8))
 
@@ -263,7 +263,7 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 def test_a_broker_that_is_away_is_a_tick_that_fails_in_seconds(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
     scene = Scene(own_broker.bootstrap, "orders", tmp_path)
     scene.create()
-    wait_until(lambda: scene.kafka.topic_state("orders").partitions[0].known, 30, "a leader")
+    wait_until(lambda: scene.kafka.read_topic_state("orders").partitions[0].known, 30, "a leader")
     scene.write(2)
     scene.tick()
     own_broker.kill()
@@ -292,8 +292,8 @@ class LeaderGone(Kafka):
 
     gone: set[int] = set()  # noqa: RUF012 - set by the test
 
-    def topic_state(self, topic: str) -> TopicState:
-        state = super().topic_state(topic)
+    def read_topic_state(self, topic: str) -> TopicState:
+        state = super().read_topic_state(topic)
         nothing = PartitionState(None, None, None, None)
         return replace(state, partitions={p: nothing if p in self.gone else s for p, s in state.partitions.items()})
 
@@ -329,8 +329,8 @@ def test_leaders_that_come_one_after_another_do_not_hold_up_the_others(scene: Sc
     """Each look found one leader more, and the tick gave up as if other planners had been first each time."""
 
     class Trickling(LeaderGone):
-        def topic_state(self, topic: str) -> TopicState:
-            state = super().topic_state(topic)
+        def read_topic_state(self, topic: str) -> TopicState:
+            state = super().read_topic_state(topic)
             self.gone = set(sorted(self.gone)[1:])
             return state
 
@@ -401,7 +401,7 @@ def test_a_plan_is_not_stored_over_a_loss_that_was_accepted_meanwhile(scene: Sce
     """A planner that looked before a loss was accepted must not store a plan over it."""
     scene.write(4)
     scene.tick()
-    seen = scene.ledger.topics.planned("orders", scene.topic)
+    seen = scene.ledger.topics.read_planned_topic("orders", scene.topic)
     assert seen is not None
     scene.recreate()
     accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry_run=False)
@@ -430,16 +430,16 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
     open_.produce(scene.topic, "never ended", partition=0)
     open_.flush(30)
     scene.write(99)
-    wait_until(lambda: scene.kafka.topic_state(scene.topic).partitions[0].high_watermark == 100, 30, "the records")
+    wait_until(lambda: scene.kafka.read_topic_state(scene.topic).partitions[0].high_watermark == 100, 30, "the records")
 
     def asked() -> alert_inputs.StreamInputs:
         return alert_inputs.StreamInputs(scene.ledger, scene.kafka, Lake(str(tmp_path / "lake")), scene.stream)
 
     assert scene.tick().slices == ()
-    status = topic_status(scene.kafka, scene.stream, scene.ledger.topics.planned("orders", scene.topic))
+    status = read_topic_status(scene.kafka, scene.stream, scene.ledger.topics.read_planned_topic("orders", scene.topic))
     assert (status.lag, status.held_back) == (100, 100)
     assert "lag 100, 100 of it held back by open transactions" in status.lines[0]
-    look = observation.of_topic(observation.look(scene.kafka, scene.ledger, scene.stream))
+    look = observation.build_topic_metadata(observation.look(scene.kafka, scene.ledger, scene.stream))
     assert (look["lag"].value, look["held_back"].value) == (100, 100)
 
     def reported() -> list[Condition]:
@@ -448,15 +448,15 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
 
     wait_until(lambda: len(reported()) == 2, 30, "the alerts")
     transaction, retention = reported()
-    assert scene.kafka.topic_state(scene.topic).partitions[0].log_start == 0, "they come before retention does"
+    assert scene.kafka.read_topic_state(scene.topic).partitions[0].log_start == 0, "they come before retention does"
     assert transaction.value.startswith(f"{scene.topic} partition 0: 100 offsets from offset 0 on are held back")
     assert f"abort --topic {scene.topic} --partition 0 --start-offset 0" in transaction.remedy
     assert "until retention takes the oldest unread record" in retention.value
-    wait_until(lambda: scene.kafka.topic_state(scene.topic).partitions[0].log_start == 100, 60, "retention")
+    wait_until(lambda: scene.kafka.read_topic_state(scene.topic).partitions[0].log_start == 100, 60, "retention")
     [gone] = reported()
     assert gone.value == f"retention deleted unread records of {scene.topic}: partition 0: [0, 100)"
     assert isinstance(scene.tick().errors[0], OffsetsExpiredError)
     accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry_run=False)
-    assert [(one.partition, one.offsets) for one in scene.ledger.losses()] == [(0, OffsetRange(0, 100))]
+    assert [(one.partition, one.offsets) for one in scene.ledger.list_losses()] == [(0, OffsetRange(0, 100))]
     assert reported() == []
     assert not scene.tick().errors

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from highwater.gaps import Gaps
 from highwater.orchestration.checking import checks, gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
-from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting import audit_report
 from highwater.orchestration.reporting.consumer_lag import Ages
@@ -53,7 +53,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World
         def settings(*_: object) -> dict[str, Setting]:
             return {"cleanup.policy": Setting(world.topics.cleanup_policy, "DYNAMIC_TOPIC_CONFIG")}
 
-        monkeypatch.setattr(gap_checks, "topic_settings", settings)
+        monkeypatch.setattr(gap_checks, "fetch_topic_settings", settings)
         return world
 
     return made
@@ -72,15 +72,15 @@ def looked(make: Callable[..., World]) -> World:
 
 def look(world: World) -> World:
     world.write()
-    held = in_raw(world.ledger, world.lake, STREAM, world.keys)
-    found = gap_checks.gaps_explained(world.ledger, cast("Kafka", world.topics), held)
+    held = read_raw_offsets(world.ledger, world.lake, STREAM, world.keys)
+    found = gap_checks.check_gaps_explained(world.ledger, cast("Kafka", world.topics), held)
     assert all(result.passed for result in found.values())
     world.topics.reads.clear()
     return world
 
 
 def test_sound_tables_turn_nothing_red_and_are_asked_of_kafka_once(looked: World) -> None:
-    reported = {key: stored.counts for key, stored in looked.ledger.gaps.of(looked.keys).items()}
+    reported = {key: stored.counts for key, stored in looked.ledger.gaps.read_for_slices(looked.keys).items()}
     nothing = dict.fromkeys(("aborted", "markers", "markers_or_compacted", "lost", "unseen"), 0)
     assert reported == {
         FIRST.key: {**nothing, "aborted": 1, "markers": 1},
@@ -444,7 +444,7 @@ def test_what_raw_alone_keeps_is_compared_with_the_topic(looked: World) -> None:
 def test_what_current_is_behind_of_is_shown_with_both_versions_and_its_origin(looked: World) -> None:
     drop("current", LONE)(looked, FIRST)
     alter("current", WINNER, version=1)(looked, FIRST)
-    found = looked.results([FIRST.key])[VERSIONS][FIRST.key]
+    found = looked.check_slices([FIRST.key])[VERSIONS][FIRST.key]
     assert (found.numbers["absent"], found.numbers["behind"]) == (1, 1)
     origin = {"origin_topic": "orders", "origin_generation": 0, "origin_partition": 1}
     assert [*found.samples] == [
@@ -458,7 +458,7 @@ def test_a_slice_that_is_gone_from_the_plan_leaves_a_hole(looked: World) -> None
     forget("slices")(looked, FIRST)
     left = [looked.second.key, RETRIED.key]
     assert looked.red(left) == {TILE: [looked.second.key]}
-    assert "partition 0 [0, 6) is in no slice" in looked.results(left)[TILE][looked.second.key].text
+    assert "partition 0 [0, 6) is in no slice" in looked.check_slices(left)[TILE][looked.second.key].text
 
 
 def test_defects_in_a_slice_of_a_tier(looked: World) -> None:
@@ -503,8 +503,8 @@ def test_what_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
 
 
 def seen(world: World) -> Gaps:
-    world.results()
-    return world.ledger.gaps.of([FIRST.key])[FIRST.key]
+    world.check_slices()
+    return world.ledger.gaps.read_for_slices([FIRST.key])[FIRST.key]
 
 
 def test_on_a_topic_that_is_compacted_a_marker_is_not_distinguished_from_what_was_compacted(world: World) -> None:
@@ -515,30 +515,32 @@ def test_on_a_topic_that_is_compacted_a_marker_is_not_distinguished_from_what_wa
 
 def test_a_topic_that_was_compacted_once_may_have_been_compacted_before_a_read(world: World) -> None:
     world.topics.cleanup_policy = "compact"
-    world.results([RETRIED.key])
+    world.check_slices([RETRIED.key])
     world.topics.cleanup_policy = "delete"
     assert seen(world).markers_or_compacted == 1
 
 
 def test_settings_that_may_not_be_read_leave_it_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: None)
+    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
     assert (seen(world).markers, seen(world).markers_or_compacted) == (0, 1)
 
 
 def test_what_kafka_serves_and_raw_lacks_is_red_at_the_first_look_and_at_every_other(world: World) -> None:
     drop("raw", (0, 1))(world, FIRST)
     for _ in range(2):
-        found = world.results()[GAPS][FIRST.key]
+        found = world.check_slices()[GAPS][FIRST.key]
         assert not found.passed
         assert not found.warning
         assert [*found.samples] == [{"partition": 0, "start": 1, "end": 2}]
-    assert FIRST.key not in world.ledger.gaps.of([FIRST.key]), "nothing is explained as long as a record is lacking"
+    assert FIRST.key not in world.ledger.gaps.read_for_slices([FIRST.key]), (
+        "nothing is explained as long as a record is lacking"
+    )
 
 
 def test_a_row_that_went_after_kafka_forgot_it_is_red(looked: World) -> None:
     looked.topics.log_start = 8
     drop("raw", (0, 1))(looked, FIRST)
-    found = looked.results()[GAPS]
+    found = looked.check_slices()[GAPS]
     assert [found[key].passed for key in looked.keys] == [False, True, True]
     assert "others than the 2 of" in found[FIRST.key].text
 
@@ -553,10 +555,10 @@ def test_a_row_that_went_after_its_record_was_compacted_is_red(looked: World) ->
 
 def test_gaps_that_nobody_saw_in_time_are_a_warning(world: World) -> None:
     world.topics.log_start = 8
-    found = world.results()[GAPS][FIRST.key]
+    found = world.check_slices()[GAPS][FIRST.key]
     assert (found.passed, found.warning, found.numbers["unseen"]) == (False, True, 2)
     world.topics.log_start, world.topics.topic_id = 0, "B" * 22
-    assert world.ledger.gaps.of([FIRST.key])[FIRST.key].unseen == 2, "what was seen first stays"
+    assert world.ledger.gaps.read_for_slices([FIRST.key])[FIRST.key].unseen == 2, "what was seen first stays"
 
 
 def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world: World) -> None:
@@ -564,7 +566,7 @@ def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world
     world.alter_slice_commit("raw", FIRST, counts={"lost": 2})
     world.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(0, 2), "expired", "ann", NOON)])
     world.topics.log_start = 2
-    found = world.results([FIRST.key])[GAPS][FIRST.key]
+    found = world.check_slices([FIRST.key])[GAPS][FIRST.key]
     # The aborted record of partition 1 lies before the log start as well: nobody can say what it was.
     assert (found.numbers["lost"], found.numbers["markers"], found.numbers["unseen"]) == (2, 1, 1)
 
@@ -573,11 +575,11 @@ def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world
 def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_report.Audit]:
     """The audit of a world's tables as they are now, without a topic."""
     status = StreamStatus(stream="orders", topic="orders", slices=3, generation=0, topic_id=ID)
-    monkeypatch.setattr(audit_page, "stream_status", lambda *_: status)
-    monkeypatch.setattr(audit_page, "_ages", lambda *_: Ages({}, sure=False))
-    monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
+    monkeypatch.setattr(audit_page, "read_stream_status", lambda *_: status)
+    monkeypatch.setattr(audit_page, "_measure_ages", lambda *_: Ages({}, sure=False))
+    monkeypatch.setattr(audit_page, "_check_main_topic", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "compare_with_topic", lambda *_: [])
-    monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
+    monkeypatch.setattr(audit_page, "compare_sent_records", lambda *_: [])
     monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
 
     def made(world: World, **asked: Any) -> audit_report.Audit:
@@ -602,7 +604,7 @@ def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
     world.rewrite(of, EVENT, LONE, 2)
     moved = "keys: 1 are in several partitions though none was added for them"
     assert reported() == ([], [f"warning: {moved}"])
-    assert world.results([of.key])[ALONG][of.key].numbers["keys_in_several_partitions"] == 1
+    assert world.check_slices([of.key])[ALONG][of.key].numbers["keys_in_several_partitions"] == 1
 
 
 def test_the_audit_reports_seams_and_checks_the_newest_slices_again(

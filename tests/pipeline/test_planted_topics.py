@@ -15,7 +15,7 @@ import pytest
 
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.orchestration.checking import gap_checks
-from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting.audit_report import Audit
 from highwater.resources import topic_facts
@@ -61,10 +61,10 @@ class Cluster:
     hidden: bool = False
     bootstrap: str = "broker:9092"
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         if topic not in self.world.topics.ends:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
-        found = self.world.topics.topic_state(topic)
+        found = self.world.topics.read_topic_state(topic)
         if topic != "orders":
             return found
         partitions = dict(found.partitions)
@@ -78,21 +78,21 @@ class Cluster:
         return TopicState(topic, self.topic_id or found.topic_id, partitions)
 
     def look_again(self, topic: str) -> TopicState:
-        return self.topic_state(topic)
+        return self.read_topic_state(topic)
 
-    def offsets_at(self, topic: str, _: int, state: TopicState | None = None) -> dict[int, int]:
+    def read_offsets_at(self, topic: str, _: int, state: TopicState | None = None) -> dict[int, int]:
         """Nothing on the tiers is younger than any moment that is asked for."""
-        seen = (state or self.topic_state(topic)).partitions
+        seen = (state or self.read_topic_state(topic)).partitions
         return {p: one.last_stable for p, one in seen.items() if one.last_stable is not None}
 
-    def description(self, topic: str) -> Any:
+    def read_description(self, topic: str) -> Any:
         replicas = [SimpleNamespace(id=number) for number in BROKERS]
         isr = [SimpleNamespace(id=number) for number in self.in_sync]
         leader = SimpleNamespace(id=1)
         return SimpleNamespace(
             partitions=[
                 SimpleNamespace(id=p, replicas=replicas, isr=isr, leader=None if self._unled(topic, p) else leader)
-                for p in self.topic_state(topic).partitions
+                for p in self.read_topic_state(topic).partitions
             ]
         )
 
@@ -125,13 +125,13 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     # DLQ topics have as many partitions as the main topic; records in a removed partition would be reported.
     ends = world.topics.ends
     world.topics.ends = {**ends, TIER: {**ends[TIER], 1: 0}, STREAM.parked_topic: {0: 1, 1: 0}}
-    monkeypatch.setattr(topic_facts, "_brokers", lambda _: BROKERS)
-    monkeypatch.setattr(topic_facts, "_settings", made.reported)
+    monkeypatch.setattr(topic_facts, "_list_brokers", lambda _: BROKERS)
+    monkeypatch.setattr(topic_facts, "_fetch_settings", made.reported)
     # Our own producer is no part of a topic, and what slices sent is counted elsewhere.
     monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
-    monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
-    held = in_raw(world.ledger, world.lake, STREAM, world.keys)
-    found = gap_checks.gaps_explained(world.ledger, cast("Kafka", made), held)
+    monkeypatch.setattr(audit_page, "compare_sent_records", lambda *_: [])
+    held = read_raw_offsets(world.ledger, world.lake, STREAM, world.keys)
+    found = gap_checks.check_gaps_explained(world.ledger, cast("Kafka", made), held)
     assert all(result.passed for result in found.values())
     return made
 

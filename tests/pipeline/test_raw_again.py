@@ -41,12 +41,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     ledger.topics.open_generation(Generation("orders", "orders", "A", 0, {0: 0}, NOW))
     runs = [(MINE, "this"), (OTHER, "another"), (OLD, "")]
     ledger.add([slice_ for slice_, _ in runs])
-    ledger.next_attempts([slice_.key for slice_, _ in runs])
+    ledger.allocate_attempts([slice_.key for slice_, _ in runs])
     records = [(slice_.key, slice_.ranges[0].start + n) for slice_, _ in runs for n in range(9)]
     rows = pa.table({"slice": [key for key, _ in records], "offset": [offset for _, offset in records]})
-    plant(lake.path("orders", "raw"), rows, [SliceCommit(slice_, 1, 9, run=run) for slice_, run in runs])
+    plant(lake.build_table_path("orders", "raw"), rows, [SliceCommit(slice_, 1, 9, run=run) for slice_, run in runs])
     monkeypatch.setattr(raw, "ensure_table", lambda *_: None)
-    spark, kafka = cast("SparkSession", FakeSession()), cast("Kafka", SimpleNamespace(spark_options=dict))
+    spark, kafka = cast("SparkSession", FakeSession()), cast("Kafka", SimpleNamespace(build_spark_options=dict))
     return Work(STREAM, [MINE], spark, lake, ledger, kafka, lambda _: None, run="this")
 
 
@@ -55,8 +55,8 @@ def test_what_this_run_has_committed_is_neither_read_nor_committed_again(work: W
     [report] = raw.materialise(work)
     assert (report.attempt, report.delta_version) == (1, 0)
     assert report.note == "this run had committed it before; it is not read again"
-    assert work.lake.table("orders", "raw").version() == 0
-    assert work.ledger.next_attempts([MINE.key]) == {MINE.key: 2}, "no attempt was begun"
+    assert work.lake.open_stream_table("orders", "raw").version() == 0
+    assert work.ledger.allocate_attempts([MINE.key]) == {MINE.key: 2}, "no attempt was begun"
 
 
 @pytest.mark.parametrize(("run", "stored"), [("this", [MINE]), ("third", []), ("", [])])
@@ -73,7 +73,7 @@ def test_what_another_run_has_committed_is_read_again(
         reported["kept"] = [*stored]
         return []
 
-    monkeypatch.setattr(raw, "unreadable_slices", look)
+    monkeypatch.setattr(raw, "list_unreadable_slices", look)
     monkeypatch.setattr(raw, "commit_until_settled", commit)
     raw.materialise(replace(work, slices=[MINE, OTHER, OLD], run=run))
     rest = [slice_.key for slice_ in (MINE, OTHER, OLD) if slice_ not in stored]

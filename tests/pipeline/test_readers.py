@@ -119,7 +119,7 @@ def test_every_reader_counts_one_row_per_key_of_current(bench: Bench, readers: d
             found[key] = max(version, found.get(key, 0))
         return found
 
-    path = bench.work().lake.path(bench.stream.name, current.TABLE)
+    path = bench.work().lake.build_table_path(bench.stream.name, current.TABLE)
     for slice_, read in zip(slices, bounds[1:], strict=False):
         bench.materialise(slice_)
         assert {name: read_table(path) for name, read_table in readers.items()} == dict.fromkeys(
@@ -182,7 +182,7 @@ def test_every_reader_counts_the_records_of_every_table(bench: Bench, counters: 
 
     def counts() -> dict[str, dict[str, int]]:
         return {
-            name: {table: count(bench.lake.path(bench.stream.name, table)) for table in expected_counts(0)}
+            name: {table: count(bench.lake.build_table_path(bench.stream.name, table)) for table in expected_counts(0)}
             for name, count in counters.items()
         }
 

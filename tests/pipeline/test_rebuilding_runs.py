@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -64,13 +64,15 @@ def test_dagsters_home_is_lost_with_all_the_rest(
 
     with deployed(bench, tmp_path / "second") as second:
         assert not second.tick(PLANNER).run_requests
-        [fault] = bench.ledger.sensor_faults.all()
+        [fault] = bench.ledger.sensor_faults.list_all()
         assert "its rejects were published before" in fault.problem
         assert second.keys() == []
         rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, dry_run=False, by="ann")
         [key] = take(second)
         assert key == f"{bench.stream.topic}@0000001", "no key of before is used again"
-        held = [set(second.instance.get_materialized_partitions(table_key(bench.stream, name))) for name in TABLES]
+        held = [
+            set(second.instance.get_materialized_partitions(build_table_key(bench.stream, name))) for name in TABLES
+        ]
         assert held == [{key}] * len(TABLES)
         assert take(second) == [key], "nothing is left to plan"
 

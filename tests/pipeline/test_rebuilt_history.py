@@ -15,7 +15,7 @@ import pytest
 from dev.planted import plant
 from highwater.assets import raw
 from highwater.assets.work import Work
-from highwater.divergence import Fingerprint, digest
+from highwater.divergence import Fingerprint, compute_digest
 from highwater.errors import DependencyAwayError
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.sensing.topic_planner import Planner
@@ -46,13 +46,13 @@ def a_slice(ordinal: int, ranges: Mapping[int, tuple[int, int]], **changes: Any)
 
 def mark(offset: int) -> Fingerprint:
     """Of the record that was there before it was replaced."""
-    return Fingerprint(offset, digest(1, b"k", b"old %d" % offset))
+    return Fingerprint(offset, compute_digest(1, b"k", b"old %d" % offset))
 
 
 class Plain(FakeReplacedTopic):
     """Knows no consumer group."""
 
-    def groups(self) -> list[str]:
+    def list_group_names(self) -> list[str]:
         return []
 
 
@@ -67,7 +67,11 @@ class Deployed:
         import pyarrow as pa
 
         none = pa.table({"slice": pa.array([], pa.string())})
-        plant(self.lake.path("orders", "raw"), none, [SliceCommit(slice_, 1, None, past=past) for slice_ in slices])
+        plant(
+            self.lake.build_table_path("orders", "raw"),
+            none,
+            [SliceCommit(slice_, 1, None, past=past) for slice_ in slices],
+        )
 
     def rebuild(self) -> list[str]:
         lines: list[str] = []
@@ -94,7 +98,7 @@ def test_a_rebuilt_ledger_knows_the_epochs_and_the_last_records(tmp_path: Path) 
     deployed = Deployed(tmp_path, Plain("nowhere:1"))
     deployed.commit(first, second, after)
     deployed.rebuild()
-    found = deployed.ledger.slices("orders")
+    found = deployed.ledger.list_slices("orders")
     assert [(one.ordinal, one.epochs, one.fingerprints) for one in found] == [
         (0, first.epochs, first.fingerprints),
         (1, second.epochs, second.fingerprints),
@@ -108,7 +112,7 @@ def test_a_fingerprint_goes_into_no_other_generation() -> None:
     before = a_slice(0, {0: (0, 200), 1: (0, 4)}, epochs={0: 1, 1: 1}, fingerprints={0: mark(199), 1: mark(3)})
     ranges = {0: OffsetRange(100, 100), 1: OffsetRange(4, 9)}
     after = replace(before, ordinal=1, generation=1, ranges=ranges, fingerprints={1: mark(8)})
-    found = rebuilding.rebuilt(STREAM, [before, after], {}, NOON)
+    found = rebuilding.rebuild_plans(STREAM, [before, after], {}, NOON)
     assert [one.fingerprints for one in found.slices] == [before.fingerprints, {1: mark(8)}]
 
 
@@ -116,18 +120,18 @@ def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> Non
     deployed = Deployed(tmp_path, Plain("nowhere:1"))
     deployed.commit(a_slice(0, {0: (0, 9)}, epochs={0: 1}), past=False)
     assert any("of 1 slices the commits hold no leader epochs" in line for line in deployed.rebuild())
-    assert [one.epochs for one in deployed.ledger.slices("orders")] == [{}]
+    assert [one.epochs for one in deployed.ledger.list_slices("orders")] == [{}]
 
 
 @pytest.mark.usefixtures("look_before")
 def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: Path) -> None:
     """Every old slice passed for sound: it was read again over the only copy, and the planner went on behind it."""
-    below = a_slice(0, {0: (0, 90)}, epochs={0: 1}, fingerprints={0: Fingerprint(89, digest(0, b"k", b"89"))})
+    below = a_slice(0, {0: (0, 90)}, epochs={0: 1}, fingerprints={0: Fingerprint(89, compute_digest(0, b"k", b"89"))})
     across = a_slice(1, {0: (90, 200)}, epochs={0: 1}, fingerprints={0: mark(199)})
     deployed = Deployed(tmp_path, Plain("nowhere:1"))
     deployed.commit(below, across)
     deployed.rebuild()
-    read = {one.key: one for one in deployed.ledger.slices("orders")}
+    read = {one.key: one for one in deployed.ledger.list_slices("orders")}
     stored = deployed.materialise(read[across.key])
     assert "other records occupy planned offsets" in stored[across.key]
     assert "records of a later epoch from offset 100" in stored[across.key]
@@ -139,7 +143,7 @@ def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: 
 class Unled(Kafka):
     """A cluster in which partition 1 has no leader, and partition 0 lost what is before offset 5."""
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, "id", {0: PartitionState(5, 30, 30, 1, 1), 1: PartitionState(None, None, None, None)})
 
 
@@ -166,8 +170,8 @@ def test_a_partition_without_a_leader_is_not_read_and_holds_up_no_other(tmp_path
 class Elected(Kafka):
     """The cluster after an election: all that it holds is of a later epoch, as if written again."""
 
-    def topic_state(self, topic: str) -> TopicState:
-        state = super().topic_state(topic)
+    def read_topic_state(self, topic: str) -> TopicState:
+        state = super().read_topic_state(topic)
         return replace(state, partitions={p: replace(one, leader_epoch=9) for p, one in state.partitions.items()})
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange], **asked: Any) -> Iterator[Any]:
@@ -188,7 +192,7 @@ def test_a_commit_of_raw_keeps_what_its_plan_recorded(bench: Bench, tmp_path: Pa
     rebuilding.rebuild_from_lake(
         bench.ledger, bench.lake, bench.kafka, bench.stream, [], bench.log.append, dry_run=False
     )
-    [found] = bench.ledger.slices("orders")
+    [found] = bench.ledger.list_slices("orders")
     assert slice_.fingerprints
     assert (found.epochs, found.fingerprints) == (slice_.epochs, slice_.fingerprints)
     assert lost.get([slice_.key]) == [found]

@@ -21,22 +21,22 @@ from highwater.envelope import MOST_COUNT, RECLAIMS, Origin
 from highwater.errors import ConfigurationError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.follower_checks import rejects_published
-from highwater.orchestration.checking.origin_checks import offsets_accounted_for
+from highwater.orchestration.checking.follower_checks import check_rejects_published
+from highwater.orchestration.checking.origin_checks import check_offsets_accounted
 from highwater.orchestration.checking.origin_counts import count_ends, count_parked
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations import parked, pending_reprocessing
 from highwater.orchestration.operations.parked import ParkedSelection
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
-from highwater.orchestration.operations.rebuilding import _reclaims
+from highwater.orchestration.operations.rebuilding import _load_reclaims
 from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, reclaim_records
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.plan_status import _waiting
+from highwater.orchestration.reporting.plan_status import _load_waiting_work
 from highwater.orchestration.reporting.status_report import WaitingWork
 from highwater.plans import Discard
-from highwater.reclaims import Reclaim, numbers, stale
+from highwater.reclaims import Reclaim, count_reclaims, is_stale
 from highwater.resources.ledger import Ledger
 from tests.bench_records import due, ends, published
 from tests.reclaiming import Reclaiming, X, Y
@@ -54,25 +54,27 @@ def a_reclaim(origin: Origin = X, number: int = 1) -> Reclaim:
 
 
 def test_a_copy_from_before_the_last_time_that_its_origin_was_reclaimed_is_stale() -> None:
-    taken = numbers([a_reclaim(number=2), a_reclaim(), a_reclaim(Y)])
+    taken = count_reclaims([a_reclaim(number=2), a_reclaim(), a_reclaim(Y)])
     assert taken == {X: 2, Y: 1}
-    assert [stale(taken, X, number) for number in (0, 1, 2, 3)] == [True, True, False, False]
-    assert not stale(taken, Origin("orders", 1, 0, 2), 0), "another generation is another record"
+    assert [is_stale(taken, X, number) for number in (0, 1, 2, 3)] == [True, True, False, False]
+    assert not is_stale(taken, Origin("orders", 1, 0, 2), 0), "another generation is another record"
 
 
 def test_the_ledger_keeps_acts_in_their_order_and_each_number_of_an_origin_once(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    assert (ledger.reclaims.acts("orders"), ledger.reclaims.of("orders")) == (0, [])
+    assert (ledger.reclaims.read_last_act_number("orders"), ledger.reclaims.list_for_stream("orders")) == (0, [])
     ledger.reclaims.add("orders", [a_reclaim(), a_reclaim(Y)])
     ledger.reclaims.add("orders", [a_reclaim(number=2)])
     ledger.reclaims.add("payments", [a_reclaim()])
     with pytest.raises(IntegrityError):
         ledger.reclaims.add("orders", [a_reclaim(Origin("orders", 0, 9, 9)), a_reclaim(number=2)])
-    assert ledger.reclaims.acts("orders") == 2
-    assert numbers(ledger.reclaims.of("orders", acts=1)) == {X: 1, Y: 1}, "as a decision of then saw it"
-    assert numbers(ledger.reclaims.of("orders", slice_key=FIRST.key)) == {X: 2, Y: 1}
-    assert ledger.reclaims.of("orders", slice_key="orders@0000009") == []
-    assert ledger.reclaims.of("orders")[-1] == a_reclaim(number=2)
+    assert ledger.reclaims.read_last_act_number("orders") == 2
+    assert count_reclaims(ledger.reclaims.list_for_stream("orders", acts=1)) == {X: 1, Y: 1}, (
+        "as a decision of then saw it"
+    )
+    assert count_reclaims(ledger.reclaims.list_for_stream("orders", slice_key=FIRST.key)) == {X: 2, Y: 1}
+    assert ledger.reclaims.list_for_stream("orders", slice_key="orders@0000009") == []
+    assert ledger.reclaims.list_for_stream("orders")[-1] == a_reclaim(number=2)
 
 
 # Over tables that are written row by row: of the first slice offset 2 is parked, and 4 was accepted by a retry
@@ -93,7 +95,7 @@ def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Recl
     ], "what a retry accepted is not in the DLQ"
     assert (found.slices, found.others, found.taken, found.discarded) == ([FIRST.key], 0, 0, 0)
     assert "nothing was recorded" in taking.log[-1]
-    assert taking.world.ledger.reclaims.acts("orders") == 0
+    assert taking.world.ledger.reclaims.read_last_act_number("orders") == 0
 
 
 @pytest.mark.parametrize("asked", [{}, BY_ANN])
@@ -123,7 +125,7 @@ def test_nothing_is_reclaimed_without_a_name_and_a_reason(
     asked |= {"dry_run": False}
     with pytest.raises(ConfigurationError, match=problem):
         taking.reclaim(**asked)
-    assert taking.world.ledger.reclaims.acts("orders") == 0
+    assert taking.world.ledger.reclaims.read_last_act_number("orders") == 0
 
 
 def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaiming) -> None:
@@ -147,7 +149,7 @@ def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Reclaiming, tm
     assert FIRST.key in other.log[-1]
     again = other.reclaim(**BY_ANN)
     assert (again.meant, again.taken) == ({}, 1)
-    assert numbers(other.world.ledger.reclaims.of("orders")) == {X: 1}
+    assert count_reclaims(other.world.ledger.reclaims.list_for_stream("orders")) == {X: 1}
 
 
 def test_until_it_is_reprocessed_a_record_that_was_reclaimed_is_its_slices_again(taking: Reclaiming) -> None:
@@ -169,8 +171,10 @@ def test_a_ledger_that_counts_again_goes_on_above_what_decisions_saw(taking: Rec
     world.alter_slice_commit("events", FIRST, counts={**counts, "reclaims_seen": 5})
     world.write()
     taking.reclaim(**BY_ANN)
-    assert world.ledger.reclaims.acts("orders") == 6
-    assert [one.slice_key for one in pending_reprocessing.waiting(world.ledger, world.lake, STREAM)] == [FIRST.key]
+    assert world.ledger.reclaims.read_last_act_number("orders") == 6
+    assert [one.slice_key for one in pending_reprocessing.list_pending_slices(world.ledger, world.lake, STREAM)] == [
+        FIRST.key
+    ]
 
 
 def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does(taking: Reclaiming) -> None:
@@ -178,17 +182,17 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
     stream = replace(STREAM, metrics=ORDERS.metrics, alerts=Alerts(reclaimed_late=timedelta(minutes=5)))
     asked = (world.ledger, world.lake, stream)
     taking.reclaim()
-    assert pending_reprocessing.waiting(*asked) == []
+    assert pending_reprocessing.list_pending_slices(*asked) == []
     begin = datetime.now(UTC)
     taking.reclaim(**BY_ANN)
-    [reported] = pending_reprocessing.waiting(*asked)
+    [reported] = pending_reprocessing.list_pending_slices(*asked)
     assert (reported.slice_key, reported.records, reported.by, reported.retired) == (FIRST.key, 1, "ann", False)
     assert begin <= reported.since <= datetime.now(UTC)
     command = (
         '.venv/bin/dagster asset materialize -m orchestration.definitions --select "key:orders/events or '
         'key:orders/rejects or key:orders/dlq or key:orders/current or key:orders/metrics" --partition'
     )
-    found = _waiting(*asked)
+    found = _load_waiting_work(*asked)
     assert isinstance(found, WaitingWork)
     [line] = found.lines
     assert line == (
@@ -201,23 +205,23 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
     for waited, over in ((4, False), (6, True)):
         stale_for = replace(reported, since=datetime.now(UTC) - timedelta(minutes=waited))
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(pending_reprocessing, "waiting", lambda *_, one=stale_for: [one])
-            measure = alert_conditions._reclaimed_late(
+            patched.setattr(pending_reprocessing, "list_pending_slices", lambda *_, one=stale_for: [one])
+            measure = alert_conditions._measure_reclaim_age(
                 alert_inputs.StreamInputs(world.ledger, nothing, world.lake, stream)
             )
         assert measure is not None
         assert (measure.over, measure.remedy) == (over, f"{command} orders@0000000")
     world.ledger.retired.retire("orders", [FIRST.key], NOW)
-    two = [*pending_reprocessing.waiting(*asked), replace(reported, slice_key="orders@0000001")]
-    assert pending_reprocessing.remedy(STREAM, two) == (
+    two = [*pending_reprocessing.list_pending_slices(*asked), replace(reported, slice_key="orders@0000001")]
+    assert pending_reprocessing.build_reprocess_command(STREAM, two) == (
         ".venv/bin/highwater recall-keys orders orders@0000000 orders@0000000 --yes && for slice in orders@0000000 "
         f'orders@0000001; do {command.replace(" or key:orders/metrics", "")} "$slice"; done'
     )
     counts = world.slice_commits["events"][FIRST.key].counts
     world.alter_slice_commit("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
-    assert pending_reprocessing.waiting(*asked) == []
-    none = alert_conditions._reclaimed_late(alert_inputs.StreamInputs(world.ledger, nothing, world.lake, stream))
+    assert pending_reprocessing.list_pending_slices(*asked) == []
+    none = alert_conditions._measure_reclaim_age(alert_inputs.StreamInputs(world.ledger, nothing, world.lake, stream))
     assert none is not None
     assert (none.over, none.value) == (False, "none waits to be reprocessed")
 
@@ -227,7 +231,7 @@ def test_a_command_for_more_slices_than_it_names_ends_with_the_command() -> None
     many = [
         ReclaimedRecords(f"orders@{n:07}", 1, NOW, "ann", retired=False) for n in range(pending_reprocessing.NAMED + 5)
     ]
-    reported = pending_reprocessing.remedy(STREAM, many)
+    reported = pending_reprocessing.build_reprocess_command(STREAM, many)
     assert reported.startswith("(5 more are named when these are done) for slice in orders@0000000 ")
     assert reported.endswith(
         "orders@0000019; do .venv/bin/dagster asset materialize -m orchestration.definitions --select "
@@ -256,7 +260,7 @@ def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Reclaiming)
         asked.append(seen[2])
 
     event.listen(world.ledger.database.engine, "before_cursor_execute", listen)
-    found = pending_reprocessing.waiting(world.ledger, world.lake, STREAM)
+    found = pending_reprocessing.list_pending_slices(world.ledger, world.lake, STREAM)
     assert found == [
         ReclaimedRecords(FIRST.key, 2, NOW + timedelta(minutes=1), "ann", retired=False),
         ReclaimedRecords("orders@0000007", 1, NOW + timedelta(minutes=1), "ann", retired=False),
@@ -281,7 +285,7 @@ def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Reclaiming) -
     for table in ("rejects", "dlq"):
         taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
     found = taking.reclaim(dry_run=False, by="ann", because="fixed")
-    assert (found.meant, found.others, taking.world.ledger.reclaims.of("orders")) == ({}, 1, [])
+    assert (found.meant, found.others, taking.world.ledger.reclaims.list_for_stream("orders")) == ({}, 1, [])
 
 
 def test_a_topic_that_nothing_is_published_to_is_reported(taking: Reclaiming) -> None:
@@ -309,7 +313,7 @@ def test_rejected_after_that_it_is_parked_once_and_can_be_reclaimed_again(taking
     assert (found.parked, found.waiting[STREAM.tier_topics[1]], found.reclaimed) == (1, 0, 0)
     assert taking.end(2) == "parked"
     assert taking.reclaim(**BY_ANN).meant[X].reason == "invalid"
-    assert numbers(taking.world.ledger.reclaims.of("orders")) == {X: 2}
+    assert count_reclaims(taking.world.ledger.reclaims.list_for_stream("orders")) == {X: 2}
     assert (taking.ends().parked, taking.ends().reclaimed) == (0, 1)
 
 
@@ -327,7 +331,7 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
 
     def result() -> CheckResult:
         world.write()
-        return offsets_accounted_for(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
+        return check_offsets_accounted(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
 
     assert result().passed, result().text
     world.rows["raw"][-1]["headers"] += [{"key": RECLAIMS, "value": b"1"}]
@@ -346,7 +350,7 @@ def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Reclaiming
     world.write()
 
     def result() -> CheckResult:
-        return offsets_accounted_for(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
+        return check_offsets_accounted(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
 
     assert [row["problem"] for row in result().samples] == ["in no place"]
     world.ledger.discards.add("orders", [Discard(X, "test data", "bob", NOW)])
@@ -359,7 +363,7 @@ def test_a_reject_was_published_under_its_own_number(taking: Reclaiming) -> None
 
     def result() -> CheckResult:
         world.write()
-        return rejects_published(world.ledger, world.lake, STREAM, [FIRST.key])[FIRST.key]
+        return check_rejects_published(world.ledger, world.lake, STREAM, [FIRST.key])[FIRST.key]
 
     assert result().passed, result().text
     world.at("rejects", FIRST, (0, 2))["reclaims"] = 1
@@ -369,10 +373,10 @@ def test_a_reject_was_published_under_its_own_number(taking: Reclaiming) -> None
 def test_a_ledger_that_is_rebuilt_knows_what_was_reprocessed(taking: Reclaiming) -> None:
     taking.reclaim(**BY_ANN)
     taking.world.write()
-    assert _reclaims(taking.world.lake, STREAM) == [], "not reprocessed yet"
+    assert _load_reclaims(taking.world.lake, STREAM) == [], "not reprocessed yet"
     taking.reprocess(accepted=True)
     taking.world.write()
-    [found] = _reclaims(taking.world.lake, STREAM)
+    [found] = _load_reclaims(taking.world.lake, STREAM)
     assert (found.origin, found.slice_key, found.number) == (X, FIRST.key, 1)
 
 
@@ -396,7 +400,9 @@ def test_the_command_and_the_job(taking: Reclaiming, tmp_path: Path, monkeypatch
         run_config={"stream": "orders", **config}, instance=dg.DagsterInstance.ephemeral()
     )
     assert run.success
-    reported = [(one.number, one.reclaimed_by, one.reason) for one in taking.world.ledger.reclaims.of("orders")]
+    reported = [
+        (one.number, one.reclaimed_by, one.reason) for one in taking.world.ledger.reclaims.list_for_stream("orders")
+    ]
     assert reported == [(1, "ann", "a fixed rule"), (2, "bob", "again")]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from highwater.assets import dlq, rejects
 from highwater.assets.dlq_sending import RejectToSend
-from highwater.assets.work import nothing
+from highwater.assets.work import do_nothing
 from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.transactions import PublicationMark
@@ -42,7 +42,7 @@ class Fenced(Log):
         return super().mark()
 
     def commit(
-        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = nothing
+        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = do_nothing
     ) -> None:
         sent = [*records]
         super().commit(sent, mark, meanwhile)
@@ -81,11 +81,11 @@ class ReadBefore:
         self.slice_ = self.tables.plan(0)
         self.rejected = [Event(0, n, f"o{n}") for n in range(self.number)]
         self.tables.decide(self.slice_, [], self.rejected, known=False)
-        self.decision = self.tables.lake.committed("orders", "rejects", [self.slice_.key])[self.slice_.key]
+        self.decision = self.tables.lake.load_slice_commits("orders", "rejects", [self.slice_.key])[self.slice_.key]
 
     def rows(self, number: int, topic: str) -> list[dict[str, Any]]:
         attempt = self.decision.attempt
-        made = [one.reject(self.tables.stream, self.slice_.key, attempt) for one in self.rejected[:number]]
+        made = [one.read_reject(self.tables.stream, self.slice_.key, attempt) for one in self.rejected[:number]]
         return [{**one, "next_topic": topic} for one in made]
 
     def published(self, meanwhile: Callable[[], object]) -> Fenced:
@@ -125,12 +125,12 @@ class Watched(Fenced):
     """Counts the rejects that are held while a transaction is made, and the records in each."""
 
     def __init__(self) -> None:
-        super().__init__(nothing)
+        super().__init__(do_nothing)
         self.held, self.sizes = list[int](), list[int]()
         self._of_others = live_rejects()
 
     def commit(
-        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = nothing
+        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = do_nothing
     ) -> None:
         before = len(self.records)
         super().commit(records, mark, meanwhile)
@@ -196,21 +196,21 @@ def test_a_slice_that_was_reprocessed_meanwhile_is_not_published(early: ReadBefo
 
 def test_a_slice_that_rejects_hold_no_more_waits_for_them(early: ReadBefore) -> None:
     def restore() -> None:
-        early.tables.lake.table_at("orders", "rejects").restore(0)
+        early.tables.lake.open_existing_table("orders", "rejects").restore(0)
 
     with pytest.raises(TemporaryError, match=f"orders/rejects does not hold {re.escape(early.slice_.key)}"):
         early.published(restore)
 
 
 def test_rejects_of_which_rows_were_deleted_are_not_published(early: ReadBefore) -> None:
-    log = Fenced(lambda: early.tables.lake.table_at("orders", "rejects").delete("origin_offset = 1"))
+    log = Fenced(lambda: early.tables.lake.open_existing_table("orders", "rejects").delete("origin_offset = 1"))
     with pytest.raises(UnbalancedError, match="another number of rows than its commit recorded") as caught:
         early.publish(log)
     assert (caught.value.stored, caught.value.found, log.records) == (3, 2, [])
 
 
 def test_rejects_that_are_gone_once_they_are_to_be_sent_are_an_error(early: ReadBefore) -> None:
-    path = early.tables.lake.path("orders", "rejects")
+    path = early.tables.lake.build_table_path("orders", "rejects")
     with pytest.raises(DependencyAwayError, match="table rejects of orders is gone"):
         early.published(lambda: shutil.rmtree(path))
 
@@ -218,7 +218,7 @@ def test_rejects_that_are_gone_once_they_are_to_be_sent_are_an_error(early: Read
 def test_an_error_of_reading_ahead_is_forgotten_if_it_passes(
     early: ReadBefore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = Path(early.tables.lake.path("orders", "rejects"))
+    path = Path(early.tables.lake.build_table_path("orders", "rejects"))
     hidden = path.with_name("hidden")
     path.rename(hidden)
     assert len(early.published(lambda: hidden.rename(path)).records) == 3

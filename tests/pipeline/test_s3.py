@@ -31,7 +31,7 @@ from highwater.resources.delta import open_table
 from highwater.resources.delta_rs_writes import append, append_at
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
-from highwater.resources.object_store import s3a_conf
+from highwater.resources.object_store import build_s3a_conf
 from highwater.resources.spark import close, delta_errors, prepare
 from highwater.resources.spark_tables import create_table
 from tests.support import Bench, Message, customers, make_stream, order_message, read_rows, read_topic
@@ -66,7 +66,7 @@ def bucket(store: ObjectStore) -> str:
 @pytest.fixture(scope="module")
 def own_server(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnect]:
     """A Connect server that was set up for the store."""
-    conf = {**SMALL_QUERIES, **s3a_conf(store.variables)}
+    conf = {**SMALL_QUERIES, **build_s3a_conf(store.variables)}
     with SparkConnect(tmp_path_factory.mktemp("driver"), extra=conf, driver_memory_mb=1024) as server:
         yield server
 
@@ -80,7 +80,7 @@ def first(own_server: SparkConnect) -> Iterator[SparkSession]:
 @pytest.fixture
 def second(store: ObjectStore, spark_server: SparkConnect) -> Iterator[SparkSession]:
     """A session on another driver, which was started before there was a store: the session brings what it needs."""
-    conf = {name.removeprefix("spark.hadoop."): value for name, value in s3a_conf(store.variables).items()}
+    conf = {name.removeprefix("spark.hadoop."): value for name, value in build_s3a_conf(store.variables).items()}
     keys = {"fs.s3a.access.key": KEY, "fs.s3a.secret.key": SECRET}
     provider = {"fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"}
     yield from session_on(spark_server, {**conf, **keys, **provider})
@@ -215,7 +215,7 @@ def test_two_drivers_whose_leases_ended_both_commit_their_slices(
     bench.send(*[order_message(f"o{n}", 1, partition=n % 3) for n in range(6)])
     slices = [bench.plan(0, p0=(0, 1), p1=(0, 1)), bench.plan(1, p0=(1, 2), p2=(0, 2))]
     raw.materialise(bench.work(slices[1]))  # the table is there
-    path = bench.lake.path("orders", "raw")
+    path = bench.lake.build_table_path("orders", "raw")
     with store.holding(log_of(path)) as held:
         join = in_background(lambda: raw.materialise(bench.work(slices[0])))
         held.wait_arrived()
@@ -227,7 +227,7 @@ def test_two_drivers_whose_leases_ended_both_commit_their_slices(
         (one.key, p, offset) for one in slices for p, r in one.ranges.items() for offset in range(r.start, r.end)
     )
     assert set(writes_of_log(store, path)) == {1}
-    assert set(bench.lake.committed("orders", "raw")) == {one.key for one in slices}
+    assert set(bench.lake.load_slice_commits("orders", "raw")) == {one.key for one in slices}
 
 
 def test_a_driver_in_the_run_s_process_is_killed_beside_a_connect_server(
@@ -237,7 +237,7 @@ def test_a_driver_in_the_run_s_process_is_killed_beside_a_connect_server(
     monkeypatch.setattr(commit, "commit_turn", lambda *_, **__: nullcontext())
     orders = [(f"o{n % 4}", n // 4 + 1) for n in range(8)]
     bench.send(*[order_message(*one, partition=n % 3) for n, one in enumerate(orders)], Message(b"o1", b"no"))
-    raw_log, events_log = (log_of(bench.lake.path("orders", name), 1) for name in ("raw", "events"))
+    raw_log, events_log = (log_of(bench.lake.build_table_path("orders", name), 1) for name in ("raw", "events"))
     with store.holding(raw_log) as overtaken, store.holding(events_log) as killed:
         child = start_slice(tmp_path, bench, url)
         try:
@@ -308,7 +308,7 @@ def test_slices_go_through_all_tables_and_are_maintained(
     now = datetime.now(UTC)
     report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, dry_run=False).tables}
     assert report["raw"].joined >= 2
-    monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
+    monkeypatch.setattr(maintenance, "to_whole_hours", lambda _: 0)
     report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, dry_run=False).tables}
     assert report["raw"].removed >= 2
     assert all(one.after.stored == one.after.files for one in report.values())

@@ -33,8 +33,8 @@ from highwater.resources.commit_log import APP
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.lake import Lake
 from highwater.resources.spark import ADAPTIVE, close, prepare
-from highwater.resources.spark_tables import TASKS, create_table, known_rows, write_slices
-from highwater.routing import destination
+from highwater.resources.spark_tables import TASKS, build_known_rows, create_table, write_slices
+from highwater.routing import find_destination
 from highwater.slice_commits import SliceCommit
 from tests.bench_records import abort_transaction
 from tests.conftest import create_topic
@@ -212,7 +212,7 @@ def test_a_small_slice_is_one_file_and_slices_of_one_run_are_gathered(
 
 def files_of_raw(bench: Bench) -> int:
     """The data files of the table as it is."""
-    return len(bench.lake.table(bench.stream.name, "raw").file_uris())
+    return len(bench.lake.open_stream_table(bench.stream.name, "raw").file_uris())
 
 
 def most_tasks(bench: Bench, server: SparkConnect, slice_: Slice) -> int:
@@ -235,7 +235,7 @@ def test_a_second_try_of_a_run_keeps_what_the_first_committed(bench: Bench) -> N
     def seen(run: str, *slices: Slice) -> tuple[list[int], int]:
         reports = raw.materialise(bench.work(*slices, run=run))
         assert [report.rows for report in reports] == [len(slice_.ranges[0]) for slice_ in slices]
-        return [report.attempt for report in reports], bench.lake.table(bench.stream.name, "raw").version()
+        return [report.attempt for report in reports], bench.lake.open_stream_table(bench.stream.name, "raw").version()
 
     attempts, version = seen("a run", first)
     assert seen("a run", first) == (attempts, version)
@@ -302,25 +302,25 @@ def test_sound_variants_are_events(taken: Taken) -> None:
 def test_a_range_run_is_one_commit_a_table_with_every_slice_commit(taken: Taken) -> None:
     bench, slices = taken.bench, [*taken.slices.values()]
     assert bench.versions("current") == 1
-    assert bench.lake.commits(bench.stream.name, "current").records.keys() == {slice_.key for slice_ in slices}
+    assert bench.lake.load_commits(bench.stream.name, "current").records.keys() == {slice_.key for slice_ in slices}
     for stage in ("raw", "events", "rejects"):
         assert bench.versions(stage) == 1
-        assert set(bench.lake.committed(bench.stream.name, stage)) == {slice_.key for slice_ in slices}
-        marks = read_rows(bench.lake.path(bench.stream.name, COMMITS), f"\"table\" = '{stage}'")
+        assert set(bench.lake.load_slice_commits(bench.stream.name, stage)) == {slice_.key for slice_ in slices}
+        marks = read_rows(bench.lake.build_table_path(bench.stream.name, COMMITS), f"\"table\" = '{stage}'")
         assert Counter(row["slice"] for row in marks) == Counter({slice_.key: 1 for slice_ in slices})
-    history = bench.lake.table(bench.stream.name, "raw").history(1)[0]
+    history = bench.lake.open_stream_table(bench.stream.name, "raw").history(1)[0]
     said = json.loads(history["userMetadata"])["highwater"]
     assert [(s["slice"], s["ranges"]) for s in said["records"]] == [
         (slice_.key, {str(p): [span.start, span.end] for p, span in slice_.ranges.items()}) for slice_ in slices
     ]
-    assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1
+    assert len(bench.lake.open_stream_table(bench.stream.name, "raw").file_uris()) == 1
 
 
 def test_a_slice_without_any_record_is_committed_and_proved(taken: Taken) -> None:
     """A range that holds only transaction markers has no rows; its slice commit is committed all the same."""
     assert taken.rows("raw", NOTHING) == []
     slice_ = taken.slices[NOTHING]
-    slice_commit = taken.bench.lake.committed(taken.bench.stream.name, "raw", [slice_.key])[slice_.key]
+    slice_commit = taken.bench.lake.load_slice_commits(taken.bench.stream.name, "raw", [slice_.key])[slice_.key]
     assert (slice_commit.rows, slice_commit.slice_.ranges) == (0, slice_.ranges)
 
 
@@ -353,11 +353,11 @@ def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     work, slice_commit, looked = bench.work(slice_), SliceCommit(slice_, 9, 0), CommittedSlices({}, -1)
     with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
         commit.commit_rows(work, "raw", late, [slice_commit], looked, files=1, spread="offset", tasks=1)
-    held = bench.lake.commits(bench.stream.name, "raw")
+    held = bench.lake.load_commits(bench.stream.name, "raw")
     options = {"txnAppId": APP, "txnVersion": str(held.number), "userMetadata": "late"}
-    path = bench.lake.path(bench.stream.name, "raw")
+    path = bench.lake.build_table_path(bench.stream.name, "raw")
     write_slices(path, late, [slice_.key], options, replace=True, files=1, spread="offset", tasks=1)
-    assert bench.lake.commits(bench.stream.name, "raw").version == held.version, "Delta skips the write"
+    assert bench.lake.load_commits(bench.stream.name, "raw").version == held.version, "Delta skips the write"
     assert taken.rows("raw", "bytes") == before
     assert bench.spark.conf.get(ADAPTIVE) == usual, "queries that follow are planned as before"
 
@@ -468,7 +468,7 @@ def test_what_another_run_decided_is_classified_again(bench: Bench) -> None:
         stage.materialise(mine)
     assert len(bench.rows("events")) == 2
     # Somebody else's run decides the slice before this one's rejects follow: no customer is known to it.
-    shutil.rmtree(bench.lake.path(bench.stream.name, events.TABLE))
+    shutil.rmtree(bench.lake.build_table_path(bench.stream.name, events.TABLE))
     customers(bench.lake, ["nobody"])
     [theirs] = events.materialise(bench.work(slice_))
     assert theirs.attempt > 1
@@ -488,7 +488,7 @@ def test_rejects_are_what_the_decision_left_although_events_were_reprocessed(ben
     customers(bench.lake, [])
     events.materialise(work)
     assert bench.rows("events") == []
-    follows, _ = rejects._rows(
+    follows, _ = rejects._build_rows(
         work,
         [*seen.slice_commits.values()],
         CommittedSlices.read(work, "raw").version,
@@ -515,11 +515,11 @@ def test_rejects_that_do_not_add_up_with_the_decision_fail_the_slice(bench: Benc
     slice_ = bench.plan(0, p0=(0, 2))
     for stage in (raw, events):
         stage.materialise(bench.work(slice_))
-    bench.lake.table(bench.stream.name, "events").delete("key = 'o1'")
+    bench.lake.open_stream_table(bench.stream.name, "events").delete("key = 'o1'")
     with pytest.raises(UnbalancedError) as caught:
         rejects.materialise(bench.work(slice_))
     assert (caught.value.stored, caught.value.found) == (1, 2)
-    table = bench.lake.table(bench.stream.name, "events")
+    table = bench.lake.open_stream_table(bench.stream.name, "events")
     table.restore(table.version() - 1)
     rejects.materialise(bench.work(slice_))
     assert origins(bench.rows("events")) == {(0, 0)}
@@ -532,7 +532,7 @@ def test_a_split_that_does_not_add_up_is_reprocessed(bench: Bench) -> None:
     slice_ = bench.plan(0, p0=(0, 2))
     for stage in (raw, events):
         stage.materialise(bench.work(slice_))
-    bench.lake.table(bench.stream.name, "events").delete("key = 'o1'")
+    bench.lake.open_stream_table(bench.stream.name, "events").delete("key = 'o1'")
     with pytest.raises(UnbalancedError, match="reprocessed"):
         rejects.materialise(bench.work(slice_))
     assert bench.materialise(slice_)["events"][0].note is None
@@ -572,9 +572,9 @@ def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is
     bench.send(order_message("o1", 1), order_message("o2", 1))
     slice_ = bench.plan(0, p0=(0, 2))
     raw.materialise(bench.work(slice_))
-    whole: Callable[..., Any] = split_decision.Decision.rows_of
+    whole: Callable[..., Any] = split_decision.Decision.select_rows
     with monkeypatch.context() as patch:
-        patch.setattr(split_decision.Decision, "rows_of", lambda *given: whole(*given).where("key = 'o1'"))
+        patch.setattr(split_decision.Decision, "select_rows", lambda *given: whole(*given).where("key = 'o1'"))
         with pytest.raises(UnbalancedError, match="reprocessed") as caught:
             events.materialise(bench.work(slice_))
     assert (caught.value.stored, caught.value.found) == (2, 1)
@@ -599,7 +599,9 @@ def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkey
     assert "another run was first" in str(report.note)
     assert bench.versions("events") == 1
     rejects.materialise(bench.work(slice_))
-    slice_commits = [bench.lake.committed(bench.stream.name, table)[slice_.key] for table in ("events", "rejects")]
+    slice_commits = [
+        bench.lake.load_slice_commits(bench.stream.name, table)[slice_.key] for table in ("events", "rejects")
+    ]
     assert slice_commits[0].attempt == slice_commits[1].attempt == report.attempt
 
 
@@ -646,15 +648,15 @@ def test_expired_offsets_that_were_never_read_are_an_error_with_both_values(benc
 
 def after_the_look(patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
     """Let something happen to the topic between the look at it and Spark's read."""
-    look: Callable[..., object] = unreadable_slices.unreadable_slices
+    look: Callable[..., object] = unreadable_slices.list_unreadable_slices
 
     def looked(*given: object) -> object:
         found = look(*given)
-        patch.setattr(raw, "unreadable_slices", look)
+        patch.setattr(raw, "list_unreadable_slices", look)
         lose()
         return found
 
-    patch.setattr(raw, "unreadable_slices", looked)
+    patch.setattr(raw, "list_unreadable_slices", looked)
 
 
 def test_offsets_that_expire_while_they_are_read_are_reported_as_those_before(
@@ -700,7 +702,7 @@ def test_a_reference_table_that_is_away_makes_no_reject(bench: Bench) -> None:
     bench.send(order_message("o1", 1))
     slice_ = bench.plan(0, p0=(0, 1))
     raw.materialise(bench.work(slice_))
-    shutil.rmtree(bench.lake.reference("reference/customers"))
+    shutil.rmtree(bench.lake.build_reference_path("reference/customers"))
     with pytest.raises(DependencyAwayError, match="reference/customers"):
         events.materialise(bench.work(slice_))
     assert bench.rows("events") == []
@@ -773,9 +775,9 @@ def test_as_many_tiers_as_anybody_declares_are_reported_by_reason(spark: SparkSe
     stream = make_stream("orders", tiers=tuple(timedelta(seconds=n + 1) for n in range(60)))
     rows = [(reason, retries) for reason in stream.on_reject for retries in range(62)]
     asked = spark.createDataFrame(rows, "reason STRING, retries INT").select(
-        "*", rejects._next_topic(stream).alias("to")
+        "*", rejects._build_next_topic(stream).alias("to")
     )
-    assert [row["to"] for row in asked.collect()] == [destination(stream, *row) for row in rows]
+    assert [row["to"] for row in asked.collect()] == [find_destination(stream, *row) for row in rows]
 
 
 def test_an_older_decision_does_not_replace_what_follows_a_newer_one(bench: Bench) -> None:
@@ -795,7 +797,7 @@ def test_the_slice_commit_outlives_the_log_of_the_table(bench: Bench, tmp_path: 
     """Delta cleans its log up after 30 days; nothing may depend on what history() still shows."""
     bench.send(*[order_message(f"o{n}", 1) for n in range(5)])
     slices: list[Slice] = [bench.plan(n, p0=(n, n + 1)) for n in range(5)]
-    path = Path(bench.lake.path(bench.stream.name, "raw"))
+    path = Path(bench.lake.build_table_path(bench.stream.name, "raw"))
     raw.materialise(bench.work(slices[0]))
     # Each tenth commit would write one.
     bench.spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
@@ -810,10 +812,10 @@ def test_the_slice_commit_outlives_the_log_of_the_table(bench: Bench, tmp_path: 
     # Nobody has seen a table of this path: Spark, too, has nothing but what is left of the log.
     shutil.copytree(bench.lake.root, tmp_path / "aged")
     bench.lake = Lake(str(tmp_path / "aged"))
-    assert set(bench.lake.committed(bench.stream.name, "raw")) == {slice_.key for slice_ in slices}
+    assert set(bench.lake.load_slice_commits(bench.stream.name, "raw")) == {slice_.key for slice_ in slices}
     [again] = raw.materialise(bench.work(slices[0]))
     assert (again.attempt, again.note) == (2, None)
-    path = Path(bench.lake.path(bench.stream.name, "raw"))
+    path = Path(bench.lake.build_table_path(bench.stream.name, "raw"))
     for slice_, attempt in ((slices[0], 2), (slices[1], 1)):
         late, slice_commit = bench.spark.createDataFrame([], raw.COLUMNS), SliceCommit(slice_, 9, 0)
         looked = CommittedSlices({slice_.key: SliceCommit(slice_, attempt - 1, 0)}, 0)
@@ -909,7 +911,7 @@ def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> No
 
 
 def paid_minutes(bench: Bench) -> list[tuple[object, ...]]:
-    rows = bench.spark.read.format("delta").load(bench.lake.path(bench.stream.name, "metrics"))
+    rows = bench.spark.read.format("delta").load(bench.lake.build_table_path(bench.stream.name, "metrics"))
     return [tuple(row) for row in rows.select("paid_events", "paid_amount", "hour_events", "hour_mean").collect()]
 
 
@@ -929,7 +931,7 @@ def test_rows_that_are_known_come_as_they_were_given(spark: SparkSession) -> Non
     """Into a table goes what was planned, whatever is in it; a value that fits nowhere is an error, and no null."""
     columns = "slice STRING, start BIGINT"
     rows = [('it\'s \\ "a" :rows\n\u00e9\U0001f600', 2**63 - 1), ("", -1)]
-    assert [tuple(row) for row in known_rows(spark, columns, rows).collect()] == rows
-    assert known_rows(spark, columns, []).collect() == []
+    assert [tuple(row) for row in build_known_rows(spark, columns, rows).collect()] == rows
+    assert build_known_rows(spark, columns, []).collect() == []
     with pytest.raises(Exception, match=r"(?i)malformed"):
-        known_rows(spark, columns, [("beyond", 2**63)]).collect()
+        build_known_rows(spark, columns, [("beyond", 2**63)]).collect()

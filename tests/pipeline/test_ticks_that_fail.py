@@ -16,7 +16,7 @@ from dagster import instance_for_test
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Limits
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicTruncatedError, TopicVanishedError
-from highwater.orchestration.asset_keys import topic_key
+from highwater.orchestration.asset_keys import build_topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing import stream_ticks
 from highwater.plans import Generation
@@ -34,18 +34,18 @@ FIRST, SECOND, *_ = STREAM.tier_topics
 class Cluster:
     """Of the topic two partitions lost what was planned next, and one what was planned last."""
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         expired, whole = PartitionState(7, 9, 9, 1), PartitionState(0, 5, 5, 1)
         states = [expired, expired, PartitionState(0, 3, 3, 1), whole, whole]
         return TopicState(topic, "A", dict(enumerate(states)))
 
-    def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
-        return {topic: self.topic_state(topic) for topic in topics}
+    def read_topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+        return {topic: self.read_topic_state(topic) for topic in topics}
 
     def look_again(self, topic: str) -> TopicState:
-        return self.topic_state(topic)
+        return self.read_topic_state(topic)
 
-    def topics(self) -> list[str]:
+    def list_topic_names(self) -> list[str]:
         return ["orders"]
 
     def read(self, *_: object, **__: object) -> list[object]:
@@ -64,7 +64,7 @@ def ledger(tmp_path: Path) -> Ledger:
 @pytest.fixture
 def instance(ledger: Ledger, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     with instance_for_test(temp_dir=str(tmp_path)) as made:
-        made.add_dynamic_partitions(STREAM.partitions_name, [slice_.key for slice_ in ledger.slices("orders")])
+        made.add_dynamic_partitions(STREAM.partitions_name, [slice_.key for slice_ in ledger.list_slices("orders")])
         yield made
 
 
@@ -89,7 +89,7 @@ def test_partitions_that_stopped_are_reported_together_and_behind_all_else(
     """The first error alone was reported; the lag, the others and the breaker were not."""
     resources = opened(ledger=ledger, kafka=Cluster())
     result, logged = evaluated(instance, resources), capfd.readouterr().err
-    [fault] = ledger.sensor_faults.all()
+    [fault] = ledger.sensor_faults.list_all()
     assert "the breaker is open" in logged
     assert (fault.stream, fault.sensor) == ("orders", "planner")
     assert all(part in result.skip_message for part in (fault.problem, fault.remedy))
@@ -99,23 +99,23 @@ def test_partitions_that_stopped_are_reported_together_and_behind_all_else(
     assert fault.problem.count("planned to offset 5") == 3
     assert fault.problem.endswith("found: log start offset 7; log start offset 7; last stable offset 3")
     assert all(f"--partition {partition}" in fault.remedy for partition in (0, 1))
-    [seen] = instance.fetch_observations(topic_key(STREAM), limit=5).records
+    [seen] = instance.fetch_observations(build_topic_key(STREAM), limit=5).records
     found = {name: value.value for name, value in seen.asset_observation.metadata.items()}
     assert found["lag"] == 8
     assert str(found["left_out"]).count("partition ") >= 3
     tick = stream_ticks.plan_stream(instance, SimpleNamespace(**resources), STREAM)
     assert any(line.startswith("the breaker is open") for line in tick.lines)
     assert evaluated(instance, resources, result.cursor).asset_events == [], "observed once a minute"
-    assert ledger.sensor_faults.all() == [fault], "a fault that lasts has the time of its first tick"
+    assert ledger.sensor_faults.list_all() == [fault], "a fault that lasts has the time of its first tick"
 
 
 def test_one_partition_that_stopped_is_reported_as_it_is() -> None:
     one = OffsetsExpiredError("gone", stored=1, found=2, remedy="accept it")
-    assert stream_ticks.together([one]) is one
-    two = stream_ticks.together([one, OffsetsExpiredError("gone too", stored=3, found=4, remedy="accept it")])
+    assert stream_ticks.merge_errors([one]) is one
+    two = stream_ticks.merge_errors([one, OffsetsExpiredError("gone too", stored=3, found=4, remedy="accept it")])
     assert type(two) is OffsetsExpiredError
     assert str(two) == "2 faults: gone; gone too; stored: 1; 3; found: 2; 4; remedy: accept it"
-    assert type(stream_ticks.together([one, TopicTruncatedError("cut", remedy="look")])) is PermanentError
+    assert type(stream_ticks.merge_errors([one, TopicTruncatedError("cut", remedy="look")])) is PermanentError
 
 
 def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
-from highwater.unprocessed_offsets import Undecided, undecided
+from highwater.unprocessed_offsets import Undecided, build_undecided
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -26,13 +26,13 @@ def lost(generation: int, partition: int, start: int, end: int) -> Loss:
 
 def planned(last: Slice | None, losses: list[Loss], **starts: int | None) -> Planned:
     opened = Generation("orders", "orders", "a", 1, {int(p[1:]): start for p, start in starts.items()}, NOW)
-    return Planned.of(opened, last, losses)
+    return Planned.from_generation(opened, last, losses)
 
 
 OLD, DONE, OPEN = slice_(0, 0, p0=(0, 40)), slice_(1, p0=(50, 60), p1=(0, 8)), slice_(2, p0=(60, 70), p1=(8, 8))
 LOST = [lost(1, 0, 60, 63), lost(1, 0, 70, 75)]
 # Of generation 0 one slice was never decided, of generation 1 the newest.
-FOUND = undecided(planned(OPEN, LOST, p0=50, p1=0, p2=None), [OLD, OPEN], LOST)
+FOUND = build_undecided(planned(OPEN, LOST, p0=50, p1=0, p2=None), [OLD, OPEN], LOST)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ FOUND = undecided(planned(OPEN, LOST, p0=50, p1=0, p2=None), [OLD, OPEN], LOST)
     ],
 )
 def test_what_no_slice_has_decided(origin: tuple[int, int, int], *, early: bool) -> None:
-    assert FOUND.holds(*origin) is early
+    assert FOUND.has_origin(*origin) is early
 
 
 def test_of_what_was_published_before_the_lake_was_lost_nobody_knows_it() -> None:
     """The stream was restarted: tiers may come before the main slices that read their origins again."""
-    found = undecided(planned(OPEN, [], p0=50, p1=0), [DONE, OPEN], [], {0: 65, 1: 3, 2: 4})
-    early = [offset for offset in range(50, 72) if found.holds(1, 0, offset)]
+    found = build_undecided(planned(OPEN, [], p0=50, p1=0), [DONE, OPEN], [], {0: 65, 1: 3, 2: 4})
+    early = [offset for offset in range(50, 72) if found.has_origin(1, 0, offset)]
     assert early == list(range(65, 72))
-    assert [offset for offset in range(10) if found.holds(1, 1, offset)] == list(range(3, 10))
-    assert [offset for offset in range(6) if found.holds(1, 2, offset)] == [4, 5]
+    assert [offset for offset in range(10) if found.has_origin(1, 1, offset)] == list(range(3, 10))
+    assert [offset for offset in range(6) if found.has_origin(1, 2, offset)] == [4, 5]
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=5)
@@ -82,7 +82,7 @@ def test_no_two_spans_hold_one_origin(
         at += hole + length
     last = slices[min(seen, len(slices) - 1)]
     waiting = [one for one in slices if one.ordinal not in decided]
-    found: Undecided = undecided(planned(last, losses[: seen + 1], p0=0), waiting, losses, copied)
+    found: Undecided = build_undecided(planned(last, losses[: seen + 1], p0=0), waiting, losses, copied)
     for offset in range(at + 3):
         hits = [one for one in found.spans if one.start <= offset and (one.end is None or offset < one.end)]
         assert len(hits) <= 1

@@ -31,7 +31,7 @@ def taken_over(world: World, slice_: Slice) -> str | None:
     world.write()
     work = Work(STREAM, [slice_], NOTHING, world.lake, world.ledger, NOTHING, print)
     read, committed, published = (CommittedSlices.read(work, table) for table in ("raw", "events", "dlq"))
-    return events._unfinished(work, read, committed, published).get(slice_.key)
+    return events._list_unfinished_slices(work, read, committed, published).get(slice_.key)
 
 
 def test_a_split_that_adds_up_is_finished(world: World) -> None:

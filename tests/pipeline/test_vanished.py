@@ -31,13 +31,13 @@ from highwater.orchestration.operations.parked import ParkedSelection, look
 from highwater.orchestration.operations.reclaiming import ReclaimRequest
 from highwater.orchestration.operations.reclaiming import reclaim_records as reclaim
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
-from highwater.orchestration.reporting.plan_status import _dlq, topic_status
+from highwater.orchestration.reporting.plan_status import _read_dlq_status, read_topic_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss, Publication
 from highwater.resources import dlq_topics
-from highwater.resources.deleted_topics import parked_lost, vanished
+from highwater.resources.deleted_topics import find_parked_loss, find_vanished_error
 from highwater.resources.dlq_topics import ensure, ensure_no_drift
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -75,21 +75,21 @@ def ledger(tmp_path: Path) -> Ledger:
 @pytest.fixture
 def reported(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], dict[str, Any]]:
     """What tick, status and alert say of the topics of a cluster."""
-    monkeypatch.setattr(alert_conditions, "stamped_by_broker", lambda *_: True)
+    monkeypatch.setattr(alert_conditions, "has_broker_timestamps", lambda *_: True)
 
     def report(kafka: Any) -> dict[str, Any]:
         resources = SimpleNamespace(
             ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka)
         )
         with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
-            keys = [slice_.key for slice_ in ledger.slices("orders")]
+            keys = [slice_.key for slice_ in ledger.list_slices("orders")]
             instance.add_dynamic_partitions(STREAM.partitions_name, keys)
             found = stream_ticks.plan_retries(instance, resources, STREAM)
             tick: Any = found.error or found.message
-        alert = alert_conditions._late_retries(
+        alert = alert_conditions._measure_retry_age(
             alert_inputs.StreamInputs(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM)
         )
-        status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
+        status = {one.topic: one.error for one in _read_dlq_status(ledger, kafka, STREAM)}
         return {"tick": tick, "alert": alert, "status": status}
 
     return report
@@ -137,16 +137,16 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
     """The remedy was to create it, which makes it a recreated one; and no text gave what was planned."""
     kafka: Any = FakeTopics({name: one for name, one in WHOLE.items() if name != "orders"})
     lake = Lake(str(tmp_path / "lake"))
-    [slice_] = ledger.slices("orders", "orders")
+    [slice_] = ledger.list_slices("orders", "orders")
     resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka))
     instance: Any = None
 
     def read() -> None:
         work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=ledger, kafka=kafka, lake=lake)
-        unreadable_slices.unreadable_slices(work, {slice_.key: slice_}, SimpleNamespace(slice_commits={}))  # type: ignore[arg-type]
+        unreadable_slices.list_unreadable_slices(work, {slice_.key: slice_}, SimpleNamespace(slice_commits={}))  # type: ignore[arg-type]
 
     def status() -> None:
-        [error] = topic_status(kafka, STREAM, ledger.topics.planned("orders", "orders")).errors
+        [error] = read_topic_status(kafka, STREAM, ledger.topics.read_planned_topic("orders", "orders")).errors
         raise error
 
     ways: dict[str, Callable[[], object]] = {
@@ -179,7 +179,7 @@ def test_a_main_topic_that_was_never_planned_is_absent(tmp_path: Path) -> None:
 
 def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> None:
     fresh = Ledger(f"sqlite:///{tmp_path / 'fresh.sqlite'}")
-    assert [vanished(fresh, STREAM, topic) for topic in (TIER, PARKED, OTHERS)] == [None, None, None]
+    assert [find_vanished_error(fresh, STREAM, topic) for topic in (TIER, PARKED, OTHERS)] == [None, None, None]
 
 
 def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger, tmp_path: Path) -> None:
@@ -187,13 +187,13 @@ def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledg
     lake = Lake(str(tmp_path / "lake"))
     ledger.publications.record("orders", "orders@0000000", Publication(1, 0, NOW))
     ledger.publications.record("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
-    assert vanished(ledger, STREAM, PARKED) is None, "nothing of it was sent"
+    assert find_vanished_error(ledger, STREAM, PARKED) is None, "nothing of it was sent"
     assert look(ledger, kafka, lake, STREAM, ParkedSelection()).waiting == {}
     ledger.publications.record("orders", "orders@0000000", Publication(1, 2, NOW))
     with pytest.raises(TopicVanishedError, match=f"topic {PARKED} of stream orders is gone") as caught:
         look(ledger, kafka, lake, STREAM, ParkedSelection())
     assert f"highwater reclaim orders --on {PARKED}" in caught.value.remedy
-    assert isinstance(_dlq(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
+    assert isinstance(_read_dlq_status(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
 
 
 @pytest.mark.parametrize("look", [ensure, ensure_no_drift])
@@ -202,7 +202,7 @@ def test_the_ledger_is_asked_of_absent_topics_alone(
 ) -> None:
     """Each publication asked it of every topic of the DLQ."""
     kafka: Any = SimpleNamespace(bootstrap="here", look_again=lambda topic: shape(None, topic))
-    there = {"orders": MAIN_SHAPE, **dlq_topics._wanted(STREAM, MAIN_SHAPE)}
+    there = {"orders": MAIN_SHAPE, **dlq_topics._build_wanted_shapes(STREAM, MAIN_SHAPE)}
     asked: list[str] = []
 
     def shape(_: Any, topic: str) -> dlq_topics.Shape:
@@ -214,7 +214,7 @@ def test_the_ledger_is_asked_of_absent_topics_alone(
         asked.append(topic)
         return TopicVanishedError(f"{topic} is gone", remedy="restore it")
 
-    monkeypatch.setattr(dlq_topics, "_shape", shape)
+    monkeypatch.setattr(dlq_topics, "_read_shape", shape)
     look(kafka, STREAM, gone)
     assert asked == []
     del there[PARKED]
@@ -238,27 +238,27 @@ def test_a_tier_that_vanished_is_recreated_by_its_acceptance_alone(
         return bool(plan_tier(scene.ledger, scene.kafka, stream, tier, due).slices)
 
     wait_until(cut, 30, "its slice")
-    gone = partial(vanished, scene.ledger, stream)
+    gone = partial(find_vanished_error, scene.ledger, stream)
     assert set(ensure(scene.kafka, stream, gone)) == {tier, stream.parked_topic}
     scene.admin.delete_topics([tier])[tier].result(30)
-    wait_until(lambda: tier not in scene.kafka.topics(), 30, "the tier's end")
+    wait_until(lambda: tier not in scene.kafka.list_topic_names(), 30, "the tier's end")
     for asked in (ensure, ensure_no_drift):
         with pytest.raises(TopicVanishedError, match=tier):
             asked(scene.kafka, stream, gone)
-    assert tier not in scene.kafka.topics(), "publication has not made it again"
+    assert tier not in scene.kafka.list_topic_names(), "publication has not made it again"
     shown = scene.run("status", "orders")
     assert (shown.exit_code, f"TopicVanishedError: topic {tier}" in shown.output) == (2, True)
     dry = scene.run("accept-loss", "orders", "--topic", tier)
     assert (dry.exit_code, f"{tier} is gone, and would be recreated" in dry.output) == (0, True), dry.output
     assert "3 offsets: recreated" in dry.output
-    assert tier not in scene.kafka.topics()
+    assert tier not in scene.kafka.list_topic_names()
     done = scene.run("accept-loss", "orders", "--topic", tier, "--yes", "--by", "ann")
     assert (done.exit_code, f"highwater reclaim orders --on {tier} --until" in done.output) == (0, True), done.output
-    [loss] = scene.ledger.losses("orders", tier)
+    [loss] = scene.ledger.list_losses("orders", tier)
     assert (loss.offsets, loss.accepted_by) == (OffsetRange(0, 3), "ann")
     send(bootstrap, tier, [Message(b"k", b"v")] * 2)
     wait_until(cut, 30, "the next slice")
-    [_, after] = scene.ledger.slices("orders", tier)
+    [_, after] = scene.ledger.list_slices("orders", tier)
     assert (after.generation, after.ordinal, after.ranges) == (1, 1, {0: OffsetRange(0, 2)})
     ensure(scene.kafka, stream, gone)
 
@@ -350,15 +350,15 @@ class SlowToHear(FakeTopics):
 
     missing = ""
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         if topic == self.missing:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
-        return super().topic_state(topic)
+        return super().read_topic_state(topic)
 
     def look_again(self, topic: str) -> TopicState:
-        return super().topic_state(topic)
+        return super().read_topic_state(topic)
 
-    def away(self, error: object) -> DependencyAwayError:
+    def build_away_error(self, error: object) -> DependencyAwayError:
         return DependencyAwayError(str(error), remedy="wait")
 
 
@@ -371,12 +371,12 @@ def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_pat
     asked = alert_inputs.StreamInputs(ledger, cast("Any", kafka), lake, STREAM)
 
     def status() -> HighwaterError | None:
-        return {one.topic: one.error for one in _dlq(ledger, cast("Any", kafka), STREAM)}[topic]
+        return {one.topic: one.error for one in _read_dlq_status(ledger, cast("Any", kafka), STREAM)}[topic]
 
     def alert() -> bool:
         if topic == PARKED:
-            return alert_conditions._lost_on_parked(asked, 3) is not None
-        late = alert_conditions._late_retries(asked)
+            return alert_conditions._find_parked_loss(asked, 3) is not None
+        late = alert_conditions._measure_retry_age(asked)
         return late is not None and late.over
 
     assert not isinstance(status(), TopicVanishedError)
@@ -394,7 +394,7 @@ def parked_state(**logs: tuple[int | None, int | None]) -> Any:
     """A cluster whose parked topic holds these offsets of its partitions."""
     states = {int(name[1:]): PartitionState(start, end, end, 1) for name, (start, end) in logs.items()}
     state = TopicState("orders.parked", "B", states)
-    return SimpleNamespace(topic_state=lambda _: state, look_again=lambda _: state)
+    return SimpleNamespace(read_topic_state=lambda _: state, look_again=lambda _: state)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_a_parked_topic_that_holds_less_than_waits_there_lost_some(
     logs: dict[str, tuple[int | None, int | None]],
     lost: bool,
 ) -> None:
-    error = parked_lost(parked_state(**logs), STREAM, waiting)
+    error = find_parked_loss(parked_state(**logs), STREAM, waiting)
     assert (error is not None) == lost
     if error is not None:
         assert f"{waiting:,} wait there" in str(error.stored)
@@ -442,21 +442,23 @@ def test_the_alert_reports_that_the_parked_topic_lost_some(
 ) -> None:
     """It said how many wait, and its remedy listed none."""
     written = some_parked(tmp_path, STREAM)
-    found = alert_conditions._parked_topic(
+    found = alert_conditions._measure_parked_topic(
         alert_inputs.StreamInputs(written.ledger, parked_state(p0=held), written.lake, STREAM)
     )
     assert found is not None
     assert found.over == over
     assert ("3 wait there by the tables" in found.value) == over
     assert (f"highwater reclaim orders --on {PARKED}" in found.remedy) == over
-    assert alert_conditions._parked_topic in alert_conditions.CONDITIONS
+    assert alert_conditions._measure_parked_topic in alert_conditions.CONDITIONS
 
 
 def test_the_alert_reports_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
     written, nowhere = some_parked(tmp_path, STREAM), FakeTopics()
     written.ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
     kafka: Any = nowhere
-    found = alert_conditions._parked_topic(alert_inputs.StreamInputs(written.ledger, kafka, written.lake, STREAM))
+    found = alert_conditions._measure_parked_topic(
+        alert_inputs.StreamInputs(written.ledger, kafka, written.lake, STREAM)
+    )
     assert found is not None
     assert (found.over, f"topic {PARKED} of stream orders is gone" in found.value) == (True, True)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from highwater.assets.current import winners
+from highwater.assets.current import select_winners
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,9 +81,9 @@ def test_compaction_is_commutative_associative_and_idempotent(
     rows = table(spark, [(way, number, row) for way, found in ways.items() for number, row in found])
     whole = rows.where("way <> 'in parts'")
     # Parts are merged first, then their winners, and one part again.
-    parts = winners(rows.where("way = 'in parts'"), "way", "history", "part")
-    merged = winners(parts.unionByName(rows.where("way = 'in parts' AND part = 0")), "way", "history")
-    found = winners(whole, "way", "history").unionByName(merged).collect()
+    parts = select_winners(rows.where("way = 'in parts'"), "way", "history", "part")
+    merged = select_winners(parts.unionByName(rows.where("way = 'in parts' AND part = 0")), "way", "history")
+    found = select_winners(whole, "way", "history").unionByName(merged).collect()
 
     names = ("version", "second", "origin_partition", "origin_offset", "origin_generation")
     model = {number: tuple(expected(history)[name] for name in names) for number, history in enumerate(histories)}

@@ -43,7 +43,7 @@ def change(file: int, pos: int | None, *, key: str = "a", **more: Any) -> Messag
 @pytest.mark.slow
 def test_the_highest_version_wins_whatever_the_order(bench: Bench) -> None:
     """As texts 9 is above 10, and 2|0 below 10|0: both would leave an old row in `current`."""
-    from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
+    from highwater.assets.current_rebuild import RebuildSnapshot, compare_with_events, rebuild
 
     bench.stream = replace(STREAM, topic=bench.stream.topic)
     bench.send(
@@ -71,7 +71,7 @@ def test_the_highest_version_wins_whatever_the_order(bench: Bench) -> None:
         ("malformed", "field pos is missing"),
     ]
     work = bench.work()
-    assert differences(work, RebuildSnapshot.take(work)).none
+    assert compare_with_events(work, RebuildSnapshot.take(work)).none
     assert rebuild(work) == 1
     assert {name.partition(" ")[0] for name in bench.failing()} == {"versions_along_offsets"}, "and no other check"
 

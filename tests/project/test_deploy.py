@@ -24,7 +24,7 @@ from dev.paths import REPOSITORY
 from dev.processes import free_port
 from highwater import settings
 from highwater.resources import jars
-from highwater.resources.object_store import LOG_STORE_JAR, s3a_conf
+from highwater.resources.object_store import LOG_STORE_JAR, build_s3a_conf
 from highwater.resources.spark import STATIC_CONF
 
 DEPLOY = REPOSITORY / "deploy"
@@ -338,7 +338,7 @@ def test_a_step_that_fails_ends_the_script(tmp_path: Path) -> None:
 def test_the_spark_of_the_image_has_what_cannot_be_set_later() -> None:
     lines = (DEPLOY / "spark-defaults.conf").read_text().splitlines()
     given = dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
-    fixed = {**STATIC_CONF, **s3a_conf({})}
+    fixed = {**STATIC_CONF, **build_s3a_conf({})}
     assert {name: given.get(name) for name in fixed} == fixed
     assert given["spark.driver.extraClassPath"].startswith("/opt/highwater/jars/spark/*")
     assert given["spark.executor.extraClassPath"] == given["spark.driver.extraClassPath"]

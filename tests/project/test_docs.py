@@ -358,9 +358,9 @@ def test_every_entry_of_the_runbook_says_what_it_means_and_what_to_do() -> None:
     ids=lambda kind: kind.__name__,
 )
 def test_a_failure_in_dagster_names_its_entry(kind: type[errors.HighwaterError]) -> None:
-    from highwater.orchestration.failures import as_failure
+    from highwater.orchestration.failures import to_failure
 
-    shown = as_failure(kind("wrong", remedy="fix it")).metadata["runbook"].value
+    shown = to_failure(kind("wrong", remedy="fix it")).metadata["runbook"].value
 
     page, _, anchor = str(shown).partition("#")
     assert anchor in anchors(text_of(page))
@@ -403,10 +403,10 @@ def test_a_page_of_a_check_says_what_it_proves_when_it_fails_and_what_to_do() ->
 
 def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
     from highwater.orchestration.checking.check_rules import CheckResult
-    from highwater.orchestration.checking.checks import evaluation
+    from highwater.orchestration.checking.checks import build_evaluation
 
     red, green = (
-        evaluation(example(), "current", "versions_in_order", "t@0000000", CheckResult(passed, "so"))
+        build_evaluation(example(), "current", "versions_in_order", "t@0000000", CheckResult(passed, "so"))
         for passed in (False, True)
     )
 
@@ -415,13 +415,13 @@ def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
 
 
 def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    from highwater.orchestration.checking.checks import link_to
+    from highwater.orchestration.checking.checks import build_link
 
     monkeypatch.setenv("HIGHWATER_DOCS_URL", "https://localhost/docs/")
-    assert link_to("slices_tile") == dg.MetadataValue.url("https://localhost/docs/checks/slices_tile.md")
+    assert build_link("slices_tile") == dg.MetadataValue.url("https://localhost/docs/checks/slices_tile.md")
     monkeypatch.setenv("HIGHWATER_DOCS_URL", "docs")
     with pytest.raises(ConfigurationError, match="no address of a page; found: docs; remedy: begin it with https"):
-        link_to("slices_tile")
+        build_link("slices_tile")
 
 
 # Metrics
@@ -474,10 +474,10 @@ def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
     stream = example()
     code = {
         "raw": raw.COLUMNS,
-        "events": events.columns(stream),
+        "events": events.build_sql_columns(stream),
         "rejects": rejects.COLUMNS,
         "dlq": dlq.COLUMNS,
-        "current": current.columns(stream),
+        "current": current.build_sql_columns(stream),
     }[title]
     listed = [name for name in columns_listed(title) if name not in {"malformed", "schema", "invalid", "unresolved"}]
 
@@ -489,13 +489,13 @@ def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
     from highwater.assets import minute_rows
 
     listed = [name for row in rows(section("docs/tables.md", "metrics")) for name in spans(row[0])]
-    statuses = minute_rows.statuses_of(ORDERS)
+    statuses = minute_rows.select_statuses(ORDERS)
     by_status = ["<status>_events", "<status>_amount"]
-    found = [name for name in minute_rows.schema(ORDERS).names if name.partition("_")[0] not in statuses]
+    found = [name for name in minute_rows.build_schema(ORDERS).names if name.partition("_")[0] not in statuses]
 
     assert listed == [*found[:3], *by_status, *found[3:]]
     assert {name.replace("<status>", status) for name in by_status for status in statuses} == {
-        *minute_rows.schema(ORDERS).names
+        *minute_rows.build_schema(ORDERS).names
     } - {*found}
 
 
@@ -504,7 +504,7 @@ def test_the_page_of_tables_has_the_columns_of_published() -> None:
 
     listed = [name for row in rows(section("docs/tables.md", "published")) for name in spans(row[0])]
 
-    assert listed == publication_log.schema().names
+    assert listed == publication_log.build_schema().names
 
 
 def test_the_page_of_tables_has_the_columns_of_a_batch_under_way() -> None:
@@ -514,9 +514,9 @@ def test_the_page_of_tables_has_the_columns_of_a_batch_under_way() -> None:
 
     assert spans(first[0]) == ["published"]
     assert [
-        *publication_log.schema().names,
+        *publication_log.build_schema().names,
         *(name for row in others for name in spans(row[0])),
-    ] == publication_log.sending_schema().names
+    ] == publication_log.build_sending_schema().names
 
 
 def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
@@ -530,7 +530,7 @@ def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
 def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
     from highwater.assets import erasures_table
 
-    assert columns_listed("erasures") == erasures_table.schema().names
+    assert columns_listed("erasures") == erasures_table.build_schema().names
 
 
 def test_the_page_of_tables_has_the_columns_of_discards() -> None:
@@ -538,19 +538,19 @@ def test_the_page_of_tables_has_the_columns_of_discards() -> None:
 
     [first, *others] = rows(section("docs/tables.md", "discards"))
 
-    assert [name for row in (first, *others) for name in spans(row[0])] == discards_table.schema().names
+    assert [name for row in (first, *others) for name in spans(row[0])] == discards_table.build_schema().names
 
 
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
     import pyarrow as pa
 
-    from highwater.assets.publication_window import Window, schema
+    from highwater.assets.publication_window import Window, build_schema
     from highwater.assets.published import Outgoing
     from highwater.publishing import Late, PublicationOutcome, State
 
     table = section("docs/published.md", "The record").split("| header | value |")[1]
     listed = {name: row[1] for row in rows("| header | value |" + table) for name in spans(row[0])}
-    row = pa.table([["t@0"], ["t"], [0], [0], [0], [0], [b""], [None], [None]], schema=schema())
+    row = pa.table([["t@0"], ["t"], [0], [0], [0], [0], [b""], [None], [None]], schema=build_schema())
     window = Window(row, [PublicationOutcome(State.RETRACTED, 1, Late.CORRECTED)], pa.array([0]))
     [sent] = Outgoing(window, "accepted", 1)
 
@@ -574,7 +574,7 @@ def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
     made.decide(0, conflict, Event("a", 2, 60, "refunded"), Event("b", 1, 0, amount="0.10"))
     made.decide(1, copy, Event("a", 1, 0, offset=6), Event("c", 1, 59))
     made.measure(0, 1)
-    events = DeltaTable(made.lake.path("orders", "events"))
+    events = DeltaTable(made.lake.build_table_path("orders", "events"))
     result = QueryBuilder().register("t", events).execute(sql_block("paid_amount"))
     found = {row.pop("minute"): row for row in pa.table(result).to_pylist()}
 
@@ -614,7 +614,7 @@ def test_the_page_of_tables_has_the_columns_of_commits() -> None:
     from highwater.resources import commit_log_writer
 
     listed = [name for row in rows(section("docs/tables.md", "Commits")) for name in spans(row[0])]
-    assert sorted(listed) == sorted(commit_log_writer.schema().names)
+    assert sorted(listed) == sorted(commit_log_writer.build_schema().names)
 
 
 def test_the_queries_over_commits_take_the_newest_commit_of_a_slice(tmp_path: Path) -> None:
@@ -804,7 +804,7 @@ def test_every_folder_of_the_tree_is_there() -> None:
 
 def test_the_tasks_of_a_read_are_those_that_the_page_reports() -> None:
     from assets.streams.orders import STREAM
-    from highwater.assets.raw import _records_a_task
+    from highwater.assets.raw import _compute_records_per_task
 
     page, limits = section("docs/operations.md", "The size of a slice"), STREAM.limits
     reported = {
@@ -814,5 +814,5 @@ def test_the_tasks_of_a_read_are_those_that_the_page_reports() -> None:
         "twenty such slices": [limits.slices_per_run * limits.max_offsets],
     }
     for what, offsets in reported.items():
-        [tasks] = {math.ceil(number / _records_a_task(number)) for number in offsets}
+        [tasks] = {math.ceil(number / _compute_records_per_task(number)) for number in offsets}
         assert f"| {what} | {tasks} |" in page

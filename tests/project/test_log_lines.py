@@ -17,11 +17,11 @@ from dev.paths import REPOSITORY
 from dev.processes import LOOPBACK, free_port
 from highwater.assets.commit import Clock
 from highwater.errors import ConfigurationError
-from highwater.log_fields import fields, of_slices
+from highwater.log_fields import bind_log_fields, build_slice_fields
 from highwater.orchestration import log_lines
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.checks import evaluation
+from highwater.orchestration.checking.checks import build_evaluation
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.resources.ledger import Ledger
 from highwater.settings import LOG_FORMAT
@@ -61,7 +61,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 class NoSpark(dg.ConfigurableResource[Any]):
     """Fails the step when it asks for a session."""
 
-    def session(self) -> None:
+    def get_session(self) -> None:
         raise ConfigurationError("there is no Spark", remedy="none")
 
     def interrupt(self) -> None:
@@ -101,7 +101,10 @@ def test_a_slice_that_is_done_is_reported_with_its_numbers_and_the_seconds_of_it
 
     @dg.asset(key=["orders", "raw"], partitions_def=partitions)
     def raw(context: dg.AssetExecutionContext) -> None:
-        with fields(stream="orders", table="raw", **of_slices(context.partition_keys)), clock.phase("commit"):
+        with (
+            bind_log_fields(stream="orders", table="raw", **build_slice_fields(context.partition_keys)),
+            clock.phase("commit"),
+        ):
             context.log.info("raw: committing %s slices", 2)
         for key in context.partition_keys:
             numbers: dict[str, Any] = {"dagster/partition_row_count": 12, "seconds/read": 1.25, "note": "as it was"}
@@ -131,7 +134,7 @@ def test_a_red_check_is_reported_with_its_slice(
     )
     def current() -> Iterator[Any]:
         yield dg.MaterializeResult()
-        yield evaluation(STREAM, "current", "versions_in_order", KEYS[0], result)
+        yield build_evaluation(STREAM, "current", "versions_in_order", KEYS[0], result)
 
     dg.materialize([current], instance=instance, raise_on_error=False)
     [reported] = [line for line in lines(capsys) if line.get("dagster_event") == "ASSET_CHECK_EVALUATION"]
@@ -180,8 +183,8 @@ def test_an_exception_and_a_value_that_is_no_json_stay_one_line() -> None:
     error = ValueError("two\nlines")
     reported = (ValueError, error, None)
     record = logging.getLogger("x").makeRecord("x", logging.ERROR, "f", 1, "%s failed", (Path("a"),), reported)
-    with fields(slice=Path("b")):
-        text = log_lines.formatter().format(record)
+    with bind_log_fields(slice=Path("b")):
+        text = log_lines.build_formatter().format(record)
     assert "\n" not in text
     line = json.loads(text)
     assert (line["message"], line["slice"], line["level"]) == ("a failed", "b", "error")

@@ -22,10 +22,10 @@ from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.init import TEMPLATES, make_project
 from highwater.orchestration.cli.main import main
 from highwater.resources import jars
-from highwater.resources.local_spark import LOCAL, jars_conf, set_java
+from highwater.resources.local_spark import LOCAL, build_jars_conf, set_java
 from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.settings import Settings
-from highwater.stream_files import load_streams, streams_folder
+from highwater.stream_files import find_streams_folder, load_streams
 
 CALLS = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
@@ -127,7 +127,7 @@ def test_a_project_has_its_example_and_no_placeholder(tmp_path: Path) -> None:
         "workspace.yaml",
     }
     assert not [file for file in made if re.search(r"@[A-Z]+@", file.read_text())]
-    assert streams_folder({}, project) == project / "streams"
+    assert find_streams_folder({}, project) == project / "streams"
     assert [*load_streams(project / "streams")] == ["example"]
     assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "my-project"
     assert len((project / "README.md").read_text().splitlines()) <= 12
@@ -204,7 +204,7 @@ def settings(home: Path, master: str = "local[2]") -> Settings:
 def test_a_local_master_without_jars_is_refused_with_the_command(tmp_path: Path) -> None:
     """Spark failed with the name of a class that it did not find."""
     with pytest.raises(ConfigurationError, match=r"lacks the jars.*run highwater jars"):
-        jars_conf(settings(tmp_path), {})
+        build_jars_conf(settings(tmp_path), {})
 
 
 def test_a_local_master_takes_the_jars_that_were_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,14 +215,16 @@ def test_a_local_master_takes_the_jars_that_were_fetched(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(jars, "resolve", resolve)
     monkeypatch.setattr(
-        jars, "read_lock", lambda text: {"spark": {jars.Module("org.example", "a", "1"): jars.sha256(Path(os.devnull))}}
+        jars,
+        "read_lock",
+        lambda text: {"spark": {jars.Module("org.example", "a", "1"): jars.compute_sha256(Path(os.devnull))}},
     )
     monkeypatch.setenv("HIGHWATER_HOME", str(tmp_path))
     done = CliRunner().invoke(main, ["jars"], catch_exceptions=False)
     assert done.exit_code == 0
     assert (tmp_path / "jars" / "spark" / "a-1.jar").is_file()
     expected = f"{LOG_STORE_JAR}{os.pathsep}{tmp_path}/jars/spark/*"
-    assert jars_conf(settings(tmp_path), {}) == {
+    assert build_jars_conf(settings(tmp_path), {}) == {
         **LOCAL,
         "spark.driver.extraClassPath": expected,
         "spark.executor.extraClassPath": expected,
@@ -233,10 +235,10 @@ def test_the_jars_of_a_server_have_the_log_store_of_this_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The image of a project got its jars this way, and could not commit to S3."""
-    place = jars.folder("spark", tmp_path)
+    place = jars.build_jars_path("spark", tmp_path)
     place.mkdir(parents=True)
     (place / LOG_STORE_JAR.name).write_bytes(b"of another release")
-    monkeypatch.setattr(jars, "ensure", jars.folder)
+    monkeypatch.setattr(jars, "ensure", jars.build_jars_path)
     done = CliRunner().invoke(main, ["jars", "--to", str(tmp_path)], catch_exceptions=False)
     assert done.output == f"the jars are in {place}\n"
     assert {file.name: file.read_bytes() for file in place.iterdir()} == {
@@ -255,7 +257,7 @@ def test_the_jars_of_a_server_have_the_log_store_of_this_release(
 def test_a_spark_that_somebody_configured_is_left_alone(
     tmp_path: Path, master: str, environment: dict[str, str]
 ) -> None:
-    assert jars_conf(settings(tmp_path, master), environment) == {}
+    assert build_jars_conf(settings(tmp_path, master), environment) == {}
 
 
 def test_the_java_of_a_session_is_where_its_launcher_looks(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from highwater.assets.work import SliceReport
-from highwater.orchestration.metadata import MOST_SHOWN, of_slice, offset_table
-from highwater.orchestration.observation import Position, of_topic
+from highwater.orchestration.metadata import MOST_SHOWN, build_offset_table, build_slice_metadata
+from highwater.orchestration.observation import Position, build_topic_metadata
 from highwater.slices import OffsetRange, Slice
 
 MANY = 1000
@@ -20,7 +20,7 @@ def rows(table: Any) -> list[dict[str, Any]]:
 
 
 def test_of_many_partitions_those_with_most_lag_are_shown_and_all_are_counted() -> None:
-    found = of_topic([Position(p, planned=0, log_start=0, last_stable=p) for p in range(MANY)])
+    found = build_topic_metadata([Position(p, planned=0, log_start=0, last_stable=p) for p in range(MANY)])
     shown = rows(found["positions"])
     assert [row["partition"] for row in shown] == [*range(MANY - MOST_SHOWN, MANY)]
     numbers: dict[str, Any] = {name: found[name] for name in ("lag", "partitions")}
@@ -29,12 +29,14 @@ def test_of_many_partitions_those_with_most_lag_are_shown_and_all_are_counted() 
 
 def test_of_a_slice_of_many_partitions_those_with_most_offsets_are_shown() -> None:
     ranges = {p: OffsetRange(0, MANY - p) for p in range(MANY)}
-    shown = rows(offset_table(Slice("orders", "orders", "A", 0, 0, ranges, datetime.now(UTC))))
+    shown = rows(build_offset_table(Slice("orders", "orders", "A", 0, 0, ranges, datetime.now(UTC))))
     assert [(row["partition"], row["offsets"]) for row in shown] == [(p, MANY - p) for p in range(MOST_SHOWN)]
 
 
 def test_of_few_partitions_all_are_shown() -> None:
-    assert len(rows(of_topic([Position(p, 0, 0, None) for p in range(MOST_SHOWN)])["positions"])) == MOST_SHOWN
+    assert (
+        len(rows(build_topic_metadata([Position(p, 0, 0, None) for p in range(MOST_SHOWN)])["positions"])) == MOST_SHOWN
+    )
 
 
 def reported(partitions: int, **changes: Any) -> SliceReport:
@@ -43,7 +45,7 @@ def reported(partitions: int, **changes: Any) -> SliceReport:
 
 
 def test_of_offsets_that_are_not_shown_it_is_said_where_they_are() -> None:
-    many, few = of_slice(reported(MANY)), of_slice(reported(MOST_SHOWN))
+    many, few = build_slice_metadata(reported(MANY)), build_slice_metadata(reported(MOST_SHOWN))
     assert (many["partitions"].value, few["partitions"].value) == (MANY, MOST_SHOWN)
     assert "highwater explain 'orders@0000007' shows all 1,000" in str(many["partitions_shown"].value)
     assert "partitions_shown" not in few
@@ -51,11 +53,11 @@ def test_of_offsets_that_are_not_shown_it_is_said_where_they_are() -> None:
 
 def test_seconds_plot_alike_whatever_the_size_of_the_range() -> None:
     """Each slice of a range once had the seconds of the whole run."""
-    alone = of_slice(reported(1, seconds={"read": 1.5}))
-    among = of_slice(reported(1, seconds={"read": 30.0}), together=20)
+    alone = build_slice_metadata(reported(1, seconds={"read": 1.5}))
+    among = build_slice_metadata(reported(1, seconds={"read": 30.0}), together=20)
     assert alone["seconds/read"].value == among["seconds/read"].value == 1.5
     assert (alone["slices_in_run"].value, among["slices_in_run"].value) == (1, 20)
-    assert "slices_in_run" not in of_slice(reported(1)), "of what took no time here"
+    assert "slices_in_run" not in build_slice_metadata(reported(1)), "of what took no time here"
 
 
 # Seconds since 1970 that are exact, where the year is one that Python's times have.
@@ -70,13 +72,13 @@ MOMENTS = {
 @pytest.mark.parametrize(("us", "shown"), MOMENTS.values(), ids=MOMENTS.keys())
 def test_an_event_of_any_year_is_shown(us: int, shown: float | str) -> None:
     """The last microsecond of 9999 was rounded into a year that is none: the run failed, and each tick of repair."""
-    found = of_slice(reported(1, counts={"first_event_us": us, "last_event_us": us}))
+    found = build_slice_metadata(reported(1, counts={"first_event_us": us, "last_event_us": us}))
     assert (found["first_event"].value, found["last_event"].value) == (shown, shown)
     assert found["event_span_seconds"].value == 0.0
     assert "metadata_error" not in found
 
 
 def test_what_cannot_be_shown_of_a_slice_is_said_in_its_place() -> None:
-    found = of_slice(reported(1, counts={"raw": "many"}))
+    found = build_slice_metadata(reported(1, counts={"raw": "many"}))
     assert "orders@0000007" in str(found["metadata_error"].value)
     assert found["attempt"].value == 1

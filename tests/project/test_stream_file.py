@@ -11,9 +11,9 @@ import dagster as dg
 import pytest
 
 from highwater.errors import DeclarationError
-from highwater.orchestration.asset_keys import TABLES, table_key
+from highwater.orchestration.asset_keys import TABLES, build_table_key
 from highwater.orchestration.build import build_defs
-from highwater.stream_files import load_streams, streams_folder
+from highwater.stream_files import find_streams_folder, load_streams
 from tests.support import Message, read_rows, send
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ STREAM = Stream(
 def folder(tmp_path: Path) -> Path:
     """A copy of the folder of declared streams."""
     copy = tmp_path / "streams"
-    shutil.copytree(streams_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(find_streams_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 
 
@@ -96,7 +96,7 @@ def test_a_dropped_file_goes_through_its_slices_and_checks(
         )
         assert result.success
         for table in TABLES:
-            key = table_key(streams["shipments"], table.name)
+            key = build_table_key(streams["shipments"], table.name)
             assert instance.get_materialized_partitions(key) == set(keys)
         checks = result.get_asset_check_evaluations()
         assert len(checks) == 12 * len(keys)

@@ -17,7 +17,7 @@ from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
 from highwater.errors import ConfigurationError
 from highwater.orchestration.operations.maintenance import maintain
-from highwater.resources.catalog import drop_missing, name_in_catalog, register
+from highwater.resources.catalog import build_catalog_name, drop_missing, register
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.spark import close, connect, prepare
@@ -46,7 +46,7 @@ def test_without_the_variable_nothing_is_registered() -> None:
 
 
 def test_names_are_of_stream_and_table() -> None:
-    assert [name_in_catalog("orders", one) for one in ("events", "_commits")] == ["orders_events", "orders_commits"]
+    assert [build_catalog_name("orders", one) for one in ("events", "_commits")] == ["orders_events", "orders_commits"]
 
 
 class FakeCatalog:
@@ -108,7 +108,7 @@ def test_only_names_of_highwater_are_dropped(tmp_path: Path) -> None:
 class NoGroups(SilentKafka):
     """A cluster without consumer groups."""
 
-    def groups(self) -> dict[str, str]:
+    def list_group_names(self) -> dict[str, str]:
         return {}
 
 
@@ -134,7 +134,7 @@ def test_tables_are_found_by_name_whatever_becomes_of_lake_and_catalog(hive: Spa
     lines: list[str] = []
     kafka: Any = NoGroups()
     work = Work(STREAM, [], hive, lake, ledger, kafka, lines.append)
-    path = lake.path("orders", "events")
+    path = lake.build_table_path("orders", "events")
 
     def count() -> int:
         return int(hive.sql("SELECT count(*) AS n FROM lake.orders_events").collect()[0]["n"])

@@ -38,7 +38,7 @@ from highwater.plans import Generation
 from highwater.resources import groups
 from highwater.resources.kafka import Kafka
 from highwater.resources.kafka_options import GUARDED
-from highwater.resources.live_producer import own_producers
+from highwater.resources.live_producer import list_own_producers
 from highwater.resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
 from highwater.resources.spark_tables import write_slices
 from highwater.resources.transactions import Transactions
@@ -96,10 +96,12 @@ def send(kafka: Kafka) -> None:
 CLIENTS: dict[str, Callable[[Kafka], object]] = {
     "the reader": read,
     "the reader of open transactions": partial(read, committed=False),
-    "the reader of a group's offsets": lambda kafka: groups.group_offsets(kafka, "highwater.orders", [("orders", 0)]),
+    "the reader of a group's offsets": lambda kafka: groups.read_group_offsets(
+        kafka, "highwater.orders", [("orders", 0)]
+    ),
     "transactions": lambda kafka: Transactions(kafka, "highwater.pub.orders@0000000", "orders"),
-    "the admin client": lambda kafka: kafka.admin(),
-    "the audit's look at our producer": lambda kafka: own_producers(kafka, make_stream("orders")),
+    "the admin client": lambda kafka: kafka.get_admin(),
+    "the audit's look at our producer": lambda kafka: list_own_producers(kafka, make_stream("orders")),
     "the producer": send,
 }
 GROUPS = {
@@ -129,7 +131,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, str]]]:
 def test_a_reader_of_ours_commits_nothing_and_never_jumps(
     client: str, made: dict[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.resources.transactions.publishing_properties", lambda *_: {})
+    monkeypatch.setattr("highwater.resources.transactions.build_publishing_properties", lambda *_: {})
     kafka = Kafka("ours:1")
     kafka._config = dict(HOSTILE)
     with suppress(DependencyAwayError):
@@ -151,7 +153,7 @@ def test_the_admin_client_asks_our_brokers_and_is_no_idempotent_producer(
 ) -> None:
     kafka = Kafka("ours:1")
     kafka._config = dict(HOSTILE)
-    kafka.admin()
+    kafka.get_admin()
     [got] = made["admin.AdminClient"]
     assert got["bootstrap.servers"] == "ours:1"
     assert not {"enable.idempotence", "allow.auto.create.topics"} & got.keys()
@@ -217,7 +219,7 @@ def test_all_clients_of_ours_are_looked_at_here() -> None:
         for file in (root / folder).rglob("*.py"):
             text = file.read_text()
             assert not re.search(r"\b(Consumer|Producer|AdminClient)\(", text), file
-            if opened := re.findall(r"\bopened\((Consumer|Producer|AdminClient)\b", text):
+            if opened := re.findall(r"\bopen_client\((Consumer|Producer|AdminClient)\b", text):
                 found[str(file.relative_to(root))] = opened
     assert found == {
         "highwater/resources/kafka.py": ["AdminClient", "Consumer"],
@@ -253,7 +255,7 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     bench.stream = replace(bench.stream, name="reported")
     topic, admin = bench.stream.topic, AdminClient({"bootstrap.servers": bench.bootstrap})
     bench.send(*[order_message("o1", n + 1, customer_id="c1" if n else "late") for n in range(3)])
-    topic_id = bench.kafka.topic_state(topic).topic_id
+    topic_id = bench.kafka.read_topic_state(topic).topic_id
     bench.ledger.topics.open_generation(Generation("reported", topic, topic_id, 0, {0: 0}, datetime.now(UTC)))
     slice_ = bench.plan(0, p0=(0, 3))
     for stage in STAGES[:-2]:
@@ -378,7 +380,7 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
         dagster = Ticking(bench.stream, instance, home)
         configure(monkeypatch, spark, home, secured, with_secret(certificate, SECRET))
         reported = [repr(dagster.tick("planner"))]
-        [slice_] = bench.ledger.slices("orders")
+        [slice_] = bench.ledger.list_slices("orders")
         assert took(dagster, slice_)
         rows = {table: len(bench.rows(table)) for table in ("raw", "events", "rejects", "dlq", "current")}
         assert rows == {"raw": 2, "events": 1, "rejects": 1, "dlq": 1, "current": 1}
@@ -394,7 +396,7 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
             raw.materialise(wrong.work(unread))
         reported += [str(caught.value), repr(caught.value), repr(bench.kafka), *bench.log]
         # Our own look would refuse it first; here the password is wrong for Spark alone.
-        bench.kafka.spark_options = wrong.kafka.spark_options  # type: ignore[method-assign]
+        bench.kafka.build_spark_options = wrong.kafka.build_spark_options  # type: ignore[method-assign]
         with pytest.raises(Exception, match=r"(?i)authentication") as caught_in_spark:
             raw.materialise(bench.work(unread))
         reported += [str(caught_in_spark.value), repr(caught_in_spark.value)]
@@ -435,9 +437,9 @@ def test_a_client_proves_itself_by_a_certificate(spark: SparkSession, tmp_path: 
         raw.materialise(bench.work(slice_))
         assert len(bench.rows("raw")) == 2
         with pytest.raises(DependencyAwayError, match="did not answer"):
-            Kafka(listening.mutual, stranger).topic_state("orders")
+            Kafka(listening.mutual, stranger).read_topic_state("orders")
         # Our own look would refuse it first; here Spark alone has nothing to show.
-        bench.kafka.spark_options = Kafka(listening.mutual, stranger).spark_options  # type: ignore[method-assign]
+        bench.kafka.build_spark_options = Kafka(listening.mutual, stranger).build_spark_options  # type: ignore[method-assign]
         with pytest.raises(Exception, match=r"(?i)ssl|handshake|certificate"):
             raw.materialise(bench.work(bench.plan(1, p0=(0, 1))))
 

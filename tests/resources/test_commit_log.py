@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from dev.planted import plant
 from highwater.assets import current, dlq, events, raw, rejects
-from highwater.assets.commit import target_of
+from highwater.assets.commit import build_target
 from highwater.commit_records import (
     CommitRecord,
-    attempts_of,
+    build_spans,
+    expand_spans,
     from_user_metadata,
-    held_at,
-    number_of,
+    parse_number,
     replaces_table,
-    spans_of,
+    select_newest_records,
     to_user_metadata,
 )
 from highwater.errors import DependencyAwayError
@@ -56,7 +56,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def opened(lake: Lake, table: str, stream: str = "orders") -> DeltaTable:
-    found = lake.table(stream, table)
+    found = lake.open_stream_table(stream, table)
     assert found is not None
     return found
 
@@ -64,7 +64,7 @@ def opened(lake: Lake, table: str, stream: str = "orders") -> DeltaTable:
 @given(st.dictionaries(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60)), st.integers(1, 3)))
 def test_spans_name_every_slice_with_its_attempt(attempts: dict[tuple[str, int], int]) -> None:
     by_key = {f"{topic}@{ordinal:07d}": attempt for (topic, ordinal), attempt in attempts.items()}
-    assert attempts_of(spans_of(by_key)) == by_key
+    assert expand_spans(build_spans(by_key)) == by_key
 
 
 @given(
@@ -89,7 +89,7 @@ def test_a_version_holds_what_its_commits_and_restores_left(steps: list[tuple[st
             state = states[place % version]
         states.append(state)
     for version, state in enumerate(states):
-        assert {key: one.attempt for key, one in held_at(version, records, restores).items()} == state
+        assert {key: one.attempt for key, one in select_newest_records(version, records, restores).items()} == state
 
 
 def test_records_come_back_from_user_metadata() -> None:
@@ -99,7 +99,7 @@ def test_records_come_back_from_user_metadata() -> None:
         CommitRecord(ONE, 4, None, "b", "run", 7, at),
         CommitRecord(TWO, 5, None, "b", "run", 7, at),
     ]
-    assert (number_of(written), replaces_table(written)) == (3, False)
+    assert (parse_number(written), replaces_table(written)) == (3, False)
     assert from_user_metadata("somebody else's", 7, at) == []
     assert from_user_metadata(None, 7, at) == []
     with pytest.raises(ValueError, match="format 2"):
@@ -107,14 +107,14 @@ def test_records_come_back_from_user_metadata() -> None:
 
 
 def test_the_newest_commit_of_a_slice_counts_with_and_without_commits_table(lake: Lake) -> None:
-    assert lake.commits("orders", "current").records == {}
+    assert lake.load_commits("orders", "current").records == {}
     commit_current(lake, "orders", {ONE: 1, TWO: 1})
     commit_current(lake, "orders", {ONE: 3})
-    assert lake.commits("orders", "current").attempts == {ONE: 3, TWO: 1}
+    assert lake.load_commits("orders", "current").attempts == {ONE: 3, TWO: 1}
     complete(opened(lake, "current"))
     commit_current(lake, "orders", {TWO: 4})
-    assert lake.commits("orders", "current").attempts == {ONE: 3, TWO: 4}
-    assert lake.commits("orders", "current", [ONE]).attempts == {ONE: 3}
+    assert lake.load_commits("orders", "current").attempts == {ONE: 3, TWO: 4}
+    assert lake.load_commits("orders", "current", [ONE]).attempts == {ONE: 3}
     complete(opened(lake, "current"))
     complete(opened(lake, "current"))
     rows = query(opened(lake, commit_log.TABLE), "SELECT slice, attempt, version FROM t ORDER BY version, slice")
@@ -134,11 +134,11 @@ def test_a_restored_table_holds_what_it_held_then(lake: Lake, recorded: bool) ->
     opened(lake, "current").restore(0)
     if recorded:
         complete(opened(lake, "current"))
-    assert lake.commits("orders", "current").attempts == {ONE: 1}
+    assert lake.load_commits("orders", "current").attempts == {ONE: 1}
     commit_current(lake, "orders", {TWO: 5})
     if recorded:
         complete(opened(lake, "current"))
-    assert lake.commits("orders", "current").attempts == {ONE: 1, TWO: 5}
+    assert lake.load_commits("orders", "current").attempts == {ONE: 1, TWO: 5}
 
 
 def test_a_commit_that_came_after_the_look_does_not_count(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +148,8 @@ def test_a_commit_that_came_after_the_look_does_not_count(lake: Lake, monkeypatc
     before = opened(lake, "current")
     commit_current(lake, "orders", {ONE: 2})
     commit_current(lake, "orders", {})
-    monkeypatch.setattr(Lake, "table", lambda _, __, table: before if table == "current" else None)
-    held = lake.commits("orders", "current")
+    monkeypatch.setattr(Lake, "open_stream_table", lambda _, __, table: before if table == "current" else None)
+    held = lake.load_commits("orders", "current")
     assert {key: (one.attempt, one.version) for key, one in held.records.items()} == {ONE: (1, 0), TWO: (1, 1)}
     assert held.version == 1
 
@@ -157,10 +157,10 @@ def test_a_commit_that_came_after_the_look_does_not_count(lake: Lake, monkeypatc
 def test_a_commit_without_information_hides_no_other(lake: Lake) -> None:
     """Delta leaves it to the writer whether a commit says anything of itself."""
     commit_current(lake, "orders", {ONE: 1})
-    log = Path(lake.path("orders", "current")) / "_delta_log"
+    log = Path(lake.build_table_path("orders", "current")) / "_delta_log"
     (log / f"{1:020d}.json").write_text(json.dumps({"txn": {"appId": "another", "version": 1}}) + "\n")
     commit_current(lake, "orders", {TWO: 1})
-    found = lake.commits("orders", "current").records
+    found = lake.load_commits("orders", "current").records
     assert {key: one.version for key, one in found.items()} == {ONE: 0, TWO: 2}
 
 
@@ -174,11 +174,11 @@ def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, recorded: bool) -
     opened(lake, "current").restore(0)
     if recorded:
         complete(opened(lake, "current"))
-    assert lake.commits("orders", "current").attempts == {ONE: 1}
+    assert lake.load_commits("orders", "current").attempts == {ONE: 1}
     opened(lake, "current").restore(at)
     if recorded:
         complete(opened(lake, "current"))
-    assert lake.commits("orders", "current").attempts == {ONE: 1, TWO: 1}
+    assert lake.load_commits("orders", "current").attempts == {ONE: 1, TWO: 1}
 
 
 def between_commits() -> datetime:
@@ -206,11 +206,11 @@ def test_an_entry_that_was_cleaned_hides_no_slice_where_each_has_a_record(lake: 
     """The days of `metrics` were taken for slices without a record."""
     import pyarrow as pa
 
-    path = lake.path("orders", table)
+    path = lake.build_table_path("orders", table)
     day_or_slice = "2026-03-01" if table == "metrics" else ONE
     plant(path, pa.table({"slice": [day_or_slice], "value": ["a"]}), [SliceCommit(SLICE, 1, 1)])
     clean_planted_log(path)
-    assert lake.commits("orders", table).attempts == {ONE: 1}
+    assert lake.load_commits("orders", table).attempts == {ONE: 1}
 
 
 @pytest.mark.parametrize("table", ["raw", "published"])
@@ -218,11 +218,11 @@ def test_rows_of_a_slice_without_a_record_are_an_error_where_an_entry_was_cleane
     """The entry may have been the slice's commit."""
     import pyarrow as pa
 
-    path = lake.path("orders", table)
+    path = lake.build_table_path("orders", table)
     plant(path, pa.table({"slice": [ONE, TWO], "value": ["a", "b"]}), [SliceCommit(SLICE, 1, 1)])
     clean_planted_log(path)
     with pytest.raises(DependencyAwayError, match=f"1 slices without a record: {TWO}"):
-        lake.commits("orders", table)
+        lake.load_commits("orders", table)
 
 
 def rows_of(key: str) -> pa.Table:
@@ -237,18 +237,18 @@ def test_a_table_that_was_replaced_holds_only_the_slices_of_that_commit(lake: La
     if recorded:
         complete(opened(lake, "current"))
     commit_current(lake, "orders", {TWO: 2}, replace=True)
-    assert lake.commits("orders", "current").attempts == {TWO: 2}
-    assert lake.commits("orders", "current", [ONE]).attempts == {}
+    assert lake.load_commits("orders", "current").attempts == {TWO: 2}
+    assert lake.load_commits("orders", "current", [ONE]).attempts == {}
     complete(opened(lake, "current"))
-    assert lake.commits("orders", "current").attempts == {TWO: 2}
+    assert lake.load_commits("orders", "current").attempts == {TWO: 2}
 
 
 def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake) -> None:
     commit_current(lake, "orders", {ONE: 1})
     complete(opened(lake, "current"))
-    shutil.rmtree(lake.path("orders", "current"))
+    shutil.rmtree(lake.build_table_path("orders", "current"))
     commit_current(lake, "orders", {TWO: 1})
-    assert lake.commits("orders", "current").attempts == {TWO: 1}
+    assert lake.load_commits("orders", "current").attempts == {TWO: 1}
 
 
 def test_a_session_that_may_still_carry_a_number_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def table_of(bench: Bench) -> DeltaTable:
 
 
 def number_in(bench: Bench) -> int:
-    return bench.lake.commits(bench.stream.name, "current").number
+    return bench.lake.load_commits(bench.stream.name, "current").number
 
 
 def versions_of(bench: Bench) -> dict[str, int]:
@@ -301,7 +301,7 @@ def versions_of(bench: Bench) -> dict[str, int]:
 
 
 def open_intents(bench: Bench) -> list[Intent]:
-    return bench.ledger.intents.of(bench.stream.name, "current")
+    return bench.ledger.intents.list_for_table(bench.stream.name, "current")
 
 
 def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, slice_: Slice) -> Callable[[], None]:
@@ -312,9 +312,9 @@ def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, slice
         late.append(lambda: merge(work, statement, options))
         raise Killed
 
-    merge = current._run
+    merge = current._run_statement
     with monkeypatch.context() as patched:
-        patched.setattr(current, "_run", die)
+        patched.setattr(current, "_run_statement", die)
         with pytest.raises(Killed):
             current.materialise(bench.work(slice_))
     [_] = open_intents(bench)
@@ -323,7 +323,7 @@ def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, slice
 
 def late_merge(bench: Bench, number: int) -> None:
     """The MERGE of a dead client, which the server carries out after all."""
-    path = bench.lake.path(bench.stream.name, "current")
+    path = bench.lake.build_table_path(bench.stream.name, "current")
     with numbered_commits.session_options(bench.spark, options_of(number, "late")):
         bench.spark.sql(
             f"MERGE INTO delta.`{path}` t USING (SELECT 'o1' AS key) s ON t.key = s.key WHEN MATCHED THEN DELETE"
@@ -339,10 +339,10 @@ def test_an_intent_of_a_killed_run_is_closed_and_its_late_write_is_skipped(
     planned: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A MERGE of a dead client that begins after the retry must not bring anything into the table."""
-    bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
+    bench, [first, _] = planned, planned.ledger.list_slices(planned.stream.name)
     killed_before_the_write(bench, monkeypatch, first)
     [intent] = open_intents(bench)
-    number = number_of(intent.user_metadata)
+    number = parse_number(intent.user_metadata)
     assert number_in(bench) == number - 1
     current.settle(bench.work(first))
     assert open_intents(bench) == []
@@ -363,10 +363,10 @@ def test_an_intent_of_a_killed_run_is_closed_and_its_late_write_is_skipped(
 def test_a_late_write_into_a_table_that_was_deleted_and_created_again_is_skipped(
     planned: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+    bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
     current.materialise(bench.work(first))
     late = killed_before_the_write(bench, monkeypatch, second)
-    shutil.rmtree(bench.lake.path(bench.stream.name, "current"))
+    shutil.rmtree(bench.lake.build_table_path(bench.stream.name, "current"))
     current.materialise(bench.work(first))
     before = table_of(bench).version()
     late()
@@ -377,7 +377,7 @@ def test_a_late_write_into_a_table_that_was_deleted_and_created_again_is_skipped
 @pytest.mark.slow
 def test_a_write_that_commits_while_it_is_closed_is_recorded(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the two commits: here the MERGE of the dead run, between the closer's look and its empty commit."""
-    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+    bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
     late = killed_before_the_write(bench, monkeypatch, first)
     close, before = numbered_commits._take_number, table_of(bench).version()
 
@@ -391,7 +391,7 @@ def test_a_write_that_commits_while_it_is_closed_is_recorded(planned: Bench, mon
     assert table_of(bench).version() == before + 1, "the empty commit was skipped"
     current.materialise(bench.work(second))
     assert versions_of(bench) == {"o1": 2}
-    log = bench.lake.table(bench.stream.name, commit_log.TABLE)
+    log = bench.lake.open_stream_table(bench.stream.name, commit_log.TABLE)
     assert log is not None
     found = query(log, "SELECT slice FROM t WHERE slice IS NOT NULL AND \"table\" = 'current' ORDER BY version")
     assert [row["slice"] for row in found] == [first.key, second.key]
@@ -402,12 +402,12 @@ def test_a_write_whose_ledger_was_lost_meanwhile_commits_nothing(
     planned: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A new ledger knows neither intent nor lease of the run that hung: the table alone can fence it."""
-    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+    bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
     late = killed_before_the_write(bench, monkeypatch, second)
     lost = bench.ledger
     other = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
     other.add([first, second])
-    other.next_attempts([first.key, second.key])
+    other.allocate_attempts([first.key, second.key])
     bench.ledger = other
     bench.materialise(first, second)  # finishes both, as they were decided
     assert versions_of(bench) == {"o1": 2}
@@ -432,7 +432,7 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
     planned: Bench, monkeypatch: pytest.MonkeyPatch, aged: bool
 ) -> None:
     """Also when Delta's log no longer has the entry: the number of the commit is in the checkpoint."""
-    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
+    bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
 
     def die(*_: Any) -> Any:
         raise Killed
@@ -446,14 +446,14 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
     before = table_of(bench).version()
     if aged:
         with pytest.raises(DependencyAwayError, match="are gone"):
-            bench.lake.commits(bench.stream.name, "current")
+            bench.lake.load_commits(bench.stream.name, "current")
     [report] = current.materialise(bench.work(first))
     assert report.note == "already followed the events"
     assert report.delta_version == before, "nothing was written"
     assert open_intents(bench) == []
     current.materialise(bench.work(second))
     assert versions_of(bench) == {"o1": 2}
-    log = bench.lake.table(bench.stream.name, commit_log.TABLE)
+    log = bench.lake.open_stream_table(bench.stream.name, commit_log.TABLE)
     assert log is not None
     found = query(log, "SELECT slice, attempt, ranges, run FROM t WHERE \"table\" = 'current' ORDER BY slice")
     assert [(row["slice"], row["ranges"]) for row in found] == [
@@ -469,7 +469,7 @@ def clean_log(bench: Bench) -> None:
     # A commit without records of ours: the newest entry always stays.
     write_deltalake(table_of(bench), table_of(bench).to_pyarrow_table().slice(0, 0), mode="append")
     table_of(bench).create_checkpoint()
-    log = Path(bench.lake.path(bench.stream.name, "current")) / "_delta_log"
+    log = Path(bench.lake.build_table_path(bench.stream.name, "current")) / "_delta_log"
     for version in range(table_of(bench).version()):
         (log / f"{version:020d}.json").unlink()
 
@@ -479,7 +479,7 @@ def test_an_intent_without_a_write_is_no_record_where_the_log_was_cleaned(
     planned: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slice must not count as held: its rows are not there."""
-    bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
+    bench, [first, _] = planned, planned.ledger.list_slices(planned.stream.name)
     killed_before_the_write(bench, monkeypatch, first)
     clean_log(bench)
     [report] = current.materialise(bench.work(first))
@@ -490,17 +490,17 @@ def test_an_intent_without_a_write_is_no_record_where_the_log_was_cleaned(
 @pytest.mark.slow
 def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that hung for longer than its lease finds its number taken, and commits nothing under it."""
-    bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
-    real = current._run
+    bench, [first, _] = planned, planned.ledger.list_slices(planned.stream.name)
+    real = current._run_statement
     closed: list[int] = []
 
     def closed_meanwhile(work: Any, statement: str, options: Any) -> None:
         if not closed:
             closed.append(int(options["txnVersion"]))
-            numbered_commits.close_intents(target_of(work, "current"))
+            numbered_commits.close_intents(build_target(work, "current"))
         real(work, statement, options)
 
-    monkeypatch.setattr(current, "_run", closed_meanwhile)
+    monkeypatch.setattr(current, "_run_statement", closed_meanwhile)
     [report] = current.materialise(bench.work(first))
     assert report.note is None, "its second try committed"
     assert number_in(bench) == closed[0] + 1
@@ -510,8 +510,8 @@ def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatc
 @pytest.mark.slow
 def test_a_restored_current_is_brought_up_to_date(planned: Bench) -> None:
     """By version and by time; RESTORE reclaims rows, and neither the number of a commit nor its fence."""
-    bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
-    path = bench.lake.path(bench.stream.name, "current")
+    bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
+    path = bench.lake.build_table_path(bench.stream.name, "current")
     current.materialise(bench.work(first))
     then, at = table_of(bench), between_commits()
     current.materialise(bench.work(second))
@@ -519,7 +519,7 @@ def test_a_restored_current_is_brought_up_to_date(planned: Bench) -> None:
     for target in (f"VERSION AS OF {then.version()}", f"TIMESTAMP AS OF '{at:%Y-%m-%d %H:%M:%S.%f}'"):
         bench.spark.sql(f"RESTORE TABLE delta.`{path}` TO {target}").collect()
         assert versions_of(bench) == {"o1": 1}
-        assert bench.lake.commits(bench.stream.name, "current").attempts.keys() == {first.key}
+        assert bench.lake.load_commits(bench.stream.name, "current").attempts.keys() == {first.key}
         before = table_of(bench).version()
         late_merge(bench, number_in(bench))
         assert table_of(bench).version() == before

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.envelope import ORIGIN, ORIGIN_TYPES
-from highwater.resources.conditions import between, in_none_of, in_one_of
+from highwater.resources.conditions import build_between, build_in_any, build_in_none
 from highwater.resources.delta import query
 
 # A process of DataFusion's did not outlive three thousand alternatives.
@@ -42,7 +42,7 @@ def found(table: DeltaTable, condition: str) -> list[tuple[Any, ...]]:
 def test_between_two_places_is_what_their_order_says(few: DeltaTable, one: Any, other: Any) -> None:
     first, last = sorted([one, other])
     named = [dict(zip(ORIGIN, place, strict=True)) for place in (first, last)]
-    assert found(few, between(*named)) == [place for place in PLACES if first <= place <= last]
+    assert found(few, build_between(*named)) == [place for place in PLACES if first <= place <= last]
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 4), max_size=5))
@@ -50,7 +50,7 @@ def test_in_no_range_is_what_python_says(few: DeltaTable, spans: list[tuple[int,
     def held(place: tuple[Any, ...]) -> bool:
         return any(place[1:3] == span[:2] and span[2] <= place[3] < span[3] for span in spans)
 
-    assert found(few, in_none_of(spans)) == [place for place in PLACES if not held(place)]
+    assert found(few, build_in_none(spans)) == [place for place in PLACES if not held(place)]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b-c"]), *[st.integers(0, 3)] * 4), max_size=5))
@@ -58,20 +58,20 @@ def test_in_a_range_is_what_python_says(few: DeltaTable, spans: list[tuple[str, 
     def held(place: tuple[Any, ...]) -> bool:
         return any(place[:3] == span[:3] and span[3] <= place[3] < span[4] for span in spans)
 
-    assert found(few, in_one_of(spans)) == [place for place in PLACES if held(place)]
+    assert found(few, build_in_any(spans)) == [place for place in PLACES if held(place)]
 
 
 def test_thousands_of_partitions_are_looked_up(tmp_path: Path) -> None:
     table = table_of(tmp_path / "many", [("a", 0, p, 7) for p in range(MANY)])
-    assert found(table, in_none_of((0, p, 0, 9) for p in range(1, MANY))) == [("a", 0, 0, 7)]
-    assert len(found(table, in_one_of(("a", 0, p, 0, 9) for p in range(1, MANY)))) == MANY - 1
+    assert found(table, build_in_none((0, p, 0, 9) for p in range(1, MANY))) == [("a", 0, 0, 7)]
+    assert len(found(table, build_in_any(("a", 0, p, 0, 9) for p in range(1, MANY)))) == MANY - 1
 
 
 def test_what_covers_some_places_holds_for_nothing_between_their_partitions(few: DeltaTable) -> None:
     import pyarrow as pa
 
-    from highwater.assets.origins import covering
+    from highwater.assets.origins import build_origin_predicate
 
     wanted = [("a", 0, 1, 0), ("a", 0, 1, 2), ("a", 1, 0, 1), ("b-c", 0, 0, 0)]
     places = pa.Table.from_pylist([dict(zip(ORIGIN, place, strict=True)) for place in wanted])
-    assert found(few, covering(places)) == sorted([*wanted, ("a", 0, 1, 1)])
+    assert found(few, build_origin_predicate(places)) == sorted([*wanted, ("a", 0, 1, 1)])

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from dev.processes import LOOPBACK, wait_until
 from highwater.assets.lookups import ensure_lookup
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
-from highwater.orchestration.dependencies import guards_of, lookup_guards
+from highwater.orchestration.dependencies import build_step_guards, list_lookup_guards
 from highwater.orchestration.reporting import alerts
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import repairing, stream_ticks
 from highwater.orchestration.sensing.run_requests import stop
 from highwater.resources import dependency_guards
 from highwater.resources.delta import open_table, query
-from highwater.resources.dependency_guards import COOL_DOWN, FAILURES, Guard, guarded
+from highwater.resources.dependency_guards import COOL_DOWN, FAILURES, Guard, guard_dependencies
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -59,7 +59,7 @@ class Thing:
 
     def work(self) -> str:
         try:
-            with guarded(self.guard()):
+            with guard_dependencies(self.guard()):
                 self.ask()
         except BreakerOpenError:
             return "refused"
@@ -91,7 +91,7 @@ def test_while_it_is_open_nobody_asks_and_then_one_does(thing: Thing) -> None:
     thing.away = False
     cool_down(thing.url)
     assert [thing.work() for _ in range(3)] == ["done"] * 3
-    assert Ledger(thing.url).breakers.dependency(KAFKA).state == "closed"
+    assert Ledger(thing.url).breakers.read_dependency(KAFKA).state == "closed"
 
 
 def test_of_many_processes_one_makes_the_probe(thing: Thing) -> None:
@@ -138,9 +138,9 @@ def test_another_error_counts_neither_way(thing: Thing) -> None:
     for _ in range(FAILURES - 1):
         thing.work()
     for error in (PermanentError("broken", remedy="look"), DependencyAwayError("lake", remedy="wait", of=LAKE)):
-        with pytest.raises(HighwaterError), guarded(thing.guard()):
+        with pytest.raises(HighwaterError), guard_dependencies(thing.guard()):
             raise error
-    assert Ledger(thing.url).breakers.dependency(KAFKA).failures == FAILURES - 1
+    assert Ledger(thing.url).breakers.read_dependency(KAFKA).failures == FAILURES - 1
     assert thing.work() == "away"
     assert thing.work() == "refused"
 
@@ -244,9 +244,12 @@ def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
     assert "not measured" in " ".join(alerts.tick(ledger, kafka, lake, [STREAM], heard.append).lines)
     assert [(alert.stream, alert.what) for alert in heard] == [("the deployment", "circuit breaker of kafka")]
     for table in ("raw", "dlq"):
-        with pytest.raises(BreakerOpenError), guarded(*guards_of(table, ledger, kafka, lake, STREAM)):
+        with (
+            pytest.raises(BreakerOpenError),
+            guard_dependencies(*build_step_guards(table, ledger, kafka, lake, STREAM)),
+        ):
             pytest.fail("the step began")
-    with guarded(*guards_of("current", ledger, kafka, lake, STREAM)):
+    with guard_dependencies(*build_step_guards("current", ledger, kafka, lake, STREAM)):
         """What asks Kafka nothing goes on."""
     time.sleep(1)  # a client that was kept would come back by itself, ten times in this time
     assert listener.connections == before, "0 calls until the probe"
@@ -310,12 +313,12 @@ def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
         ours = Repairing(tmp_path, instance, [first, second])
         commit_empty(ours.lake, [first], "raw")
         asked = counting(monkeypatch, away=lambda _: False)
-        [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
+        [guard] = list_lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
             from highwater.assets.lookups import ensure_lookup
 
             assert STREAM.lookup is not None
-            with pytest.raises(DependencyAwayError, match="reference/customers"), guarded(guard):
+            with pytest.raises(DependencyAwayError, match="reference/customers"), guard_dependencies(guard):
                 ensure_lookup(ours.lake, STREAM.lookup)
         asked.clear()
         requests, tick = ours.tick()
@@ -323,13 +326,13 @@ def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
         assert "the breaker of the reference table is open" in tick.message
         for table in ("events", "rejects"):
             nothing: Any = SimpleNamespace(topics=None)
-            steps = guards_of(table, ours.ledger, nothing, ours.lake, STREAM)
-            with pytest.raises(BreakerOpenError), guarded(*steps):
+            steps = build_step_guards(table, ours.ledger, nothing, ours.lake, STREAM)
+            with pytest.raises(BreakerOpenError), guard_dependencies(*steps):
                 pytest.fail("the step began")
         assert not [path for path in asked if path.endswith("customers")]
         customers(ours.lake)
         cool_down(f"sqlite:///{tmp_path / 'ledger.sqlite'}", guard.name)
-        with guarded(guard):
+        with guard_dependencies(guard):
             """The probe found it."""
         assert sorted(ours.tick()[0]) == [([first.key, second.key], False, "repair")]
 
@@ -346,7 +349,7 @@ def test_status_reports_of_what_is_left_alone(url: str, listener: Listener, monk
     since = datetime(2026, 3, 1, 12, tzinfo=UTC)
     for name in (KAFKA, "lookup reference/others"):
         ledger.breakers.change(name, lambda row: replace(row, state="open", since=since, why="it was away"))
-    status = stream_status(ledger, Kafka(f"{LOOPBACK}:{listener.port}"), STREAM, {})
+    status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{listener.port}"), STREAM, {})
     [line] = [line for line in status.lines if "breaker of" in line]
     assert "kafka is open since 2026-03-01 12:00:00 UTC: it was away; it is asked again from 12:01:00 on" in line
     assert status.to_plain()["dependencies"] == [line.strip()]
@@ -355,9 +358,9 @@ def test_status_reports_of_what_is_left_alone(url: str, listener: Listener, monk
 def test_the_cool_down_ends_by_the_clock(thing: Thing) -> None:
     now = datetime.now(UTC)
     row = Dependency(KAFKA, "open", since=now - COOL_DOWN + timedelta(seconds=1))
-    assert dependency_guards.resting(row, now)
-    assert not dependency_guards.resting(row, now + timedelta(seconds=1))
-    assert not dependency_guards.resting(Dependency(KAFKA), now)
+    assert dependency_guards.is_cooling_down(row, now)
+    assert not dependency_guards.is_cooling_down(row, now + timedelta(seconds=1))
+    assert not dependency_guards.is_cooling_down(Dependency(KAFKA), now)
 
 
 # Dependencies that are away or there
@@ -371,9 +374,9 @@ def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it
         commit_empty(ours.lake, [first], "raw")
         ours.fail_often(first.key)
         assert ours.tick()[0] == [], "exhausted"
-        [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
+        [guard] = list_lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
-            with pytest.raises(DependencyAwayError), guarded(guard):
+            with pytest.raises(DependencyAwayError), guard_dependencies(guard):
                 ensure_lookup(ours.lake, STREAM.lookup)  # type: ignore[arg-type]
         url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
         for _ in range(2):
@@ -398,7 +401,7 @@ def test_one_broken_table_is_not_the_lake(tmp_path: Path, monkeypatch: pytest.Mo
     """Every error of a table counted as the lake away, and its breaker stopped all streams."""
     lake = Lake(str(tmp_path / "lake"))
     customers(lake)
-    path = Path(lake.reference("reference/customers"))
+    path = Path(lake.build_reference_path("reference/customers"))
     table = open_table(str(path))
     assert table is not None
     for file in path.glob("*.parquet"):
@@ -417,7 +420,7 @@ def test_a_lake_whose_folder_is_gone_is_not_an_empty_one(tmp_path: Path) -> None
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         ours = Repairing(tmp_path, instance, [a_slice(1, 100)])
         assert ours.tick()[0], "a lake that nothing was committed to may be begun"
-        ours.ledger.next_attempts([a_slice(1, 100).key])
+        ours.ledger.allocate_attempts([a_slice(1, 100).key])
         for _ in range(FAILURES):
             with pytest.raises(DependencyAwayError, match="the lake's folder") as raised:
                 ours.tick()
@@ -430,9 +433,9 @@ def test_a_lake_whose_folder_is_gone_is_not_an_empty_one(tmp_path: Path) -> None
         commit_empty(ours.lake, [a_slice(1, 100)], "raw")
         cool_down(f"sqlite:///{tmp_path / 'ledger.sqlite'}", LAKE)
         assert ours.tick()[0]
-    assert not Lake("s3://bucket/lake").folder_is_gone()
-    assert Lake("file:///no/such/folder").folder_is_gone()
-    assert not Lake(f"file://{tmp_path}").folder_is_gone()
+    assert not Lake("s3://bucket/lake").is_root_missing()
+    assert Lake("file:///no/such/folder").is_root_missing()
+    assert not Lake(f"file://{tmp_path}").is_root_missing()
 
 
 def cool_down_and_probe(folder: Path, ours: Repairing) -> None:

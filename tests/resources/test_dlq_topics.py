@@ -63,7 +63,7 @@ def test_absent_topics_are_created_as_safe_as_the_main_topic(stream: Stream, boo
     retention = {}
     for topic in (*stream.tier_topics, stream.parked_topic):
         found = config(bootstrap, topic)
-        assert len(kafka.topic_state(topic).partitions) == 2
+        assert len(kafka.read_topic_state(topic).partitions) == 2
         assert (found["cleanup.policy"], found["message.timestamp.type"]) == ("delete", "LogAppendTime")
         assert int(found["max.message.bytes"]) == 300_000 + MOST_BYTES
         retention[topic] = int(found["retention.ms"])
@@ -76,7 +76,7 @@ def test_what_a_cluster_refuses_for_good_is_no_cluster_that_is_away() -> None:
         refused: Future[None] = Future()
         refused.set_exception(KafkaException(KafkaError(code, "no")))
         answers = SimpleNamespace(create_topics=lambda *_, refused=refused, **__: {"orders.parked": refused})
-        kafka = cast("Kafka", SimpleNamespace(admin=lambda answers=answers: answers))
+        kafka = cast("Kafka", SimpleNamespace(get_admin=lambda answers=answers: answers))
         with pytest.raises(ConfigurationError, match="refuses to create it"):
             _create(kafka, "orders.parked", Shape(1, 1, {}))
 
@@ -92,7 +92,7 @@ DRIFTED: dict[str, tuple[int, dict[str, str], str]] = {
 
 def partitions(bootstrap: str, topics: Iterable[str]) -> dict[str, int]:
     kafka = Kafka(bootstrap)
-    return {topic: len(kafka.topic_state(topic).partitions) for topic in topics}
+    return {topic: len(kafka.read_topic_state(topic).partitions) for topic in topics}
 
 
 @pytest.mark.slow
@@ -120,8 +120,8 @@ def test_partitions_are_added_only_where_two_looks_agree(monkeypatch: pytest.Mon
     seen = iter([9, 2])
     description = lambda _: SimpleNamespace(partitions=[None] * next(seen))  # noqa: E731
     away = lambda why: DependencyAwayError(str(why), remedy="wait")  # noqa: E731
-    kafka: Any = SimpleNamespace(description=description, away=away)
-    main = Shape(len(kafka.description("orders").partitions), 1, {})
+    kafka: Any = SimpleNamespace(read_description=description, build_away_error=away)
+    main = Shape(len(kafka.read_description("orders").partitions), 1, {})
     with pytest.raises(DependencyAwayError, match="changed while it was looked at"):
         add_partitions(kafka, make_stream("orders"), main, [])
 
@@ -135,11 +135,11 @@ class Refusing:
         self.refused, self.partitions = refused, dict[str, int]()
         self.asked: list[bool] = []
 
-    def description(self, topic: str) -> Any:
+    def read_description(self, topic: str) -> Any:
         many = self.partitions.get(topic, 9 if topic == "orders" else 5)
         return SimpleNamespace(partitions=[SimpleNamespace(leader=1)] * many)
 
-    def admin(self) -> Any:
+    def get_admin(self) -> Any:
         return self
 
     def create_partitions(self, new: list[Any], *, validate_only: bool, **_: object) -> dict[str, Future[None]]:
@@ -155,7 +155,7 @@ class Refusing:
                 self.partitions[one.topic] = one.new_total_count
         return found
 
-    def away(self, error: object) -> DependencyAwayError:
+    def build_away_error(self, error: object) -> DependencyAwayError:
         return DependencyAwayError(str(error), remedy="wait")
 
 
@@ -181,12 +181,14 @@ def test_narrow_topics_are_grown_before_anything_is_published_to_them(monkeypatc
     """Each run ended with an error until a person had grown the topics."""
     wanted, narrow, wide = Shape(9, 1, {}), Shape(5, 1, {}), Shape(9, 1, {"grown": "yes"})
     there, asked = [{"orders.dlq.1": narrow, "orders.parked": wanted}, {"orders.dlq.1": wide}], list[object]()
-    monkeypatch.setattr(dlq_topics, "_there", lambda *_: there.pop(0))
+    monkeypatch.setattr(dlq_topics, "_read_existing_shapes", lambda *_: there.pop(0))
     monkeypatch.setattr(dlq_topics, "add_partitions", lambda *given: asked.append(given[2:]))
-    grown = dlq_topics._grown(cast("Kafka", None), make_stream("orders"), wanted, ["orders.dlq.1", "orders.parked"])
+    grown = dlq_topics._grow_narrow_topics(
+        cast("Kafka", None), make_stream("orders"), wanted, ["orders.dlq.1", "orders.parked"]
+    )
     assert (grown, asked) == ({"orders.dlq.1": wide}, [(wanted, ["orders.dlq.1", "orders.parked"])])
     there.append({"orders.parked": wanted})
-    dlq_topics._grown(cast("Kafka", None), make_stream("orders"), wanted, ["orders.parked"])
+    dlq_topics._grow_narrow_topics(cast("Kafka", None), make_stream("orders"), wanted, ["orders.parked"])
     assert len(asked) == 1, "those that are wide enough are left as they are"
 
 
@@ -258,7 +260,7 @@ def test_a_topic_that_is_less_safe_than_the_main_topic_is_reported(
         assignment={0: [2]},
         broker_ids=[1, 2, 3],
     )
-    monkeypatch.setattr("highwater.resources.dlq_topics.topic_facts", lambda *_: facts)
+    monkeypatch.setattr("highwater.resources.dlq_topics.fetch_topic_facts", lambda *_: facts)
     wanted = Shape(2, 3, {"min.insync.replicas": "2"})
     kafka: Any = SimpleNamespace(bootstrap="broker:9092")
     _ensure_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, replicas=4, config={"min.insync.replicas": "3"}))
@@ -278,4 +280,4 @@ def test_nothing_is_created_for_a_main_topic_that_is_gone(bootstrap: str) -> Non
     kafka = Kafka(bootstrap)
     with pytest.raises(TopicAbsentError):
         ensure(kafka, make_stream("orders.never.made"))
-    assert not [topic for topic in kafka.topics() if topic.startswith("orders.never.made")]
+    assert not [topic for topic in kafka.list_topic_names() if topic.startswith("orders.never.made")]

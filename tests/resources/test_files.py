@@ -9,9 +9,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from highwater.assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, files_for
+from highwater.assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, compute_file_count
 from highwater.maintenance import FEWEST_FILES, SMALL_BYTES, File, to_merge
-from highwater.resources.spark_tables import READS_A_WRITER, TASKS, _laid_out, _murmur3, numbers_by_hash
+from highwater.resources.spark_tables import (
+    READS_A_WRITER,
+    TASKS,
+    _compute_murmur3,
+    _repartition_rows,
+    compute_partition_numbers,
+)
 from highwater.slices import OffsetRange, Slice
 
 
@@ -37,13 +43,13 @@ def test_a_slice_by_itself_has_a_file_a_task_and_several_together_a_file_for_eve
     records: list[int], files: int
 ) -> None:
     """Twenty small slices are one file: a file for each would be what maintenance joins again."""
-    assert files_for(records) == files
+    assert compute_file_count(records) == files
 
 
 @pytest.mark.parametrize("records", [[MOST_RECORDS_A_TASK * TASKS], [8 * RECORDS_A_FILE - 1, 1]])
 def test_the_files_of_one_commit_wait_for_those_of_others(records: list[int]) -> None:
     """Joined by themselves, they would be rewritten for little, and again with their neighbours."""
-    count, key = files_for(records), "orders@0000000"
+    count, key = compute_file_count(records), "orders@0000000"
     assert count > 1
     small = [File(f"{number}.parquet", SMALL_BYTES - 1, key, key) for number in range(FEWEST_FILES)]
     assert to_merge(small[:count]) == []
@@ -64,7 +70,7 @@ def test_a_partition_is_read_by_a_task_or_more(
 ) -> None:
     rows: Any = Mock()
     slice_ = Slice("orders", "orders", "A" * 22, 0, 0, ranges, datetime(2026, 3, 1, tzinfo=UTC))
-    assert _Read(rows, {slice_.key: slice_}, again).tasks([slice_.key]) == tasks
+    assert _Read(rows, {slice_.key: slice_}, again).count_tasks([slice_.key]) == tasks
 
 
 class Frame:
@@ -116,19 +122,19 @@ def test_a_commit_gathers_its_rows_where_a_writer_would_read_many_partitions_one
     """
     monkeypatch.setattr("pyspark.sql.functions.xxhash64", lambda column: ("hash", column))
     monkeypatch.setattr(
-        "highwater.resources.spark_tables._neighbours", lambda files, spread, keys: f"neighbours of {len(keys)}"
+        "highwater.resources.spark_tables._build_file_key", lambda files, spread, keys: f"neighbours of {len(keys)}"
     )
     rows: Any = Frame()
-    _laid_out(rows, files, "offset", tasks, [f"orders@{n:07d}" for n in range(slices)])
+    _repartition_rows(rows, files, "offset", tasks, [f"orders@{n:07d}" for n in range(slices)])
     assert rows.calls == way
 
 
 @pytest.mark.parametrize(("number", "reported"), [(0, 933211791), (1, -559580957)])
 def test_a_number_is_hashed_as_spark_hashes_it(number: int, reported: int) -> None:
     """The values are those of `SELECT hash(0), hash(1)`."""
-    assert _murmur3(number) == reported
+    assert _compute_murmur3(number) == reported
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 100])
 def test_each_partition_has_a_number_that_is_sent_there(count: int) -> None:
-    assert [_murmur3(number) % count for number in numbers_by_hash(count)] == list(range(count))
+    assert [_compute_murmur3(number) % count for number in compute_partition_numbers(count)] == list(range(count))

@@ -84,12 +84,12 @@ class Cluster(Kafka):
         super().__init__("nowhere:1")
         self.consumer = consumer
 
-    def reader(self, **changes: Any) -> Any:
+    def open_reader(self, **changes: Any) -> Any:
         assert changes["group.id"] == GROUP
         self.consumer.on_commit = changes.get("on_commit", self.consumer.on_commit)
         return self.consumer
 
-    def admin(self) -> Any:
+    def get_admin(self) -> Any:
         raise AssertionError("the admin client was asked")
 
 
@@ -108,7 +108,7 @@ def test_a_partition_without_a_committed_offset_is_left_out(monkeypatch: pytest.
         SimpleNamespace(topic="orders", partition=p, offset=o, error=None, metadata="") for p, o in offsets.items()
     ]
     monkeypatch.setattr(consumer, "committed", lambda *_: answers)
-    found = groups.group_offsets(Cluster(consumer), GROUP, [("orders", p) for p in offsets])
+    found = groups.read_group_offsets(Cluster(consumer), GROUP, [("orders", p) for p in offsets])
     assert {place: one.offset for place, one in found.items()} == {("orders", 1): 0, ("orders", 3): 7}
 
 
@@ -122,7 +122,7 @@ def test_offsets_are_committed_with_their_marks_by_a_consumer() -> None:
 
 
 def ask(kafka: Kafka) -> None:
-    groups.group_offsets(kafka, GROUP, OFFSETS)
+    groups.read_group_offsets(kafka, GROUP, OFFSETS)
 
 
 def commit(kafka: Kafka) -> None:
@@ -169,7 +169,7 @@ def test_members_are_named_where_they_are_the_reason(
     name: str, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has left since is no reason to report a success: nothing was committed."""
-    monkeypatch.setattr(groups, "described", lambda *_: groups.Group(members))
+    monkeypatch.setattr(groups, "read_group", lambda *_: groups.Group(members))
     with pytest.raises(ForeignMemberError) as caught:
         groups.commit(Cluster(FakeConsumer(name)), GROUP, OFFSETS)
     assert not members or caught.value.found == members[0]

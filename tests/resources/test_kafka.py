@@ -26,10 +26,10 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.resources.kafka import Kafka
-from highwater.resources.record_reading import records
-from highwater.resources.spark import translated
+from highwater.resources.record_reading import read_records
+from highwater.resources.spark import translate_error
 from highwater.resources.topic_state import PartitionState
-from highwater.resources.transactions import publishing_properties
+from highwater.resources.transactions import build_publishing_properties
 from highwater.slices import OffsetRange
 from tests.conftest import create_topic
 from tests.support import BOUNDED, make_bench, order_message
@@ -89,7 +89,7 @@ def test_a_topic_is_seen_with_its_id_and_the_offsets_of_each_partition(
 ) -> None:
     name = topic(partitions=2)
     write(bootstrap, name, 3, partition=1)
-    state = kafka.topic_state(name)
+    state = kafka.read_topic_state(name)
     assert state.topic == name
     assert len(state.topic_id) == 22
     assert state.partitions == {0: PartitionState(0, 0, 0, 1, 0), 1: PartitionState(0, 3, 3, 1, 0)}
@@ -100,8 +100,10 @@ def test_all_topics_are_seen_together_as_each_is_seen_alone(kafka: Kafka, topic:
     names = [topic(partitions=n) for n in (1, 2, 3)]
     write(bootstrap, names[1], 3, partition=1)
     write(bootstrap, names[2], 2, partition=2)
-    assert kafka.topic_states([*names, f"{names[0]}.absent"]) == {name: kafka.topic_state(name) for name in names}
-    assert kafka.topic_states([]) == {}
+    assert kafka.read_topic_states([*names, f"{names[0]}.absent"]) == {
+        name: kafka.read_topic_state(name) for name in names
+    }
+    assert kafka.read_topic_states([]) == {}
 
 
 class Many:
@@ -141,7 +143,7 @@ def seen(topics: Sequence[str], errors: Mapping[tuple[str, int], object]) -> tup
     """By topic the partitions that are known, and the requests."""
     kafka, client = Kafka("nowhere:1"), Many(topics, errors)
     kafka._admin = client  # type: ignore[assignment]
-    states = kafka.topic_states(["a", "b", "c"])
+    states = kafka.read_topic_states(["a", "b", "c"])
     return {
         name: [p for p, one in state.partitions.items() if one.known] for name, state in states.items()
     }, client.asked
@@ -208,15 +210,17 @@ def answering(**changes: Any) -> Kafka:
 @pytest.mark.parametrize("offset", [-1, -2, -1001])
 def test_an_offset_below_0_is_no_offset(name: str, offset: int) -> None:
     """While a leader is down, librdkafka answers -1001 without an error; it was reported as a truncation."""
-    assert answering().topic_state("orders").partitions[0] == PartitionState(5, 80, 90, 1, 4)
-    assert answering(**{name: offset}).topic_state("orders").partitions[0] == PartitionState(None, None, None, 1)
+    assert answering().read_topic_state("orders").partitions[0] == PartitionState(5, 80, 90, 1, 4)
+    assert answering(**{name: offset}).read_topic_state("orders").partitions[0] == PartitionState(None, None, None, 1)
 
 
 def test_answers_that_contradict_each_other_or_name_nothing_are_none() -> None:
-    assert answering(start=91).topic_state("orders").unled == [0]
-    assert answering(epoch=-1).topic_state("orders").partitions[0].leader_epoch is None
+    assert answering(start=91).read_topic_state("orders").unled == [0]
+    assert answering(epoch=-1).read_topic_state("orders").partitions[0].leader_epoch is None
     unled = [SimpleNamespace(id=0, leader=SimpleNamespace(id=-1))]
-    assert answering(partitions=unled).topic_state("orders").partitions[0] == PartitionState(None, None, None, None)
+    assert answering(partitions=unled).read_topic_state("orders").partitions[0] == PartitionState(
+        None, None, None, None
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,12 +236,12 @@ def test_answers_that_contradict_each_other_or_name_nothing_are_none() -> None:
 def test_a_description_that_is_not_whole_is_no_description(changes: dict[str, Any]) -> None:
     """A topic without an ID passed for another topic, and one without its partitions had lost them."""
     with pytest.raises(DependencyAwayError):
-        answering(**changes).topic_state("orders")
+        answering(**changes).read_topic_state("orders")
 
 
 def test_a_time_behind_the_last_record_is_distinguished_from_no_answer() -> None:
     """-1 says that no record is as young, -1001 says nothing: all that waits on a tier passed for due."""
-    found = {at: answering(at=at).offsets_at("orders", 1) for at in (60, 85, -1, -1001)}
+    found = {at: answering(at=at).read_offsets_at("orders", 1) for at in (60, 85, -1, -1001)}
     assert found == {60: {0: 60}, 85: {0: 80}, -1: {0: 80}, -1001: {}}
 
 
@@ -251,9 +255,9 @@ def test_the_second_look_comes_later_and_by_connections_of_its_own(monkeypatch: 
         opened.append(Answers())
         return opened[-1]
 
-    monkeypatch.setattr("highwater.resources.kafka.opened", connect)
+    monkeypatch.setattr("highwater.resources.kafka.open_client", connect)
     kafka = Kafka("nowhere:1")
-    kafka.topic_state("orders")
+    kafka.read_topic_state("orders")
     kafka.look_again("orders")
     assert (slept, len(opened)) == ([7.0], 2)
 
@@ -264,11 +268,11 @@ def test_an_open_transaction_holds_the_last_stable_offset(kafka: Kafka, topic: T
     write(bootstrap, name, 2)
     writer = Writer(bootstrap, name)
     writer.open("a", "b")
-    state = kafka.topic_state(name).partitions[0]
+    state = kafka.read_topic_state(name).partitions[0]
     assert (state.last_stable, state.high_watermark) == (2, 4)
     writer.commit()
     # The marker is written after the commit is answered.
-    wait_until(lambda: kafka.topic_state(name).partitions[0].last_stable == 5, 30, "the transaction's marker")
+    wait_until(lambda: kafka.read_topic_state(name).partitions[0].last_stable == 5, 30, "the transaction's marker")
 
 
 @pytest.mark.slow
@@ -281,7 +285,7 @@ def test_a_range_is_read_to_its_end_although_no_record_may_stand_there(
     for text, end in (("v0", writer.commit), ("aborted", writer.abort), ("v4", writer.commit)):
         writer.open(text)
         end()
-    wait_until(lambda: kafka.topic_state(name).partitions[0].last_stable == 6, 30, "the last marker")
+    wait_until(lambda: kafka.read_topic_state(name).partitions[0].last_stable == 6, 30, "the last marker")
     # 0: v0, 1: marker, 2: aborted, 3: marker, 4: v4, 5: marker
     stored = {0: "v0", 4: "v4"}
     for start in range(6):
@@ -421,7 +425,7 @@ def test_a_reader_that_got_nothing_waits_longer(
         opened.append(int(config["fetch.wait.max.ms"]))
         return Slow(opened[-1])
 
-    monkeypatch.setattr("highwater.resources.kafka.opened", open_)
+    monkeypatch.setattr("highwater.resources.kafka.open_client", open_)
     assert [message.offset() for message in kafka.read("orders", {0: OffsetRange(7, 8)}, seconds=seconds)] == [7]
     assert opened == waits
 
@@ -439,13 +443,15 @@ def test_spark_reads_again_with_the_long_wait_where_kafka_gave_nothing(
     work: Any = SimpleNamespace(kafka=kafka, log=lambda _: None)
 
     def commit(_: object, __: object, ___: object, ____: object, read: Any) -> list[Any]:
-        # Of both, as `_one_read` puts them together.
-        options = {**read.args[2], **kafka.spark_options()}
+        # Of both, as `_read_ranges` puts them together.
+        options = {**read.args[2], **kafka.build_spark_options()}
         wait = options.get("kafka.fetch.max.wait.ms")
         asked.append((wait, options.get("kafkaConsumer.pollTimeoutMs")))
         if int(wait or 500) < 2000:
             reported = "java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 10000 milliseconds"
-            error = translated("topic orders", f"SparkException: task failed\nCaused by: {reported}\n\tat Consumer")
+            error = translate_error(
+                "topic orders", f"SparkException: task failed\nCaused by: {reported}\n\tat Consumer"
+            )
             assert isinstance(error, NothingFetchedError)
             raise error
         return []
@@ -468,11 +474,11 @@ def test_offsets_at_a_time(kafka: Kafka, topic: TopicFactory, bootstrap: str) ->
     for ago in (3000, 2000, 1000):
         write(bootstrap, name, 2, timestamp=now - ago)
     write(bootstrap, name, 4, partition=1, timestamp=now - 3500)
-    assert kafka.offsets_at(name, now - 2000) == {0: 2, 1: 4, 2: 0}
-    assert kafka.offsets_at(name, now - 1999) == {0: 4, 1: 4, 2: 0}
+    assert kafka.read_offsets_at(name, now - 2000) == {0: 2, 1: 4, 2: 0}
+    assert kafka.read_offsets_at(name, now - 1999) == {0: 4, 1: 4, 2: 0}
     writer = Writer(bootstrap, name)
     writer.open("open")
-    assert kafka.offsets_at(name, now - 999) == {0: 6, 1: 4, 2: 0}  # never past the last stable offset
+    assert kafka.read_offsets_at(name, now - 999) == {0: 6, 1: 4, 2: 0}  # never past the last stable offset
     writer.abort()
 
 
@@ -480,7 +486,7 @@ def test_offsets_at_a_time(kafka: Kafka, topic: TopicFactory, bootstrap: str) ->
 def test_an_absent_topic_is_reported_with_the_nearest_names(kafka: Kafka, topic: TopicFactory) -> None:
     name = topic()
     with pytest.raises(TopicAbsentError) as caught:
-        kafka.topic_state(name + "x")
+        kafka.read_topic_state(name + "x")
     assert repr(name + "x") in caught.value.problem
     assert name in str(caught.value.found)
     assert "create the topic" in caught.value.remedy
@@ -505,18 +511,18 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
         return {name for name in admin.list_topics(timeout=60).topics if not name.startswith("__")}
 
     with pytest.raises(TopicAbsentError):
-        kafka.topic_state("absent-state")
-    assert kafka.topic_states(["absent-states"]) == {}
+        kafka.read_topic_state("absent-state")
+    assert kafka.read_topic_states(["absent-states"]) == {}
     with pytest.raises(TopicAbsentError):
-        kafka.offsets_at("absent-time", 0)
+        kafka.read_offsets_at("absent-time", 0)
     with pytest.raises(DependencyAwayError):
         list(kafka.read("absent-read", {0: OffsetRange(0, 1)}, seconds=3))
     # Spark's driver asks for the ends by an admin client, which creates nothing; so no task comes to consume.
     short = {"kafka.default.api.timeout.ms": "4000", "kafka.request.timeout.ms": "3000"}
-    options = {**kafka.spark_options(), **short}
-    asked: Any = SimpleNamespace(spark=spark, kafka=SimpleNamespace(spark_options=lambda: options))
+    options = {**kafka.build_spark_options(), **short}
+    asked: Any = SimpleNamespace(spark=spark, kafka=SimpleNamespace(build_spark_options=lambda: options))
     with pytest.raises(Exception, match="UnknownTopicOrPartition"):
-        raw._one_read(asked, "absent-spark", {0: OffsetRange(0, 1)}).collect()
+        raw._read_ranges(asked, "absent-spark", {0: OffsetRange(0, 1)}).collect()
     # A client that does ask for a topic by name, to see that this broker creates one, and how soon.
     admin.list_topics("control", timeout=60)
     wait_until(lambda: "control" in topics(), 30, "the control's topic")
@@ -548,7 +554,9 @@ def test_who_may_not_use_a_group_still_reads() -> None:
     def reading(*reported: Report) -> list[Any]:
         left = [*reported]
         consumer = SimpleNamespace(poll=lambda _: left.pop(0), incremental_unassign=lambda _: None)
-        return [*records(consumer, "orders", {0: OffsetRange(7, 8)}, {0: 7}, 1, Kafka("127.0.0.1:1").away)]
+        return [
+            *read_records(consumer, "orders", {0: OffsetRange(7, 8)}, {0: 7}, 1, Kafka("127.0.0.1:1").build_away_error)
+        ]
 
     record = Report()
     assert reading(Report(KafkaError.GROUP_AUTHORIZATION_FAILED), record) == [record]
@@ -560,7 +568,7 @@ def test_a_broker_that_is_away_is_reported_within_seconds() -> None:
     kafka = Kafka(f"{LOOPBACK}:{free_port()}")
     began = time.monotonic()
     with pytest.raises(DependencyAwayError) as caught:
-        kafka.topic_state("orders")
+        kafka.read_topic_state("orders")
     assert time.monotonic() - began < BOUNDED
     assert kafka.bootstrap in caught.value.problem
     assert "HIGHWATER_KAFKA_BOOTSTRAP" in caught.value.remedy
@@ -574,7 +582,7 @@ def test_secrets_stay_inside() -> None:
         | {"sasl.password": SECRET},
     )
     with pytest.raises(DependencyAwayError) as caught:
-        kafka.topic_state("orders")
+        kafka.read_topic_state("orders")
     chain: BaseException | None = caught.value
     texts = [repr(kafka), str(kafka)]
     while chain is not None:
@@ -626,18 +634,18 @@ SOUND = {
 
 def test_a_value_that_weakens_nothing_is_taken_and_reaches_those_whom_it_concerns() -> None:
     kafka = Kafka("broker:9092", SOUND)
-    assert kafka.spark_options() == Kafka("broker:9092").spark_options()
-    published = publishing_properties(kafka, "t")
+    assert kafka.build_spark_options() == Kafka("broker:9092").build_spark_options()
+    published = build_publishing_properties(kafka, "t")
     assert (published["acks"], published["max.in.flight.requests.per.connection"]) == ("all", "1")
     for name, value in SOUND.items():
-        assert Kafka("broker:9092", {name: value}).admin() is not None
+        assert Kafka("broker:9092", {name: value}).get_admin() is not None
 
 
 def test_an_idle_connection_of_a_transactional_client_ends_long_before_the_transaction() -> None:
     """A call waited for ten minutes for a coordinator that had died: librdkafka looks again when a connection ends."""
-    published = publishing_properties(Kafka("broker:9092"), "t")
+    published = build_publishing_properties(Kafka("broker:9092"), "t")
     assert 2 * int(published["connections.max.idle.ms"]) < int(published["transaction.timeout.ms"])
-    given = publishing_properties(Kafka("broker:9092", {"connections.max.idle.ms": "5000"}), "t")
+    given = build_publishing_properties(Kafka("broker:9092", {"connections.max.idle.ms": "5000"}), "t")
     assert given["connections.max.idle.ms"] == "5000"
 
 
@@ -646,14 +654,14 @@ def test_the_prefix_of_topics_changes_nothing() -> None:
     given = {"acks": "all", "partitioner": "murmur2_random", "message.timeout.ms": "130000", "compression.type": "zstd"}
     plain = Kafka("broker:9092", given)
     prefixed = Kafka("broker:9092", {f"topic.{name}": value for name, value in given.items()})
-    assert prefixed.spark_options() == plain.spark_options()
-    assert publishing_properties(prefixed, "t") == publishing_properties(plain, "t")
-    assert prefixed.admin() is not None
+    assert prefixed.build_spark_options() == plain.build_spark_options()
+    assert build_publishing_properties(prefixed, "t") == build_publishing_properties(plain, "t")
+    assert prefixed.get_admin() is not None
 
 
 def test_a_property_that_librdkafka_does_not_know_is_named() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Kafka("broker:9092", {"no.such.property": SECRET}).topics()
+        Kafka("broker:9092", {"no.such.property": SECRET}).list_topic_names()
     assert "no.such.property" in str(caught.value)
     assert SECRET not in str(caught.value)
 
@@ -771,7 +779,7 @@ SPARK: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 @pytest.mark.parametrize("case", SPARK)
 def test_spark_is_given_the_same_cluster(case: str) -> None:
     ours, theirs = SPARK[case]
-    found = Kafka("a:1,b:2", ours).spark_options()
+    found = Kafka("a:1,b:2", ours).build_spark_options()
     always = {"kafka.bootstrap.servers": "a:1,b:2", "kafka.allow.auto.create.topics": "false"}
     assert found == {**always, **theirs}
 
@@ -783,11 +791,11 @@ def test_a_fetch_waits_as_long_as_the_configuration_says(
     """Both clients were given it, and both overwrote it without a word."""
     from highwater.assets import raw
 
-    monkeypatch.setattr("highwater.resources.kafka.opened", lambda kind, found, given: found)
+    monkeypatch.setattr("highwater.resources.kafka.open_client", lambda kind, found, given: found)
     kafka: Any = Kafka("a:1", config)
-    assert kafka.reader()["fetch.wait.max.ms"] == python
+    assert kafka.open_reader()["fetch.wait.max.ms"] == python
     source = MagicMock()
-    raw._one_read(SimpleNamespace(spark=source, kafka=kafka), "t", {})  # type: ignore[arg-type]
+    raw._read_ranges(SimpleNamespace(spark=source, kafka=kafka), "t", {})  # type: ignore[arg-type]
     asked = source.read.format.return_value.options.call_args.kwargs
     assert asked["kafka.fetch.max.wait.ms"] == java
     assert int(asked["kafka.max.poll.records"]) > 5_000, "Spark asks twice where the log ends after every poll"
@@ -827,7 +835,7 @@ def oidc(**changes: str) -> dict[str, str]:
 )
 def test_what_spark_cannot_be_given_is_named(config: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Kafka("broker:9092", config).spark_options()
+        Kafka("broker:9092", config).build_spark_options()
     assert named in caught.value.problem
     assert SECRET not in str(caught.value)
     assert caught.value.remedy

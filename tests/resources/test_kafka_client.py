@@ -13,10 +13,10 @@ import pytest
 
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.resources.dlq_topics import Shape, _create
-from highwater.resources.groups import _description
+from highwater.resources.groups import _request_group
 from highwater.resources.kafka import Kafka, OffsetQuery
-from highwater.resources.permissions import permitted
-from highwater.resources.topic_facts import topic_settings
+from highwater.resources.permissions import fetch_allowed_operations
+from highwater.resources.topic_facts import fetch_topic_settings
 
 
 class Client:
@@ -50,7 +50,7 @@ class Client:
         kafka, alive = self.kafka, weakref.ref(self)
 
         def result(_: float) -> Any:
-            kafka.away("no broker answered another thread")
+            kafka.build_away_error("no broker answered another thread")
             assert alive() is not None, "nobody holds the client that was asked"
             sound = {"topic_id": "T" * 22, "partitions": [SimpleNamespace(id=0, leader=None)], "offset": 0}
             return SimpleNamespace(
@@ -61,15 +61,15 @@ class Client:
 
 
 QUESTIONS: dict[str, Callable[[Kafka], Any]] = {
-    "description": lambda kafka: kafka.description("orders"),
-    "descriptions": lambda kafka: kafka._descriptions(["orders"]),
-    "all offsets": lambda kafka: kafka._offsets([("orders", 0)], OffsetQuery.STABLE, OffsetQuery.HIGH),
-    "offsets": lambda kafka: kafka._looks("orders", [0], 5, 6),
-    "groups": lambda kafka: kafka.groups(),
+    "description": lambda kafka: kafka.read_description("orders"),
+    "descriptions": lambda kafka: kafka._read_leaders_by_topic(["orders"]),
+    "all offsets": lambda kafka: kafka._read_offsets([("orders", 0)], OffsetQuery.STABLE, OffsetQuery.HIGH),
+    "offsets": lambda kafka: kafka._read_topic_offsets("orders", [0], 5, 6),
+    "groups": lambda kafka: kafka.list_group_names(),
     "create": lambda kafka: _create(kafka, "orders.dlq.1", Shape(1, 1, {})),
-    "settings": lambda kafka: topic_settings(kafka, "orders"),
-    "members": lambda kafka: _description(kafka, "g"),
-    "permissions": lambda kafka: permitted(kafka, ["orders"]),
+    "settings": lambda kafka: fetch_topic_settings(kafka, "orders"),
+    "members": lambda kafka: _request_group(kafka, "g"),
+    "permissions": lambda kafka: fetch_allowed_operations(kafka, ["orders"]),
 }
 
 
@@ -79,7 +79,7 @@ def test_a_client_that_another_thread_gives_up_answers_those_who_wait(
 ) -> None:
     """A client that nobody holds is destroyed; those who wait heard that no broker had answered."""
     kafka = Kafka("nowhere:1")
-    monkeypatch.setattr("highwater.resources.kafka.opened", lambda *_, **__: Client(kafka))
+    monkeypatch.setattr("highwater.resources.kafka.open_client", lambda *_, **__: Client(kafka))
     QUESTIONS[question](kafka)
 
 
@@ -103,7 +103,7 @@ def test_the_error_of_a_question_holds_no_client(question: str, monkeypatch: pyt
         made.append(weakref.ref(client))
         return client
 
-    monkeypatch.setattr("highwater.resources.kafka.opened", silent)
+    monkeypatch.setattr("highwater.resources.kafka.open_client", silent)
     with pytest.raises(DependencyAwayError) as reported:
         QUESTIONS[question](kafka)
     assert [one() for one in made] == [None], reported.traceback
@@ -118,17 +118,17 @@ def test_threads_that_ask_first_at_once_share_one_client(monkeypatch: pytest.Mon
         made.append(object())
         return made[-1]
 
-    monkeypatch.setattr("highwater.resources.kafka.opened", slow)
+    monkeypatch.setattr("highwater.resources.kafka.open_client", slow)
     kafka = Kafka("nowhere:1")
     with ThreadPoolExecutor(3) as threads:
-        found = [*threads.map(lambda _: kafka.admin(), range(3))]
+        found = [*threads.map(lambda _: kafka.get_admin(), range(3))]
     assert found == made * 3
 
 
 def test_the_next_question_opens_a_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.resources.kafka.opened", lambda *_, **__: SimpleNamespace(poll=lambda _: 0))
+    monkeypatch.setattr("highwater.resources.kafka.open_client", lambda *_, **__: SimpleNamespace(poll=lambda _: 0))
     kafka = Kafka("nowhere:1")
-    first = kafka.admin()
-    assert kafka.admin() is first
-    assert isinstance(kafka.away("nobody answers"), HighwaterError)
-    assert kafka.admin() is not first
+    first = kafka.get_admin()
+    assert kafka.get_admin() is first
+    assert isinstance(kafka.build_away_error("nobody answers"), HighwaterError)
+    assert kafka.get_admin() is not first

@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from dev.processes import LOOPBACK, free_port
 from highwater import settings
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.orchestration.redaction import secret_values
-from highwater.orchestration.resources import KafkaResource, known_secrets
+from highwater.orchestration.redaction import select_secret_values
+from highwater.orchestration.resources import KafkaResource, list_known_secrets
 from highwater.resources.kafka import Kafka
-from highwater.resources.kafka_logins import librdkafka_login
-from highwater.resources.kafka_tls import java_keys
-from highwater.resources.schema_registry import schema_finder
+from highwater.resources.kafka_logins import build_librdkafka_login
+from highwater.resources.kafka_tls import build_java_keys
+from highwater.resources.schema_registry import build_schema_finder
 from highwater.settings import Settings
 from tests.identities import Authority, Identity
 
@@ -54,7 +54,7 @@ def test_java_is_given_any_key_that_librdkafka_reads(
         config["ssl.certificate.location"] = config["ssl.key.location"]
     if kind == "pkcs8":
         config.pop("ssl.key.password")
-    found = java_keys(config)
+    found = build_java_keys(config)
     if together and kind == "pkcs8":
         assert found == {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(tmp_path / "key.pem")}
         return
@@ -75,7 +75,7 @@ def test_a_key_that_cannot_be_read_is_named_without_its_content(
     if password is None:
         config.pop("ssl.key.password")
     with pytest.raises(ConfigurationError, match=r"the private key of ssl\.key\.location cannot be read") as caught:
-        Kafka("broker:9092", config).spark_options()
+        Kafka("broker:9092", config).build_spark_options()
     assert "openssl pkcs8 -topk8" in str(caught.value.remedy)
     assert "BEGIN ENCRYPTED PRIVATE KEY" in str(caught.value.found)
     assert not [line for line in [*key.splitlines()[1:-1], password or PHRASE] if line in str(caught.value)]
@@ -83,13 +83,13 @@ def test_a_key_that_cannot_be_read_is_named_without_its_content(
 
 def test_a_file_without_a_certificate_or_key_is_named(mine: Identity, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"ssl\.certificate\.location holds no certificate"):
-        java_keys(keys(tmp_path, mine.pkcs8, mine.pkcs8))
+        build_java_keys(keys(tmp_path, mine.pkcs8, mine.pkcs8))
     with pytest.raises(ConfigurationError, match=r"ssl\.key\.location cannot be read"):
-        java_keys(keys(tmp_path, mine.certificate, mine.certificate))
+        build_java_keys(keys(tmp_path, mine.certificate, mine.certificate))
 
 
 def token(config: dict[str, Any]) -> Any:
-    return librdkafka_login({"sasl.mechanisms": "AWS_MSK_IAM", **config})["oauth_cb"]("")
+    return build_librdkafka_login({"sasl.mechanisms": "AWS_MSK_IAM", **config})["oauth_cb"]("")
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_amazon_msk_without_its_package_or_a_region_says_what_is_missing(monkeyp
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     config = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "AWS_MSK_IAM"}
     with pytest.raises(ConfigurationError, match="aws-msk-iam-sasl-signer-python, which is not installed"):
-        Kafka("broker:9092", config).topics()
+        Kafka("broker:9092", config).list_topic_names()
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigurationError, match="needs the cluster's region") as caught:
-        Kafka("broker:9092", config).topics()
+        Kafka("broker:9092", config).list_topic_names()
     assert caught.value.remedy == "set AWS_REGION"
 
 
@@ -137,13 +137,13 @@ def test_credentials_that_are_away_are_no_fault_of_the_configuration(monkeypatch
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", SimpleNamespace(MSKAuthTokenProvider=provider))
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     with pytest.raises(DependencyAwayError, match="OSError: no credentials"):
-        Kafka("broker:9092", {"security.protocol": "SASL_SSL", "sasl.mechanisms": "AWS_MSK_IAM"}).topics()
+        Kafka("broker:9092", {"security.protocol": "SASL_SSL", "sasl.mechanisms": "AWS_MSK_IAM"}).list_topic_names()
 
 
 def test_kerberos_without_a_library_for_it_says_so() -> None:
     """The wheels of confluent-kafka have none; a library that has one only finds no ticket here."""
     with pytest.raises(ConfigurationError) as caught:
-        Kafka("broker:9092", {"security.protocol": "SASL_SSL"}).topics()
+        Kafka("broker:9092", {"security.protocol": "SASL_SSL"}).list_topic_names()
     assert "GSSAPI" in str(caught.value.remedy)
     assert "docs/security.md" in str(caught.value.remedy)
 
@@ -172,10 +172,10 @@ def test_a_client_is_made_again_when_its_login_or_a_file_of_it_is_replaced(
     replaced(file, json.dumps(config | {"sasl.password": "planted-second"}))
     third = KafkaResource().open()
     assert third is not second
-    assert third.client_config()["sasl.password"] == "planted-second"
-    assert {"planted-first", "planted-second"} <= known_secrets(), "a client of the first one may still be open"
+    assert third.build_client_config()["sasl.password"] == "planted-second"
+    assert {"planted-first", "planted-second"} <= list_known_secrets(), "a client of the first one may still be open"
     file.unlink()
-    assert "planted-first" in known_secrets(), "what cannot be read any more is a secret still"
+    assert "planted-first" in list_known_secrets(), "what cannot be read any more is a secret still"
 
 
 def test_a_registry_client_is_made_again_when_its_certificate_is_replaced(tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ def test_a_registry_client_is_made_again_when_its_certificate_is_replaced(tmp_pa
             "HIGHWATER_SCHEMA_REGISTRY_CONFIG": json.dumps({"ssl.ca.location": str(ca)}),
         }
     )
-    first = schema_finder(found.schema_registry_url, found.schema_registry_config)
-    assert schema_finder(found.schema_registry_url, found.schema_registry_config) is first, "it remembers schemas"
+    first = build_schema_finder(found.schema_registry_url, found.schema_registry_config)
+    assert build_schema_finder(found.schema_registry_url, found.schema_registry_config) is first, "it remembers schemas"
     replaced(ca, "two")
-    assert schema_finder(found.schema_registry_url, found.schema_registry_config) is not first
+    assert build_schema_finder(found.schema_registry_url, found.schema_registry_config) is not first
 
 
 def test_secrets_of_every_login_are_hidden_in_what_dagster_stores() -> None:
@@ -203,7 +203,7 @@ def test_secrets_of_every_login_are_hidden_in_what_dagster_stores() -> None:
         "ssl.key.password": "planted-five",
     }
     found = Settings.from_environment({settings.KAFKA_CONFIG: json.dumps(secrets)})
-    assert {*secrets.values(), 'planted\\"one', "planted\\\\two"} <= secret_values(found)
+    assert {*secrets.values(), 'planted\\"one', "planted\\\\two"} <= select_secret_values(found)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -219,11 +219,11 @@ def test_a_login_that_fails_is_named_beside_the_request_that_nobody_answered() -
         "sasl.oauthbearer.token.endpoint.url": endpoint,
     }
     with pytest.raises(DependencyAwayError) as caught:
-        Kafka(f"{LOOPBACK}:{free_port()}", config).topics()
+        Kafka(f"{LOOPBACK}:{free_port()}", config).list_topic_names()
     assert "Could not connect to server" in str(caught.value.found)
     assert settings.KAFKA_CONFIG in str(caught.value.remedy)
     assert PHRASE not in str(caught.value)
     plain = Kafka(f"{LOOPBACK}:{free_port()}")
     with pytest.raises(DependencyAwayError) as caught:
-        plain.topics()
+        plain.list_topic_names()
     assert settings.KAFKA_BOOTSTRAP in str(caught.value.remedy)

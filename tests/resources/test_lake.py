@@ -17,12 +17,12 @@ from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.resources import commit_log
-from highwater.resources.commit_log import Written, written
+from highwater.resources.commit_log import Written, read_written
 from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.spark_tables import create_table, name_of, parts_of
+from highwater.resources.spark_tables import create_table, read_column_name, split_columns
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream
@@ -45,16 +45,16 @@ def lake(tmp_path: Path) -> Lake:
     slice_commits = [SliceCommit(slice_(n), attempt=1, rows=None) for n in range(2)]
     made = Lake(str(tmp_path))
     rows = pa.table({"slice": [slice_commits[0].key] * 3, "value": ["a", "b", "c"]})
-    plant(made.path(STREAM, TABLE), rows, slice_commits)
+    plant(made.build_table_path(STREAM, TABLE), rows, slice_commits)
     return made
 
 
 def rows_of(lake: Lake) -> list[int | None]:
     keys = [slice_(n).key for n in range(2)]
-    found = lake.committed(STREAM, TABLE, keys)
-    assert [lake.rows_of(STREAM, TABLE, [key]) for key in keys] == [{key: found[key].rows} for key in keys]
-    assert lake.slices_in(STREAM, TABLE) == {keys[0]}
-    assert lake.holds(STREAM, TABLE) == {*keys}
+    found = lake.load_slice_commits(STREAM, TABLE, keys)
+    assert [lake.count_slice_rows(STREAM, TABLE, [key]) for key in keys] == [{key: found[key].rows} for key in keys]
+    assert lake.list_slices_in_rows(STREAM, TABLE) == {keys[0]}
+    assert lake.list_slice_keys(STREAM, TABLE) == {*keys}
     return [found[key].rows for key in keys]
 
 
@@ -66,7 +66,7 @@ def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_its_commit
     """Also where a file has rows of several slices."""
     import pyarrow as pa
 
-    path, keys = lake.path(STREAM, TABLE), [slice_(n).key for n in range(2)]
+    path, keys = lake.build_table_path(STREAM, TABLE), [slice_(n).key for n in range(2)]
     assert [written_of(path, key).rows for key in keys] == [3, 0]
     log = Path(path) / "_delta_log" / f"{0:020d}.json"
     [committed] = [action["commitInfo"] for action in actions_of(log) if "commitInfo" in action]
@@ -80,19 +80,19 @@ def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, keys: list[str] | None
 ) -> None:
     """The query would have every slice of the table in its text, and its count would be compared with itself."""
-    opened = lake.table_at(STREAM, TABLE)
-    log = commit_log.log_of(opened)
+    opened = lake.open_existing_table(STREAM, TABLE)
+    log = commit_log.open_log(opened)
     assert log is not None
     log.update(updates={"rows": "7"}, predicate=f"slice = '{slice_(0).key}'")
     log.update(updates={"rows": "0"}, predicate=f"slice = '{slice_(1).key}'")
-    monkeypatch.setattr(commit_log, "rows_by_slice", lambda _, unknown: dict.fromkeys(unknown, -1))
-    assert lake.committed(STREAM, TABLE, keys)[slice_(0).key].rows == 7
+    monkeypatch.setattr(commit_log, "count_slice_rows", lambda _, unknown: dict.fromkeys(unknown, -1))
+    assert lake.load_slice_commits(STREAM, TABLE, keys)[slice_(0).key].rows == 7
 
 
 def written_of(path: str, key: str) -> Written:
     from deltalake import DeltaTable
 
-    return written(DeltaTable(path))[key]
+    return read_written(DeltaTable(path))[key]
 
 
 def actions_of(log: Path) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ def write_actions(log: Path, actions: Iterable[dict[str, Any]]) -> None:
 
 
 def test_rows_are_counted_where_a_file_has_no_statistics(lake: Lake) -> None:
-    log = Path(lake.path(STREAM, TABLE)) / "_delta_log" / f"{0:020d}.json"
+    log = Path(lake.build_table_path(STREAM, TABLE)) / "_delta_log" / f"{0:020d}.json"
     actions = actions_of(log)
     for action in actions:
         action.get("add", {}).pop("stats", None)
@@ -117,28 +117,28 @@ def test_a_table_is_read_as_a_version_has_it_and_one_that_is_gone_is_not_empty(l
 
     from deltalake import write_deltalake
 
-    newest = lake.table_at(STREAM, TABLE)
+    newest = lake.open_existing_table(STREAM, TABLE)
     write_deltalake(newest, newest.to_pyarrow_table(), mode="append")
-    assert [lake.table_at(STREAM, TABLE, version).version() for version in (0, 1, None)] == [0, 1, 1]
-    assert [len(query(lake.table_at(STREAM, TABLE, n), "SELECT 1 FROM t")) for n in (0, 1)] == [3, 6]
+    assert [lake.open_existing_table(STREAM, TABLE, version).version() for version in (0, 1, None)] == [0, 1, 1]
+    assert [len(query(lake.open_existing_table(STREAM, TABLE, n), "SELECT 1 FROM t")) for n in (0, 1)] == [3, 6]
     with pytest.raises(DependencyAwayError):
-        lake.table_at(STREAM, TABLE, 2)
-    shutil.rmtree(lake.path(STREAM, TABLE))
+        lake.open_existing_table(STREAM, TABLE, 2)
+    shutil.rmtree(lake.build_table_path(STREAM, TABLE))
     for version in (0, None):
         with pytest.raises(DependencyAwayError, match="the table raw of orders is gone"):
-            lake.table_at(STREAM, TABLE, version)
+            lake.open_existing_table(STREAM, TABLE, version)
 
 
 def test_a_list_of_columns_is_split_outside_of_brackets() -> None:
     columns = "slice STRING, amount DECIMAL(12,2), headers ARRAY<STRUCT<key: STRING, value: BINARY>>, `a``b, c` INT"
-    found = parts_of(columns.replace("b, c", "b"))
+    found = split_columns(columns.replace("b, c", "b"))
     assert found == [
         "slice STRING",
         "amount DECIMAL(12,2)",
         "headers ARRAY<STRUCT<key: STRING, value: BINARY>>",
         "`a``b` INT",
     ]
-    assert [name_of(column) for column in [*found, "`Odd name` INT"]] == [
+    assert [read_column_name(column) for column in [*found, "`Odd name` INT"]] == [
         "slice",
         "amount",
         "headers",
@@ -149,7 +149,7 @@ def test_a_list_of_columns_is_split_outside_of_brackets() -> None:
 
 @pytest.mark.parametrize("said", ["FIELD_ALREADY_EXISTS", "DELTA_DUPLICATE_COLUMNS_FOUND.ADDING_COLUMNS"])
 def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lake, said: str) -> None:
-    path = lake.path(STREAM, TABLE)
+    path = lake.build_table_path(STREAM, TABLE)
     asked: list[str] = []
 
     class Session:
@@ -177,7 +177,7 @@ def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> 
         def sql(self, statement: str) -> None:
             raise RuntimeError("no space")
 
-    path, columns = lake.path(STREAM, TABLE), "slice STRING, first STRING"
+    path, columns = lake.build_table_path(STREAM, TABLE), "slice STRING, first STRING"
     with pytest.raises(RuntimeError, match="no space"):
         create_table(Session(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
 
@@ -230,7 +230,7 @@ def _make_together(paths: list[str], together: Barrier) -> None:
 
 def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: Lake) -> None:
     """A driver beside it that wrote the same version of the table would lose its commit."""
-    added = Watched(lake.path(STREAM, TABLE)).have("slice STRING, first STRING")
+    added = Watched(lake.build_table_path(STREAM, TABLE)).have("slice STRING, first STRING")
     assert added == ["lock", "ALTER (first STRING)", "unlock"]
 
 
@@ -241,22 +241,22 @@ def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_pat
         """Spark in a driver of its own; looks at the ledger at each statement."""
 
         def sql(self, statement: str) -> None:
-            held.append(set(ledger.leases()))
+            held.append(set(ledger.read_leases()))
 
     spark: Any = Session()
     kafka: Any = None
     work = Work(make_stream("orders"), (), spark, lake, ledger, kafka, print)
     ensure_table(work, TABLE, "slice STRING, first STRING", ["slice"])
     assert held == [{"commit orders/raw"}]
-    assert not ledger.leases()
+    assert not ledger.read_leases()
 
 
 def test_a_table_that_lacks_nothing_takes_no_lock(lake: Lake) -> None:
-    assert Watched(lake.path(STREAM, TABLE)).have("slice STRING") == []
+    assert Watched(lake.build_table_path(STREAM, TABLE)).have("slice STRING") == []
 
 
 def test_what_was_done_while_the_lock_was_waited_for_is_not_done_again(lake: Lake) -> None:
-    path = lake.path(STREAM, TABLE)
+    path = lake.build_table_path(STREAM, TABLE)
     both = "slice STRING, first STRING, second STRING"
     assert Watched(path, "first").have(both) == ["lock", "ALTER (second STRING)", "unlock"]
     assert Watched(path, "second").have(both) == ["lock", "unlock"]

@@ -32,13 +32,13 @@ from highwater.resources.object_store import (
     LOG_STORE,
     LOG_STORE_JAR,
     LOG_STORE_SETTING,
+    build_s3a_conf,
     ensure_conditional_put,
     ensure_log_store,
     is_s3,
     refuse_weakening,
-    s3a_conf,
 )
-from highwater.resources.spark import STATIC_CONF, translated
+from highwater.resources.spark import STATIC_CONF, translate_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,10 +68,10 @@ def keys(store: ObjectStore, bucket: str) -> list[str]:
 
 
 def test_spark_s_settings_follow_from_those_of_aws() -> None:
-    amazon = s3a_conf({"AWS_DEFAULT_REGION": "eu-west-1", "AWS_SECRET_ACCESS_KEY": "planted"})
+    amazon = build_s3a_conf({"AWS_DEFAULT_REGION": "eu-west-1", "AWS_SECRET_ACCESS_KEY": "planted"})
     assert {name.rpartition("s3a.")[2] for name in amazon} == {"aws.credentials.provider", "endpoint.region"}
     assert "planted" not in str(amazon)
-    own = s3a_conf({"AWS_ENDPOINT_URL": "http://store:9000", "AWS_REGION": "here", "AWS_DEFAULT_REGION": "there"})
+    own = build_s3a_conf({"AWS_ENDPOINT_URL": "http://store:9000", "AWS_REGION": "here", "AWS_DEFAULT_REGION": "there"})
     found = {name.rpartition("s3a.")[2]: value for name, value in own.items()}
     del found["aws.credentials.provider"]
     assert found == {
@@ -81,13 +81,13 @@ def test_spark_s_settings_follow_from_those_of_aws() -> None:
         "connection.ssl.enabled": "false",
     }
     by_host = {"AWS_ENDPOINT_URL": "https://store", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"}
-    assert s3a_conf(by_host)["spark.hadoop.fs.s3a.path.style.access"] == "false"
-    assert s3a_conf(by_host)["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "true"
+    assert build_s3a_conf(by_host)["spark.hadoop.fs.s3a.path.style.access"] == "false"
+    assert build_s3a_conf(by_host)["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "true"
 
 
 def test_an_empty_variable_of_aws_counts_as_not_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """deltalake panicked on an empty AWS_ENDPOINT_URL, which the compose file passed on."""
-    for begin in (resources.settings, lambda: CliRunner().invoke(main, ["init", str(tmp_path / "shop")])):
+    for begin in (resources.read_settings, lambda: CliRunner().invoke(main, ["init", str(tmp_path / "shop")])):
         monkeypatch.setenv("AWS_ENDPOINT_URL", "")
         monkeypatch.setenv("AWS_REGION", "")
         monkeypatch.setenv("AWS_PROFILE", "mine")
@@ -137,7 +137,7 @@ def test_variables_that_weaken_deltalake_are_refused(name: str, value: str) -> N
     ],
 )
 def test_a_refusal_of_the_driver_is_one_of_ours(text: str, problem: str) -> None:
-    error = translated("s3a://lake/orders/raw", text)
+    error = translate_error("s3a://lake/orders/raw", text)
     assert isinstance(error, ConfigurationError)
     assert problem in error.problem
 
@@ -150,7 +150,7 @@ def test_a_refusal_of_the_driver_is_one_of_ours(text: str, problem: str) -> None
     ],
 )
 def test_a_store_that_is_away_is_not_taken_for_spark(text: str) -> None:
-    error = translated("s3a://lake/orders/raw", text)
+    error = translate_error("s3a://lake/orders/raw", text)
     assert isinstance(error, DependencyAwayError)
     assert error.of == LAKE
 
@@ -178,11 +178,11 @@ def test_nothing_is_written_to_a_store_that_ignores_conditions(store: ObjectStor
             with pytest.raises(ConfigurationError, match="ignores the condition of a PUT") as refused:
                 append(f"{bucket}/lake/orders/small", pa.table({"n": [1]}))
         with pytest.raises(ConfigurationError, match="ignores the condition"):
-            doctor._lake(f"{bucket}/lake")
+            doctor._check_lake(f"{bucket}/lake")
     assert refused.value.remedy == object_store.STORE_REMEDY
     assert keys(store, bucket) == []
     assert open_table(f"{bucket}/lake/orders/small") is None
-    assert doctor._lake(f"{bucket}/lake").endswith("read and removed; a second PUT of an object is refused")
+    assert doctor._check_lake(f"{bucket}/lake").endswith("read and removed; a second PUT of an object is refused")
 
 
 def test_a_store_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_a_probe_leaves_nothing_whatever_the_store_answers(
     statuses: list[int], refused: type[HighwaterError] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeStore(*statuses)
-    monkeypatch.setattr(object_store, "_client", lambda _: fake)
+    monkeypatch.setattr(object_store, "_build_s3_client", lambda _: fake)
     with nullcontext() if refused is None else pytest.raises(refused):
         ensure_conditional_put(f"s3a://fake-{uuid.uuid4().hex}/orders/raw")
     assert fake.objects == set()

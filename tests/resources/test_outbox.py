@@ -21,11 +21,11 @@ from dev.readings import end_offsets
 from highwater.errors import ConfigurationError, DependencyAwayError, UndeliveredError
 from highwater.resources.delivery import NOT_SENT, End
 from highwater.resources.kafka import Kafka
-from highwater.resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _window
+from highwater.resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _build_window
 from highwater.resources.producer import ReliableProducer
-from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import Outcome, Record
-from highwater.resources.topic_facts import topic_settings
+from highwater.resources.topic_facts import fetch_topic_settings
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
@@ -49,7 +49,7 @@ def test_records_are_preserved_as_they_were_put_and_in_order(tmp_path: Path) -> 
     box = Outbox(file, NOBODY)
     box.put(records)
     box.close()
-    found = Outbox(file, NOBODY).waiting()
+    found = Outbox(file, NOBODY).list_waiting()
     assert [record_id for record_id, _ in found] == ["b", "a"]
     assert found[0][1] == Record("t", b"k", b"v", [("h", b"\xff"), ("n", None)], 2, 7)
     assert (found[1][1].key, found[1][1].value) == (None, None)
@@ -60,14 +60,14 @@ def test_an_id_is_taken_once_and_its_batch_not_at_all(tmp_path: Path) -> None:
     box.put([("a", Record("t", None, b"1"))])
     with pytest.raises(sqlite3.IntegrityError):
         box.put([("b", Record("t", None, b"2")), ("a", Record("t", None, b"3"))])
-    assert [record_id for record_id, _ in box.waiting()] == ["a"]
+    assert [record_id for record_id, _ in box.list_waiting()] == ["a"]
 
 
 def work(file: Path, bootstrap: str, ready: Path) -> None:
     """What a child does until it is killed: find out what arrived, and send the rest."""
     box = Outbox(file, Kafka(bootstrap))
     box.recover()
-    with ReliableProducer(producer_properties(bootstrap)) as producer:
+    with ReliableProducer(build_producer_properties(bootstrap)) as producer:
         ready.touch()
         box.send(producer)
         producer.close()
@@ -104,7 +104,7 @@ class Log:
     def outbox(self, file: Path) -> Outbox:
         return Outbox(file, cast("Kafka", self))
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         if self.away:
             raise DependencyAwayError("away", remedy="none")
         end = self.high_watermark
@@ -146,14 +146,14 @@ def record(name: str, key: bytes | None = None) -> Record:
 @pytest.fixture(autouse=True)
 def policies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a `Log` show its policy."""
-    asked = topic_settings
+    asked = fetch_topic_settings
 
     def settings(kafka: Kafka | Log, topic: str) -> Mapping[str, Setting] | None:
         if isinstance(kafka, Log):
             return {"cleanup.policy": Setting(kafka.policy, "of the topic")} if kafka.policy else None
         return asked(kafka, topic)
 
-    monkeypatch.setattr("highwater.resources.outbox.topic_settings", settings)
+    monkeypatch.setattr("highwater.resources.outbox.fetch_topic_settings", settings)
 
 
 def die_amid(file: Path, log: Log, names: list[str], arrived: list[str]) -> None:
@@ -182,7 +182,7 @@ def test_each_record_is_handed_over_once_in_order(tmp_path: Path, monkeypatch: p
         box.send(receiver)
         box.put([(f"more{len(receiver.given)}", RECORD)])
     assert receiver.given == [*names, "more11", "more12"]
-    assert [name for name, _ in box.waiting()] == ["stays", "more13"]
+    assert [name for name, _ in box.list_waiting()] == ["stays", "more13"]
 
 
 def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
@@ -193,7 +193,7 @@ def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
     box.put((name, RECORD) for name in ("a", "stays", "b", "c"))
     box.send(receiver)
     assert box.forget(keep=0) == 2
-    assert (set(box.ticked()), [name for name, _ in box.waiting()]) == ({"c"}, ["stays"])
+    assert (set(box.list_ticked()), [name for name, _ in box.list_waiting()]) == ({"c"}, ["stays"])
     box.put([("d", RECORD)])
     box.send(receiver)
     assert receiver.given == ["a", "stays", "b", "c", "d"]
@@ -204,7 +204,7 @@ def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
 ) -> None:
     """Later versions of its key went out, and the first one would have come behind them once the limit was raised."""
     box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
-    producer = ReliableProducer(producer_properties("127.0.0.1:1", {"message.max.bytes": "2000"}))
+    producer = ReliableProducer(build_producer_properties("127.0.0.1:1", {"message.max.bytes": "2000"}))
     box.put(
         [
             ("v1", Record("t", b"k", b"x" * 5000)),
@@ -217,7 +217,7 @@ def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
     box.send(producer, lambda record_id, outcome: ends.update({record_id: outcome.error}))
     assert ends == {"v1": "MSG_SIZE_TOO_LARGE", "v2": NOT_SENT, "v3": NOT_SENT}
     assert producer.counts.sent == 1
-    assert [name for name, _ in box.waiting()] == ["v1", "v2", "other", "v3"]
+    assert [name for name, _ in box.list_waiting()] == ["v1", "v2", "other", "v3"]
     with pytest.raises(UndeliveredError, match="unknown: other"):
         producer.close(0.1)
 
@@ -236,7 +236,7 @@ def test_a_transactional_producer_is_not_taken(tmp_path: Path) -> None:
     """Its reports come before the commit, so a record of a transaction that is aborted later was ticked."""
     box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
     box.put([("a", RECORD)])
-    producer = ReliableProducer(producer_properties("127.0.0.1:1", transactional_id="t"))
+    producer = ReliableProducer(build_producer_properties("127.0.0.1:1", transactional_id="t"))
     with pytest.raises(ConfigurationError, match=r"without transactional\.id"):
         box.send(producer)
     assert producer.counts.sent == 0
@@ -291,7 +291,7 @@ def sent_again(box: Outbox) -> tuple[list[str], dict[str, str | None]]:
     client.room = 100
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("confluent_kafka.Producer", lambda _: client)
-        producer = ReliableProducer(producer_properties("nobody:1"))
+        producer = ReliableProducer(build_producer_properties("nobody:1"))
     ends: dict[str, str | None] = {}
     box.send(producer, lambda record_id, outcome: ends.update({record_id: outcome.error}))
     given = [value.decode() for value in client.sent if value]
@@ -312,7 +312,7 @@ def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_a
     for _ in range(2):  # the next look begins where the log does now, and knows no more than the first
         box = log.outbox(file)
         assert box.recover() == 0
-        assert box.withheld() == ["sent", "lost"]
+        assert box.list_withheld() == ["sent", "lost"]
         box.close()
     box = log.outbox(file)
     box.put([("never sent", record("never sent")), ("behind", record("behind", b"sent"))])
@@ -340,12 +340,12 @@ def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[
     box.close()
     die_amid(file, log, [], arrived=[])
     box = log.outbox(file)
-    assert box.ticked() == {"sent": (-1, -1)}
+    assert box.list_ticked() == {"sent": (-1, -1)}
     if forget is retention:  # all that was written since is there: this time it did not arrive
-        assert (box.recover(), box.withheld()) == (0, ["open"])
+        assert (box.recover(), box.list_withheld()) == (0, ["open"])
         assert sent_again(box) == (["lost"], {"open": "WITHHELD"})
     else:
-        assert (box.recover(), box.withheld()) == (0, ["lost", "open"])
+        assert (box.recover(), box.list_withheld()) == (0, ["lost", "open"])
 
 
 @FORGETTING
@@ -373,7 +373,7 @@ def test_what_is_found_in_a_topic_that_forgets_is_ticked(tmp_path: Path, forget:
     log.log_start, log.records = min(log.log_start, offset), stored
     box = log.outbox(file)
     assert box.recover() == 1
-    assert (box.withheld(), [name for name, _ in box.waiting()]) == (["lost"], ["lost"])
+    assert (box.list_withheld(), [name for name, _ in box.list_waiting()]) == (["lost"], ["lost"])
 
 
 def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
     box.put([("under way", record("under way")), ("waits", record("waits"))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("confluent_kafka.Producer", lambda _: client)
-        producer = ReliableProducer(producer_properties("nobody:1"), most_with_client=1)
+        producer = ReliableProducer(build_producer_properties("nobody:1"), most_with_client=1)
     box.send(producer)
     with pytest.raises(UndeliveredError):
         producer.close(0)
@@ -404,7 +404,7 @@ def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
     compaction(log)
     box = log.outbox(file)
     box.recover()
-    assert box.withheld() == ["under way"]
+    assert box.list_withheld() == ["under way"]
 
 
 def test_what_a_file_of_the_version_before_may_have_sent_is_withheld_too(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_what_a_file_of_the_version_before_may_have_sent_is_withheld_too(tmp_pat
     retention(log)
     box = log.outbox(file)
     box.recover()
-    assert box.withheld() == ["sent"]
+    assert box.list_withheld() == ["sent"]
 
 
 def test_a_record_whose_place_is_not_reported_is_ticked_and_moves_no_position(tmp_path: Path) -> None:
@@ -425,9 +425,9 @@ def test_a_record_whose_place_is_not_reported_is_ticked_and_moves_no_position(tm
     box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
     box.put([("a", RECORD)])
     box._keep_positions("t", "id", {0: 7})
-    box._tick("a", Outcome("t", 0, -1, -1))
+    box._settle_record("a", Outcome("t", 0, -1, -1))
     box.save()
-    assert (box.ticked(), box.waiting()) == ({"a": (0, -1)}, [])
+    assert (box.list_ticked(), box.list_waiting()) == ({"a": (0, -1)}, [])
     assert box._connection.execute('SELECT "offset" FROM positions').fetchall() == [(7,)]
 
 
@@ -435,12 +435,12 @@ def test_a_record_whose_place_is_not_reported_is_ticked_and_moves_no_position(tm
 def test_a_log_that_ends_before_the_position_is_read_from_its_start(began: int, start: int) -> None:
     """It was cut off, and may have grown again: what arrived since is before the position, and was sent again."""
     seen = PartitionState(log_start=10, last_stable=50, high_watermark=50, leader=1)
-    assert _window("t", 0, began, seen) == (OffsetRange(start, 50), 10 <= began <= 50)
+    assert _build_window("t", 0, began, seen) == (OffsetRange(start, 50), 10 <= began <= 50)
 
 
 def test_a_log_that_was_cut_off_and_lost_nothing_else_is_whole() -> None:
     seen = PartitionState(log_start=0, last_stable=50, high_watermark=50, leader=1)
-    assert _window("t", 0, 51, seen) == (OffsetRange(0, 50), True)
+    assert _build_window("t", 0, 51, seen) == (OffsetRange(0, 50), True)
 
 
 @pytest.mark.slow
@@ -475,7 +475,7 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
         stored = ids(bootstrap, name)
         arrived = len(stored)
         box = Outbox(file, Kafka(bootstrap))
-        ticked = box.ticked()
+        ticked = box.list_ticked()
         assert len(stored) == len(set(stored)), "an id is stored twice"
         assert set(ticked) <= set(stored), "ticked, and not in the topic"
         unreported += len(stored) > len(ticked)
@@ -488,15 +488,15 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
     box = Outbox(file, Kafka(bootstrap))
     stored = ids(bootstrap, name)
     first = [int(value) for key, value in in_order(bootstrap, name) if value != b"x" and key == b"k7"]
-    assert box.waiting() == []
-    assert sorted(stored) == sorted(box.ticked())
+    assert box.list_waiting() == []
+    assert sorted(stored) == sorted(box.list_ticked())
     assert first == [*range(7, RECORDS, 50)], "in the order of the outbox for each key"
     box.close()
 
 
 def ids(bootstrap: str, topic: str) -> list[str]:
     kafka = Kafka(bootstrap)
-    state = kafka.topic_state(topic)
+    state = kafka.read_topic_state(topic)
     ranges = {p: OffsetRange(0, seen.last_stable or 0) for p, seen in state.partitions.items()}
     return [(dict(message.headers() or [])[ID_HEADER] or b"").decode() for message in kafka.read(topic, ranges)]
 
@@ -538,7 +538,7 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
         child.join(30)
         stored = ids(bootstrap, name)
         box = Outbox(outbox_file(tmp_path, name), Kafka(bootstrap))
-        ticked = box.ticked()
+        ticked = box.list_ticked()
         assert len(stored) == len(set(stored)), "an id is stored twice"
         assert set(ticked) <= set(stored), "ticked, and not in the topic"
         unreported += len(stored) > len(ticked)
@@ -546,8 +546,8 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
     assert unreported >= 1, "nothing had arrived whose tick was lost: there was nothing to find out"
     generate_some(bootstrap, tmp_path, name, kills)
     box = Outbox(outbox_file(tmp_path, name), Kafka(bootstrap))
-    assert box.waiting() == []
-    assert sorted(box.ticked()) == sorted(ids(bootstrap, name))
+    assert box.list_waiting() == []
+    assert sorted(box.list_ticked()) == sorted(ids(bootstrap, name))
     box.close()
 
 
@@ -555,7 +555,7 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
 def test_a_refused_record_and_a_stopped_key_hold_nobody_up(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     name = topic(partitions=1)
     box = Outbox(tmp_path / "outbox.sqlite", Kafka(bootstrap))
-    producer = ReliableProducer(producer_properties(bootstrap, {"message.max.bytes": "2000"}))
+    producer = ReliableProducer(build_producer_properties(bootstrap, {"message.max.bytes": "2000"}))
     producer.stopped[name, b"stopped"] = "before"
     box.put(
         [
@@ -573,7 +573,7 @@ def test_a_refused_record_and_a_stopped_key_hold_nobody_up(bootstrap: str, topic
         "stopped": End.NOT_DELIVERED,
         "sound": End.DELIVERED,
     }
-    assert [record_id for record_id, _ in box.waiting()] == ["large", "stopped"]
+    assert [record_id for record_id, _ in box.list_waiting()] == ["large", "stopped"]
     assert ids(bootstrap, name) == ["sound"]
 
 
@@ -582,7 +582,7 @@ def open_topic(bootstrap: str, name: str) -> str:
     states = Kafka(bootstrap)
 
     def reported() -> bool:
-        found = states.topic_state(name).partitions.values()
+        found = states.read_topic_state(name).partitions.values()
         return all(p.known and p.high_watermark is not None for p in found)
 
     wait_until(reported, 30, f"offsets of each partition of {name}")
@@ -590,7 +590,7 @@ def open_topic(bootstrap: str, name: str) -> str:
 
 
 def send_all(box: Outbox, bootstrap: str) -> None:
-    with ReliableProducer(producer_properties(bootstrap)) as producer:
+    with ReliableProducer(build_producer_properties(bootstrap)) as producer:
         box.send(producer)
 
 
@@ -598,7 +598,7 @@ def killed_before_any_tick(file: Path, bootstrap: str, monkeypatch: pytest.Monke
     """Send what waits, and keep no tick of it."""
     box = Outbox(file, Kafka(bootstrap))
     with monkeypatch.context() as broken:
-        broken.setattr(box, "_tick", lambda *_: None)
+        broken.setattr(box, "_settle_record", lambda *_: None)
         send_all(box, bootstrap)
         box.close()
 
@@ -621,7 +621,7 @@ def test_the_record_of_another_outbox_with_the_same_id_ticks_nothing(
     send_all(box, bootstrap)
     box.close()
     box = Outbox(theirs, Kafka(bootstrap))
-    assert (box.recover(), box.waiting()) == (1, [])
+    assert (box.recover(), box.list_waiting()) == (1, [])
     assert [value for _, value in in_order(bootstrap, name)] == [b"theirs", b"mine"]
 
 
@@ -637,7 +637,7 @@ def test_a_forgotten_record_does_not_tick_a_later_one_of_its_id(
     box._keep_positions(name, None, {0: 0})  # as where some other record waited all the time
     box.put([("1", RECORD._replace(topic=name))])
     assert box.recover() == 0
-    assert [record_id for record_id, _ in box.waiting()] == ["1"]
+    assert [record_id for record_id, _ in box.list_waiting()] == ["1"]
 
 
 @pytest.mark.slow
@@ -658,7 +658,7 @@ def test_what_arrived_in_a_topic_that_was_recreated_is_found(
     for found in (8, 0):  # and the next time nothing is left to find
         box = Outbox(file, Kafka(bootstrap))
         assert box.recover() == found
-        assert box.waiting() == []
+        assert box.list_waiting() == []
         box.close()
 
 
@@ -690,20 +690,20 @@ def test_a_file_of_the_version_before_is_taken_over_with_what_it_had_sent(
         row = "INSERT INTO outbox (id, topic, value, headers) VALUES (?, ?, 'v', '[]')"
         old.executemany(row, [("sent", name), ("lost", name)])
         old.execute("INSERT INTO positions VALUES (?, 0, 0)", (name,))
-    with ReliableProducer(producer_properties(bootstrap)) as producer:
+    with ReliableProducer(build_producer_properties(bootstrap)) as producer:
         for record_id in ("sent", "later"):
             producer.send(Record(name, None, b"v", [(ID_HEADER, record_id.encode())]))
     box = Outbox(file, Kafka(bootstrap))
     box.put([("later", Record(name, None, b"v"))])
     assert box.recover() == 1
-    assert [record_id for record_id, _ in box.waiting()] == ["lost", "later"]
+    assert [record_id for record_id, _ in box.list_waiting()] == ["lost", "later"]
 
 
 @pytest.mark.slow
 def test_what_arrived_while_more_is_sent_is_not_sent_again(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     name = topic(partitions=1)
     box = Outbox(tmp_path / "outbox.sqlite", Kafka(bootstrap))
-    with ReliableProducer(producer_properties(bootstrap)) as producer:
+    with ReliableProducer(build_producer_properties(bootstrap)) as producer:
         for n in range(10):
             box.put([(str(n), Record(name, None, b"v"))])
             box.send(producer)
@@ -737,9 +737,9 @@ def test_what_a_topic_of_a_broker_forgot_is_withheld(
         box.close()
     box = Outbox(file, Kafka(bootstrap))
     assert box.recover() == 1 + (policy == "compact")
-    assert box.withheld() == ["2" if policy == "compact" else "0"]
+    assert box.list_withheld() == ["2" if policy == "compact" else "0"]
     send_all(box, bootstrap)
-    assert Kafka(bootstrap).topic_state(name).partitions[0].high_watermark == 2, "nothing was sent again"
+    assert Kafka(bootstrap).read_topic_state(name).partitions[0].high_watermark == 2, "nothing was sent again"
     box.close()
 
 
@@ -750,7 +750,7 @@ def test_after_a_quiet_end_the_next_recovery_reads_no_more_than_it_must(
     name = topic(partitions=1)
     box = Outbox(tmp_path / "outbox.sqlite", Kafka(bootstrap))
     outcomes: list[Outcome] = []
-    with ReliableProducer(producer_properties(bootstrap)) as producer:
+    with ReliableProducer(build_producer_properties(bootstrap)) as producer:
         for n in range(3):
             box.put([(str(n), Record(name, None, b"v"))])
             box.send(producer, lambda _, outcome: outcomes.append(outcome))
@@ -758,6 +758,6 @@ def test_after_a_quiet_end_the_next_recovery_reads_no_more_than_it_must(
             box.save()
     assert [outcome.offset for outcome in outcomes] == [0, 1, 2]
     box.put([("next", Record(name, None, b"v"))])
-    windows = box._windows(Kafka(bootstrap).topic_state(name))
-    assert list(box._unsettled(name, windows)) == []
+    windows = box._load_windows(Kafka(bootstrap).read_topic_state(name))
+    assert list(box._read_outcomes(name, windows)) == []
     assert box.recover() == 0

@@ -16,9 +16,9 @@ from highwater.errors import ConfigurationError, TopicDriftError
 from highwater.orchestration.reporting import doctor
 from highwater.resources.dlq_topics import check_accepted, ensure, ensure_accepted, ensure_no_drift
 from highwater.resources.kafka import Kafka
-from highwater.resources.permissions import permitted
-from highwater.resources.topic_facts import topic_facts
-from highwater.topic_rules import Level, check_topic, endurance
+from highwater.resources.permissions import fetch_allowed_operations
+from highwater.resources.topic_facts import fetch_topic_facts
+from highwater.topic_rules import Level, check_topic, describe_endurance
 from tests.conftest import create_topic, grow
 from tests.support import make_stream, order_message, send
 
@@ -84,28 +84,28 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
     deployment: Any = cast("Any", SimpleNamespace(kafka=lambda: kafka))
     allow(free, "TOPIC", "orders", "READ", "DESCRIBE")
 
-    facts = topic_facts(kafka, "orders")
+    facts = fetch_topic_facts(kafka, "orders")
     assert (facts.settings, facts.broker_settings) == (None, None)
     unknown = {one.rule for one in check_topic(facts) if one.level is Level.UNKNOWN}
     assert {"min.insync.replicas", "unclean election", "retention", "auto-creation"} <= unknown
-    assert "is unknown" in endurance(facts)
+    assert "is unknown" in describe_endurance(facts)
 
-    assert permitted(kafka, ["orders", "orders.absent"]) == {"orders": {"READ", "DESCRIBE"}}
-    assert doctor._reading(deployment, "orders") == "a record of partition 0 was read"
+    assert fetch_allowed_operations(kafka, ["orders", "orders.absent"]) == {"orders": {"READ", "DESCRIBE"}}
+    assert doctor._check_reading(deployment, "orders") == "a record of partition 0 was read"
     with pytest.raises(ConfigurationError) as caught:
-        doctor._permissions(deployment, stream)
+        doctor._check_permissions(deployment, stream)
     assert caught.value.found == f"not allowed: WRITE on {stream.parked_topic}; WRITE on orders.accepted"
     with pytest.raises(ConfigurationError):
-        doctor._transactions(deployment, stream)
+        doctor._check_transactions(deployment, stream)
 
     allow(free, "TOPIC", "orders.", "WRITE")
     allow(free, "TRANSACTIONAL_ID", "highwater.pub.", "WRITE", "DESCRIBE")
     allow(free, "GROUP", "highwater.pub.", "READ", "DESCRIBE")
-    text = doctor._permissions(deployment, stream)
+    text = doctor._check_permissions(deployment, stream)
     assert text.endswith(f"not there yet, or not to be seen: {', '.join(sorted(stream.tier_topics))}")
-    assert "may be used" in doctor._transactions(deployment, stream)
+    assert "may be used" in doctor._check_transactions(deployment, stream)
     allow(free, "TOPIC", "orders", "DESCRIBE_CONFIGS")
-    assert topic_facts(kafka, "orders").settings is not None
+    assert fetch_topic_facts(kafka, "orders").settings is not None
 
     bills = replace(make_stream("bills"), publishes=Accepted("bills.accepted"))
     create_topic(free, "bills", 1, {})
@@ -115,7 +115,7 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
             look(kafka, bills)
     allow(free, "TOPIC", "bills.", "CREATE")
     assert (ensure_no_drift(kafka, bills)[1], "which is allowed" in check_accepted(kafka, bills)) == (False, True)
-    assert [topic for topic in kafka.topics() if topic.startswith("bills")] == ["bills"]
+    assert [topic for topic in kafka.list_topic_names() if topic.startswith("bills")] == ["bills"]
 
     allow(free, "TOPIC", "bills.", "DESCRIBE", "DESCRIBE_CONFIGS")
     ensure(kafka, bills)
@@ -134,4 +134,4 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
     assert "bills.parked" not in narrow.value.remedy, "it was grown"
     allow(free, "TOPIC", "bills.", "ALTER")
     ensure(kafka, bills)
-    assert {len(kafka.topic_state(topic).partitions) for topic in bills.published_topics} == {3}
+    assert {len(kafka.read_topic_state(topic).partitions) for topic in bills.published_topics} == {3}

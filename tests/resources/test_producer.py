@@ -16,11 +16,11 @@ import pytest
 import highwater.resources.producer
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from highwater.resources import delivery
-from highwater.resources.delivery import End, Kind, end_of, kind_of
+from highwater.resources.delivery import End, Kind, classify_end, find_error_kind
 from highwater.resources.producer import MOST_WITH_CLIENT, ReliableProducer
-from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import OnFailure, Outcome, Record
-from highwater.resources.several_clients import SeveralClients, client_of
+from highwater.resources.several_clients import SeveralClients, find_client_index
 from tests.conftest import TopicFactory, create_topic
 from tests.resources.fake_client import FakeClient, fault
 from tests.support import read_topic
@@ -38,7 +38,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
 
 def producing(policy: OnFailure = OnFailure.STOP_KEY) -> ReliableProducer:
-    return ReliableProducer(producer_properties("nobody:1"), on_failure=policy)
+    return ReliableProducer(build_producer_properties("nobody:1"), on_failure=policy)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def nobody() -> Iterator[str]:
 
 
 def test_defaults_wait_for_all_replicas_once_and_in_order_for_a_day() -> None:
-    found = producer_properties("b:9092")
+    found = build_producer_properties("b:9092")
     assert found["acks"] == "all"
     assert found["enable.idempotence"] == "true"
     assert found["max.in.flight.requests.per.connection"] == "5"
@@ -60,7 +60,7 @@ def test_defaults_wait_for_all_replicas_once_and_in_order_for_a_day() -> None:
 
 
 def test_a_transactional_producer_waits_no_longer_than_its_transaction() -> None:
-    found = producer_properties(
+    found = build_producer_properties(
         "b:9092", {"transaction.timeout.ms": "30000", "delivery.timeout.ms": "200000"}, transactional_id="t"
     )
     assert found["transactional.id"] == "t"
@@ -92,7 +92,7 @@ def test_a_transactional_producer_waits_no_longer_than_its_transaction() -> None
 )
 def test_a_property_that_weakens_is_refused_with_its_value_and_a_reason(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        producer_properties("b:9092", {name: value})
+        build_producer_properties("b:9092", {name: value})
     text = str(refused.value)
     assert f"{name} must not be {value}: " in text
     assert "remedy: take " in text
@@ -110,20 +110,20 @@ def test_a_property_that_weakens_is_refused_with_its_value_and_a_reason(name: st
     ],
 )
 def test_a_property_that_does_not_weaken_is_taken_under_one_name(name: str, value: str) -> None:
-    found = producer_properties("b:9092", {name: value})
+    found = build_producer_properties("b:9092", {name: value})
     assert value in found.values()
     assert not {"message.timeout.ms", "max.in.flight", "topic.acks", "topic.message.timeout.ms"} & found.keys()
 
 
 @pytest.mark.parametrize("name", ["topic.metadata.refresh.interval.ms", "topic.metadata.propagation.max.ms"])
 def test_a_property_whose_own_name_begins_like_that_of_topics_keeps_it(nobody: str, name: str) -> None:
-    found = producer_properties(nobody, {name: "1000"})
+    found = build_producer_properties(nobody, {name: "1000"})
     assert found[name] == "1000"
     ReliableProducer(found).close(0)
 
 
 def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
-    producer = ReliableProducer(producer_properties(nobody))
+    producer = ReliableProducer(build_producer_properties(nobody))
     for n in range(3):
         producer.send(Record("orders", b"k", str(n).encode()))
     with pytest.raises(UndeliveredError, match=r"without a report after 0.2 s: 3 of orders; unknown: 0, 1, 2"):
@@ -131,7 +131,7 @@ def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
 
 
 def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str) -> None:
-    producer = ReliableProducer(producer_properties(nobody), most_with_client=2)
+    producer = ReliableProducer(build_producer_properties(nobody), most_with_client=2)
     ends: list[End] = []
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=lambda outcome: ends.append(outcome.end))
@@ -149,7 +149,7 @@ def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str
 
 def test_records_that_even_a_purge_does_not_end_are_named(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
-    producer = ReliableProducer(producer_properties(nobody))
+    producer = ReliableProducer(build_producer_properties(nobody))
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}")
     with pytest.raises(UndeliveredError, match="of 3 the client never reported; unknown: id-0, id-1, id-2"):
@@ -192,7 +192,7 @@ def test_a_place_that_the_broker_does_not_show_is_not_the_first_of_the_log(clien
 def answering() -> dict[str, str]:
     """The properties of a producer with librdkafka's own stand-in for a broker, which takes what it is sent."""
     taking = {"test.mock.num.brokers": "1", "allow.auto.create.topics": "true"}
-    return producer_properties("127.0.0.1:1") | taking
+    return build_producer_properties("127.0.0.1:1") | taking
 
 
 class Callback:
@@ -219,7 +219,7 @@ def test_a_callback_that_raises_at_close_leaves_no_other_record_without_its_end(
 
 
 def test_what_is_undelivered_is_reported_beside_the_error_of_a_callback(nobody: str) -> None:
-    producer, callback = ReliableProducer(producer_properties(nobody), most_with_client=2), Callback()
+    producer, callback = ReliableProducer(build_producer_properties(nobody), most_with_client=2), Callback()
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=callback)
     with pytest.raises(RuntimeError, match="the caller cannot take") as raised:
@@ -240,7 +240,7 @@ def test_a_callback_that_raises_is_reported_by_the_next_look_and_once() -> None:
 
 def test_an_error_of_the_caller_goes_on_when_a_callback_raises_too(nobody: str) -> None:
     def work() -> None:
-        with ReliableProducer(producer_properties(nobody)) as producer:
+        with ReliableProducer(build_producer_properties(nobody)) as producer:
             producer.send(Record("orders", b"k", b"v"), "first", on_outcome=Callback())
             raise LookupError("of the caller")
 
@@ -253,7 +253,7 @@ def test_an_error_of_the_caller_goes_on_when_a_callback_raises_too(nobody: str) 
 
 def test_a_record_that_ran_out_of_time_is_unknown_and_stops_its_key(nobody: str) -> None:
     """It may have been written by an attempt whose answer was lost; sent again blindly it could come twice."""
-    producer = ReliableProducer(producer_properties(nobody) | {"delivery.timeout.ms": "500"})
+    producer = ReliableProducer(build_producer_properties(nobody) | {"delivery.timeout.ms": "500"})
     producer.send(Record("orders", b"k", b"v"), "first")
     producer.flush(20)
     assert producer.counts.unknown == ["first"]
@@ -296,14 +296,14 @@ ERRORS: dict[tuple[Kind, End], str] = {
     + [("A_CODE_OF_THE_FUTURE", Kind.UNCERTAIN, End.UNKNOWN)],
 )
 def test_what_an_error_says_of_a_record(error: str, kind: Kind, end: End) -> None:
-    assert kind_of(error) is kind
-    assert end_of(error) is end
+    assert find_error_kind(error) is kind
+    assert classify_end(error) is end
 
 
 def test_every_name_in_the_table_is_looked_at() -> None:
     looked_at = {name for names in ERRORS.values() for name in names.split()}
     assert looked_at == set().union(*delivery.KINDS.values())
-    assert (end_of(None), end_of(delivery.NOT_SENT)) == (End.DELIVERED, End.NOT_DELIVERED)
+    assert (classify_end(None), classify_end(delivery.NOT_SENT)) == (End.DELIVERED, End.NOT_DELIVERED)
 
 
 @pytest.mark.parametrize("code", ["_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "TOPIC_AUTHORIZATION_FAILED"])
@@ -384,7 +384,7 @@ def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(
     nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited in the queue, so its sender is unknown by an exception."""
-    producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "2000"}), most_with_client=1)
+    producer = ReliableProducer(build_producer_properties(nobody, {"message.max.bytes": "2000"}), most_with_client=1)
     ends: list[End] = []
     producer.send(Record("orders", None, b"v"), "first")
     producer.send(Record("orders", None, b"x" * 5000), "large", on_outcome=lambda outcome: ends.append(outcome.end))
@@ -410,7 +410,7 @@ def test_every_name_in_the_table_is_one_that_the_client_can_give() -> None:
 
 def test_a_full_queue_waits_for_room_instead_of_failing(nobody: str) -> None:
     """Room comes when the oldest records run out of time: the only end they can have here."""
-    found = producer_properties(nobody) | {"delivery.timeout.ms": "1000", "queue.buffering.max.messages": "2"}
+    found = build_producer_properties(nobody) | {"delivery.timeout.ms": "1000", "queue.buffering.max.messages": "2"}
     outcomes: list[Outcome] = []
     producer = ReliableProducer(found)
     for n in range(5):
@@ -468,7 +468,7 @@ def test_numbers_of_many_records_are_theirs_where_the_client_is_full(client: Fak
 
 
 def test_a_record_that_is_too_large_is_refused_at_once_and_not_counted(nobody: str) -> None:
-    producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "2000"}))
+    producer = ReliableProducer(build_producer_properties(nobody, {"message.max.bytes": "2000"}))
     with pytest.raises(RecordRefusedError, match="MSG_SIZE_TOO_LARGE"):
         producer.send(Record("orders", None, b"x" * 5000))
     assert producer.counts.sent == 0
@@ -480,7 +480,7 @@ def test_a_refused_record_stops_its_key_whenever_it_is_refused(
     nobody: str, policy: OnFailure, *, stops: bool, queued: bool
 ) -> None:
     """Refused at once it stopped nothing, so that later versions of a key went out and the first one behind them."""
-    properties = producer_properties(nobody, {"message.max.bytes": "2000"})
+    properties = build_producer_properties(nobody, {"message.max.bytes": "2000"})
     producer = ReliableProducer(properties, on_failure=policy, most_with_client=1)
     if queued:
         producer.send(Record("orders", b"before", b"v"))
@@ -504,7 +504,7 @@ def test_a_refused_record_stops_its_key_whenever_it_is_refused(
 
 def test_an_error_of_the_caller_is_not_hidden_by_what_is_left(nobody: str) -> None:
     def work() -> None:
-        with ReliableProducer(producer_properties(nobody)) as producer:
+        with ReliableProducer(build_producer_properties(nobody)) as producer:
             producer.send(Record("orders", None, b"x"))
             raise RuntimeError("of the caller")
 
@@ -535,7 +535,7 @@ def held(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes | None]]:
 def test_every_record_is_delivered_once_and_counted_through_a_queue_of_ten(bootstrap: str, topic: TopicFactory) -> None:
     name = topic(partitions=1)
     outcomes: list[Outcome] = []
-    properties = producer_properties(bootstrap, {"queue.buffering.max.messages": "10"})
+    properties = build_producer_properties(bootstrap, {"queue.buffering.max.messages": "10"})
     with ReliableProducer(properties) as producer:
         for n in range(500):
             producer.send(Record(name, b"k", b"%d" % n, headers=[("n", None)]), on_outcome=outcomes.append)
@@ -549,7 +549,7 @@ def test_every_record_is_delivered_once_and_counted_through_a_queue_of_ten(boots
 @pytest.mark.slow
 def test_several_clients_keep_the_order_of_each_key(bootstrap: str, topic: TopicFactory) -> None:
     name = topic(partitions=2)
-    with ReliableProducer(producer_properties(bootstrap), clients=4) as producer:
+    with ReliableProducer(build_producer_properties(bootstrap), clients=4) as producer:
         for n in range(20_000):
             producer.send(Record(name, b"%d" % (n % 7) if n % 7 else None, b"%d" % n, partition=0))
         producer.send(Record(name, b"1", b"last", headers=[("n", b"1")], timestamp=1_000_000))
@@ -567,8 +567,8 @@ def test_several_clients_keep_the_order_of_each_key(bootstrap: str, topic: Topic
 
 def test_several_clients_have_no_transaction_and_are_no_single_client(nobody: str) -> None:
     with pytest.raises(ConfigurationError, match="a transaction belongs to one client"):
-        ReliableProducer(producer_properties(nobody, {"transactional.id": "t"}), clients=2)
-    producer = ReliableProducer(producer_properties(nobody), clients=2)
+        ReliableProducer(build_producer_properties(nobody, {"transactional.id": "t"}), clients=2)
+    producer = ReliableProducer(build_producer_properties(nobody), clients=2)
     with pytest.raises(ConfigurationError, match="clients=1"):
         _ = producer.client
     producer.send(Record("t", b"1", b"v"), "one")
@@ -580,7 +580,7 @@ def test_several_clients_have_no_transaction_and_are_no_single_client(nobody: st
 
 def test_a_client_ends_with_its_producer(nobody: str) -> None:
     """One that waits for the collector would go on connecting, and keep what it was given."""
-    producer = ReliableProducer(producer_properties(nobody))
+    producer = ReliableProducer(build_producer_properties(nobody))
     producer.send(Record("t", b"1", b"v"))
     producer._give_up()
     gone = ref(producer)
@@ -598,7 +598,7 @@ def pairs(number: int) -> list[tuple[bytes | None, bytes | None]]:
 
 def test_many_records_are_named_and_counted_like_one(nobody: str) -> None:
     """Three of seven are with the client; one waits, so that those behind it have to."""
-    producer = ReliableProducer(producer_properties(nobody), most_with_client=3)
+    producer = ReliableProducer(build_producer_properties(nobody), most_with_client=3)
     producer.send_all("t", pairs(3), "abc")
     producer.send(Record("t", b"1", b"v"), "d")
     producer.send_all("t", pairs(1), "e")
@@ -717,7 +717,7 @@ def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unk
 def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     client: FakeClient, keys: list[bytes | None], at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impersonate, calls = highwater.resources.delivery_tickets.Ticket.impersonate, itertools.count(1)
+    impersonate, calls = highwater.resources.delivery_tickets.Ticket.cover_records, itertools.count(1)
 
     def interrupted(*given: Any) -> object:
         if next(calls) == at:
@@ -727,7 +727,7 @@ def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     client.room = 3
     producer = producing()
     with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-        patched.setattr(highwater.resources.delivery_tickets.Ticket, "impersonate", interrupted)
+        patched.setattr(highwater.resources.delivery_tickets.Ticket, "cover_records", interrupted)
         producer.send_all("t", [(key, b"v") for key in keys])
     assert producer._with_client == len(client.sent) == producer.counts.sent
     client.ends = [None] * 3
@@ -781,14 +781,14 @@ def test_many_records_before_an_error_of_their_source_are_sent(client: FakeClien
 
 @pytest.mark.parametrize("ids", ["ab", "abcd"], ids=["fewer", "more"])
 def test_ids_that_are_not_as_many_as_the_records_are_reported(nobody: str, ids: str) -> None:
-    producer = ReliableProducer(producer_properties(nobody))
+    producer = ReliableProducer(build_producer_properties(nobody))
     with pytest.raises(ValueError, match="zip"):
         producer.send_all("t", pairs(3), ids)
     assert producer.counts.sent == min(len(ids), 3)
 
 
 def test_a_refused_record_among_many_is_not_counted_and_stops_its_key(nobody: str) -> None:
-    producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "1000"}))
+    producer = ReliableProducer(build_producer_properties(nobody, {"message.max.bytes": "1000"}))
     with pytest.raises(RecordRefusedError):
         producer.send_all("t", [(b"1", b"v"), (b"2", b"v" * 2000), (b"3", b"v")], "abc")
     assert producer.counts.sent == 1
@@ -799,7 +799,7 @@ def test_a_refused_record_among_many_is_not_counted_and_stops_its_key(nobody: st
 
 @pytest.mark.parametrize("clients", [1, 2])
 def test_a_value_of_a_wrong_type_is_an_error_and_not_counted(nobody: str, clients: int) -> None:
-    producer = ReliableProducer(producer_properties(nobody), clients=clients)
+    producer = ReliableProducer(build_producer_properties(nobody), clients=clients)
     wrong: Any = 7
     with pytest.raises(TypeError):
         producer.send(Record("t", b"1", wrong))
@@ -836,7 +836,7 @@ def test_many_records_are_delivered_once_in_the_order_of_each_key(
     bootstrap: str, topic: TopicFactory, clients: int
 ) -> None:
     name = topic(partitions=1)
-    with ReliableProducer(producer_properties(bootstrap), most_with_client=500, clients=clients) as producer:
+    with ReliableProducer(build_producer_properties(bootstrap), most_with_client=500, clients=clients) as producer:
         producer.send_all(name, ((b"%d" % (n % 7) if n % 7 else None, b"%d" % n) for n in range(20_000)))
     assert producer.counts.delivered == 20_000
     found = held(bootstrap, name)
@@ -849,7 +849,7 @@ def test_many_records_are_delivered_once_in_the_order_of_each_key(
 def test_a_record_keeps_the_partition_and_the_time_that_are_asked_for(bootstrap: str, topic: TopicFactory) -> None:
     name = topic(partitions=3)
     outcomes: list[Outcome] = []
-    with ReliableProducer(producer_properties(bootstrap)) as producer:
+    with ReliableProducer(build_producer_properties(bootstrap)) as producer:
         producer.send(Record(name, None, b"v", partition=2, timestamp=1_000_000), on_outcome=outcomes.append)
     assert outcomes == [Outcome(name, 2, 0, 1_000_000)]
 
@@ -859,7 +859,7 @@ def test_an_absent_topic_is_not_created_and_its_records_are_reported(auto_creati
     """librdkafka's producers create topics by default, where the broker lets them."""
     from confluent_kafka.admin import AdminClient
 
-    properties = producer_properties(auto_creating.bootstrap) | {"topic.metadata.propagation.max.ms": "1000"}
+    properties = build_producer_properties(auto_creating.bootstrap) | {"topic.metadata.propagation.max.ms": "1000"}
     producer = ReliableProducer(properties)
     producer.send(Record("nowhere", None, b"v"))
     with pytest.raises(UndeliveredError, match=r"1 sent: 0 delivered, 0 outstanding, 1 _?UNKNOWN_TOPIC"):
@@ -878,7 +878,7 @@ def send_with_one_too_large(
     """400 records of 4 keys; returns the producer, the ids that were ticked, and those that were not taken."""
     ticked: list[str] = []
     refused: list[str] = []
-    properties = producer_properties(bootstrap, {"message.max.bytes": "4000000", "linger.ms": "0"})
+    properties = build_producer_properties(bootstrap, {"message.max.bytes": "4000000", "linger.ms": "0"})
     producer = ReliableProducer(properties, on_failure=policy, most_with_client=most_with_client, clients=clients)
     for n in range(400):
         value = b"x" * 2_000_000 if n == REFUSED else b"%d" % n
@@ -936,7 +936,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_record_and_doubles_none
     with EmbeddedBroker(tmp_path) as broker:
         create_topic(broker.bootstrap, "t", 1, {})
         with ReliableProducer(
-            producer_properties(broker.bootstrap, {"queue.buffering.max.messages": "2000"})
+            build_producer_properties(broker.bootstrap, {"queue.buffering.max.messages": "2000"})
         ) as producer:
             for n in range(3000):
                 if n == 500:
@@ -964,7 +964,7 @@ def test_each_record_is_reported_to_its_own_callback(client: FakeClient) -> None
 
 def test_one_by_one_and_together_the_records_of_a_key_go_to_the_same_client(nobody: str) -> None:
     """Else they would change places."""
-    clients = SeveralClients(producer_properties(nobody), 3)
+    clients = SeveralClients(build_producer_properties(nobody), 3)
     keys = [None, *(b"%d" % n for n in range(30))]
-    assert clients.produces_of(keys) == [clients.produces[client_of(key, 3)] for key in keys]
-    assert len({*map(id, clients.produces_of(keys))}) == 3
+    assert clients.select_produces(keys) == [clients.produces[find_client_index(key, 3)] for key in keys]
+    assert len({*map(id, clients.select_produces(keys))}) == 3

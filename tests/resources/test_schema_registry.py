@@ -18,7 +18,7 @@ from dev.processes import LOOPBACK, free_port
 from dev.registry import EmbeddedRegistry
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.resources.schema_registry import SchemaRegistry, open_registry
-from highwater.schemas import Schema, SchemaReference, framing_of
+from highwater.schemas import Schema, SchemaReference, parse_framing
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_an_avro_schema_comes_with_what_it_references_the_needed_first(
         client, "avro-cart", "AVRO", CART, ("shop.Order", "avro-order", 1), ("shop.Money", "avro-money", 1)
     )
 
-    assert registry.schema(found) == Schema(
+    assert registry.fetch_schema(found) == Schema(
         found,
         "AVRO",
         CART,
@@ -93,7 +93,7 @@ def test_a_protobuf_schema_comes_with_its_imports_and_compiles(
     register(client, "shop/money.proto", "PROTOBUF", MONEY_PROTO)
     found = register(client, "proto-order", "PROTOBUF", ORDER_PROTO, ("shop/money.proto", "shop/money.proto", 1))
 
-    schema = registry.schema(found)
+    schema = registry.fetch_schema(found)
 
     assert schema is not None
     assert (schema.kind, [one.name for one in schema.references]) == ("PROTOBUF", ["shop/money.proto"])
@@ -108,7 +108,7 @@ def test_a_protobuf_schema_comes_with_its_imports_and_compiles(
 def test_a_json_schema_is_read(client: SchemaRegistryClient, registry: SchemaRegistry) -> None:
     found = register(client, "json", "JSON", JSON_SCHEMA)
 
-    assert registry.schema(found) == Schema(found, "JSON", JSON_SCHEMA)
+    assert registry.fetch_schema(found) == Schema(found, "JSON", JSON_SCHEMA)
 
 
 @pytest.mark.slow
@@ -121,11 +121,11 @@ def test_what_confluents_serializer_writes_names_the_schema(
     serialize = AvroSerializer(client, MONEY)
     value = serialize({"amount": 3}, SerializationContext("written", MessageField.VALUE))
 
-    framed = framing_of(value, [])
+    framed = parse_framing(value, [])
 
     assert framed is not None
     assert framed.schema_id is not None
-    found = registry.schema(framed.schema_id)
+    found = registry.fetch_schema(framed.schema_id)
     assert found is not None
     assert json.loads(found.text)["name"] == "Money"
     assert framed.payload == b"\x06", "3 as a zig-zag varint"
@@ -136,36 +136,36 @@ def test_the_newest_schema_of_a_subject_is_read_each_time(
     client: SchemaRegistryClient, registry: SchemaRegistry
 ) -> None:
     first = register(client, "growing", "AVRO", '"string"')
-    assert registry.latest("growing") == Schema(first, "AVRO", '"string"')
+    assert registry.fetch_latest_schema("growing") == Schema(first, "AVRO", '"string"')
     client.set_compatibility("growing", "NONE")
     second = register(client, "growing", "AVRO", '"long"')
-    assert registry.latest("growing") == Schema(second, "AVRO", '"long"')
-    assert "growing" in registry.subjects()
+    assert registry.fetch_latest_schema("growing") == Schema(second, "AVRO", '"long"')
+    assert "growing" in registry.list_subjects()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schema_id", [0, 999_999, 2**31 - 1, 2**31, 2**32 - 1])
 def test_an_id_that_the_registry_does_not_know_is_none(registry: SchemaRegistry, schema_id: int) -> None:
-    assert registry.schema(schema_id) is None
+    assert registry.fetch_schema(schema_id) is None
 
 
 @pytest.mark.slow
 def test_an_unknown_schema_is_asked_for_again(client: SchemaRegistryClient, registry: SchemaRegistry) -> None:
     """A producer may register a schema just after a reader asked for it."""
     coming = register(client, "before", "AVRO", '{"type":"fixed","name":"Before","size":1}') + 1
-    assert registry.schema(coming) is None
+    assert registry.fetch_schema(coming) is None
     assert register(client, "after", "AVRO", '{"type":"fixed","name":"After","size":1}') == coming
-    assert registry.schema(coming) is not None
+    assert registry.fetch_schema(coming) is not None
 
 
 @pytest.mark.slow
 def test_a_subject_that_the_registry_does_not_know_is_none(registry: SchemaRegistry) -> None:
-    assert registry.latest("nobody-registered-this") is None
+    assert registry.fetch_latest_schema("nobody-registered-this") is None
 
 
 @pytest.mark.slow
 def test_a_registry_without_guids_knows_none(registry: SchemaRegistry) -> None:
-    assert registry.schema_by_guid("5b9a4b3c-0000-4000-8000-000000000000") is None
+    assert registry.fetch_schema_by_guid("5b9a4b3c-0000-4000-8000-000000000000") is None
 
 
 @pytest.mark.slow
@@ -175,12 +175,12 @@ def test_a_stopped_registry_is_away_and_known_schemas_stay(tmp_path: Path) -> No
     with EmbeddedRegistry(tmp_path) as server:
         known = register(SchemaRegistryClient({"url": server.url}), "known", "AVRO", MONEY)
         registry = SchemaRegistry(server.url, AT_ONCE)
-        before = registry.schema(known)
+        before = registry.fetch_schema(known)
     assert not server.alive
 
-    assert registry.schema(known) == before == Schema(known, "AVRO", MONEY)
+    assert registry.fetch_schema(known) == before == Schema(known, "AVRO", MONEY)
     with pytest.raises(DependencyAwayError, match=r"HIGHWATER_SCHEMA_REGISTRY_URL") as caught:
-        registry.schema(known + 1)
+        registry.fetch_schema(known + 1)
     assert "refused" in str(caught.value)
 
 
@@ -233,7 +233,7 @@ def test_a_refused_login_is_reported_without_the_password(status: int) -> None:
     with answering(refuse) as url:
         registry = SchemaRegistry(url, {"basic.auth.user.info": f"reader:{PASSWORD}"})
         with pytest.raises(DependencyAwayError, match="HIGHWATER_SCHEMA_REGISTRY_CONFIG") as caught:
-            registry.schema(1)
+            registry.fetch_schema(1)
 
     assert f"status {status}" in str(caught.value)
     assert PASSWORD not in texts(caught.value) + repr(registry)
@@ -243,7 +243,7 @@ def test_a_password_in_the_address_is_not_reported() -> None:
     with answering(lambda _: (401, b"{}")) as url:
         registry = SchemaRegistry(url.replace("//", f"//reader:{PASSWORD}@"), AT_ONCE)
         with pytest.raises(DependencyAwayError) as caught:
-            registry.subjects()
+            registry.list_subjects()
 
     assert url in str(caught.value)
     assert PASSWORD not in texts(caught.value) + repr(registry)
@@ -270,9 +270,9 @@ def test_an_answer_that_no_registry_gives_is_not_taken_for_an_unknown_schema(sta
     with answering(lambda _: (status, body)) as url:
         registry = SchemaRegistry(url, AT_ONCE)
         with pytest.raises(DependencyAwayError):
-            registry.schema(1)
+            registry.fetch_schema(1)
         with pytest.raises(DependencyAwayError):
-            registry.schema_by_guid("5b9a4b3c-0000-4000-8000-000000000000")
+            registry.fetch_schema_by_guid("5b9a4b3c-0000-4000-8000-000000000000")
 
 
 def test_a_missing_reference_is_not_taken_for_an_unknown_schema() -> None:
@@ -283,7 +283,7 @@ def test_a_missing_reference_is_not_taken_for_an_unknown_schema() -> None:
         return 404, b'{"error_code": 40402, "message": "Version not found."}'
 
     with answering(answer) as url, pytest.raises(DependencyAwayError, match=r"shop\.Money .subject money, version 3"):
-        SchemaRegistry(url, AT_ONCE).schema(1)
+        SchemaRegistry(url, AT_ONCE).fetch_schema(1)
 
 
 def test_a_schema_is_read_by_its_guid_once() -> None:
@@ -296,7 +296,7 @@ def test_a_schema_is_read_by_its_guid_once() -> None:
     guid = "5b9a4b3c-0000-4000-8000-000000000000"
     with answering(answer) as url:
         registry = SchemaRegistry(url, AT_ONCE)
-        assert registry.schema_by_guid(guid) == registry.schema_by_guid(guid) == Schema(None, "AVRO", MONEY)
+        assert registry.fetch_schema_by_guid(guid) == registry.fetch_schema_by_guid(guid) == Schema(None, "AVRO", MONEY)
     assert asked == [f"/schemas/guids/{guid}"]
 
 
@@ -310,7 +310,7 @@ def test_a_silent_registry_is_away_within_the_time_out() -> None:
     with answering(answer) as url:
         began = time.monotonic()
         with pytest.raises(DependencyAwayError, match="ReadTimeout"):
-            SchemaRegistry(url, {"timeout": 1, **AT_ONCE}).subjects()
+            SchemaRegistry(url, {"timeout": 1, **AT_ONCE}).list_subjects()
         took = time.monotonic() - began
         released.set()
     assert took < 30, "the server answers after 60 s"
@@ -332,7 +332,7 @@ def test_an_address_in_the_properties_is_refused() -> None:
 )
 def test_properties_that_the_client_refuses_are_reported_without_their_values(config: dict[str, str | int]) -> None:
     with pytest.raises(ConfigurationError, match="HIGHWATER_SCHEMA_REGISTRY_CONFIG") as caught:
-        SchemaRegistry("http://here", config).subjects()
+        SchemaRegistry("http://here", config).list_subjects()
     assert PASSWORD not in texts(caught.value)
 
 

@@ -137,12 +137,12 @@ def test_a_class_that_only_the_trace_of_a_connect_server_names_is_found() -> Non
         def getStackTrace(self) -> str:  # noqa: N802 - as PySpark names it
             return f"java.lang.RuntimeException\n\tat x\nCaused by: {STORAGE}"
 
-    error = spark_checks.explained("Spark cannot look", ServerError("an error of the server"), SERVER)
+    error = spark_checks.explain_error("Spark cannot look", ServerError("an error of the server"), SERVER)
     assert "delta-storage-" in str(error.stored)
 
 
 def test_an_unknown_error_is_shown_by_its_cause() -> None:
     text = "An error occurred while calling None.x.\n: java.lang.IllegalStateException: stopped\n\tat org.apache"
-    error = spark_checks.explained("no Spark session opens", OSError(text), CLUSTER)
+    error = spark_checks.explain_error("no Spark session opens", OSError(text), CLUSTER)
     assert isinstance(error, HighwaterError)
     assert error.found == "java.lang.IllegalStateException: stopped"

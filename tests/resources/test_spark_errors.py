@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.errors import LAKE, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
-from highwater.resources.spark import _allow_deep_plans, delta_errors, translated
+from highwater.resources.spark import _allow_deep_plans, delta_errors, translate_error
 
 TABLE = "/lake/orders/raw"
 FOLDER = f"file:{TABLE}/slice=orders@0000007"
@@ -41,13 +41,13 @@ def test_what_cannot_be_written_is_the_lakes_and_is_tried_again(cause: str) -> N
 
 
 def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
-    conflict = translated(TABLE, TASK + "ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] Files were added")
+    conflict = translate_error(TABLE, TASK + "ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] Files were added")
     assert isinstance(conflict, SupersededAttemptError)
-    expired = translated(
+    expired = translate_error(
         TABLE, TASK + "java.lang.IllegalStateException: Cannot fetch offset 5, data may have been lost"
     )
     assert isinstance(expired, OffsetsExpiredError)
-    assert translated(TABLE, TASK + "java.lang.ArithmeticException: / by zero") is None
+    assert translate_error(TABLE, TASK + "java.lang.ArithmeticException: / by zero") is None
 
 
 def test_a_plan_of_many_levels_is_copied() -> None:

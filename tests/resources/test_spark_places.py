@@ -12,7 +12,7 @@ from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.resources import java, spark_places
 from highwater.resources.java import Java
 from highwater.resources.local_spark import find_run_java
-from highwater.resources.spark_places import connect_place, master_places, reach
+from highwater.resources.spark_places import connect_place, parse_master_places, reach
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def test_one_master_of_a_list_is_enough_and_the_others_are_named(tmp_path: Path)
 
 
 def test_ports_are_those_of_the_url_or_the_usual_ones() -> None:
-    assert master_places("k8s://https://api.example")[1] == [("api.example", 443)]
-    assert master_places("k8s://api.example:6443")[1] == [("api.example", 6443)]
-    assert master_places("spark://a:7077,[::1]:7078")[1] == [("a", 7077), ("::1", 7078)]
-    assert master_places("local[*]")[1] == []
+    assert parse_master_places("k8s://https://api.example")[1] == [("api.example", 443)]
+    assert parse_master_places("k8s://api.example:6443")[1] == [("api.example", 6443)]
+    assert parse_master_places("spark://a:7077,[::1]:7078")[1] == [("a", 7077), ("::1", 7078)]
+    assert parse_master_places("local[*]")[1] == []
     assert connect_place("sc://server") == ("server", 15002)
     assert connect_place("sc://[::1]/;token=x") == ("::1", 15002)
     assert connect_place("sc://[::1]:15003") == ("::1", 15003)
@@ -71,7 +71,7 @@ def test_ports_are_those_of_the_url_or_the_usual_ones() -> None:
 @pytest.mark.parametrize("wrong", ["spark://master", "spark://:7077", "spark://a:7077,b", "k8s://", "k8s://a:x"])
 def test_a_master_without_host_or_port_is_no_address(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="HIGHWATER_SPARK_MASTER has an address without host and port"):
-        master_places(wrong)
+        parse_master_places(wrong)
 
 
 def test_yarn_needs_the_configuration_of_hadoop(tmp_path: Path) -> None:

@@ -175,13 +175,13 @@ def keys(bootstrap: str, topic: str) -> list[bytes | None]:
 
 def all_ended(bootstrap: str, topic: str) -> bool:
     """Whether no transaction is open, up to the end of the topic."""
-    state = Kafka(bootstrap).topic_state(topic).partitions[0]
+    state = Kafka(bootstrap).read_topic_state(topic).partitions[0]
     return state.last_stable is not None and state.last_stable == state.high_watermark
 
 
 def settled(bootstrap: str, topic: str) -> int:
     """Up to where no transaction is open."""
-    return Kafka(bootstrap).topic_state(topic).partitions[0].last_stable or 0
+    return Kafka(bootstrap).read_topic_state(topic).partitions[0].last_stable or 0
 
 
 def coordinator(cluster: EmbeddedCluster) -> EmbeddedBroker:

@@ -12,8 +12,8 @@ import dagster as dg
 
 from highwater.declaration import Severity
 from highwater.errors import BlockedError
-from highwater.orchestration.asset_keys import BY_NAME, table_key
-from highwater.orchestration.checking.check_results import warned
+from highwater.orchestration.asset_keys import BY_NAME, build_table_key
+from highwater.orchestration.checking.check_results import load_warned_slices
 from highwater.orchestration.checking.checks import CHECKS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str,
     Raises:
         BlockedError: one did.
     """
-    blocking = _blocking_above(stream, table)
+    blocking = _select_blocking_checks(stream, table)
     if not blocking:
         return
     found = instance.event_log_storage.get_asset_check_partition_info(blocking, partition_keys=keys)
@@ -36,9 +36,9 @@ def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str,
         info
         for info in found
         if info.latest_execution_status.value == "FAILED"
-        and _still_true(info)
+        and _is_up_to_date(info)
         # Within a run Dagster lets a warning pass, whatever the check.
-        and not warned(instance, info.check_key, {info.partition_key})
+        and not load_warned_slices(instance, info.check_key, {info.partition_key})
     ]
     if failed:
         failures = sorted({f"{info.check_key.name} of {info.partition_key}" for info in failed})
@@ -52,24 +52,24 @@ def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str,
         )
 
 
-def _still_true(info: AssetCheckPartitionInfo) -> bool:
+def _is_up_to_date(info: AssetCheckPartitionInfo) -> bool:
     """Whether the table was not materialised again since: what was reprocessed is not covered by an older check."""
     materialised = info.latest_materialization_storage_id
     return materialised is None or info.latest_check_event_storage_id > materialised
 
 
-def _blocking_above(stream: Stream, table: str) -> list[dg.AssetCheckKey]:
-    above = _above(table)
+def _select_blocking_checks(stream: Stream, table: str) -> list[dg.AssetCheckKey]:
+    above = _select_upstream_tables(table)
     return [
-        dg.AssetCheckKey(table_key(stream, checks.table), name)
+        dg.AssetCheckKey(build_table_key(stream, checks.table), name)
         for checks in CHECKS
         if checks.table in above
-        for name in checks.names(stream)
-        if stream.severity(name) is Severity.BLOCK
+        for name in checks.select_names(stream)
+        if stream.find_severity(name) is Severity.BLOCK
     ]
 
 
-def _above(table: str) -> set[str]:
+def _select_upstream_tables(table: str) -> set[str]:
     """The tables that a table is made from, however many lie in between."""
     direct = BY_NAME[table].above if table in BY_NAME else ()
-    return set(direct).union(*(_above(name) for name in direct))
+    return set(direct).union(*(_select_upstream_tables(name) for name in direct))

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from highwater.resources.delta import answer
+from highwater.resources.delta import run_query
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +81,7 @@ class Suspects:
         self._folder = tempfile.TemporaryDirectory(prefix="highwater-suspects-")
         self._tables = 0
 
-    def among(self, scope: Scope, traits: Iterable[Trait]) -> DeltaTable | None:
+    def load_suspect_keys(self, scope: Scope, traits: Iterable[Trait]) -> DeltaTable | None:
         """The keys with one of the traits, as a table with the column `key`; None if there are none.
 
         Raises:
@@ -90,8 +90,8 @@ class Suspects:
         import pyarrow as pa
         from deltalake import DeltaTable, write_deltalake
 
-        texts = dict.fromkeys(self._text(scope, trait) for trait in traits)
-        found = pa.concat_tables([self._asked(text) for text in texts])
+        texts = dict.fromkeys(self._build_query(scope, trait) for trait in traits)
+        found = pa.concat_tables([self._load_cached(text) for text in texts])
         if not len(found):
             return None
         self._tables += 1
@@ -99,18 +99,20 @@ class Suspects:
         write_deltalake(path, found)
         return DeltaTable(path)
 
-    def _asked(self, text: str) -> pa.Table:
+    def _load_cached(self, text: str) -> pa.Table:
         if text not in self._found:
-            self._found[text] = answer({"t": self._events}, text)
+            self._found[text] = run_query({"t": self._events}, text)
         return self._found[text]
 
-    def _text(self, scope: Scope, trait: Trait) -> str:
+    def _build_query(self, scope: Scope, trait: Trait) -> str:
         joined = "" if scope.checked is None else TOUCHED
         slim = _SLIM.format(
             mine=scope.mine, among=scope.among, key_range=scope.key_range, joined=joined, state=self._rules["state"]
         )
         if trait is Trait.ODD:
-            return slim + _ODD.format(begins_otherwise=self._begins_otherwise, incomplete=self._incomplete(scope))
+            return slim + _ODD.format(
+                begins_otherwise=self._begins_otherwise, incomplete=self._build_incomplete_condition(scope)
+            )
         if self._stream.first_version is None and trait is Trait.FALLING:
             return slim + _SORTED
         # Both traits in one pass, where one join finds both.
@@ -124,7 +126,7 @@ class Suspects:
             return "false"
         return f"version = {self._rules['begin']} AND state <> {self._rules['first']}"
 
-    def _incomplete(self, scope: Scope) -> str:
+    def _build_incomplete_condition(self, scope: Scope) -> str:
         """The condition of a key that lacks a version; below the lowest one that is looked at nothing is known."""
         first = self._stream.first_version
         if first is None:

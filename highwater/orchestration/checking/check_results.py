@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 CHECKS_A_PAGE = 1_000
 
 
-def failing_checks(instance: dg.DagsterInstance, stream: Stream) -> dict[str, int]:
+def count_failing_slices(instance: dg.DagsterInstance, stream: Stream) -> dict[str, int]:
     """For each check whose last execution found an error in some slices their number; warnings do not count."""
-    keys = _erring_keys(stream)
+    keys = _select_error_keys(stream)
     found = instance.event_log_storage.get_asset_check_partition_info(keys)
     failed: dict[dg.AssetCheckKey, set[str | None]] = {}
     for info in found:
         if info.latest_execution_status.value == "FAILED":
             failed.setdefault(info.check_key, set()).add(info.partition_key)
-    counts = {key.name: len(slices - warned(instance, key, slices)) for key, slices in failed.items()}
+    counts = {key.name: len(slices - load_warned_slices(instance, key, slices)) for key, slices in failed.items()}
     return {name: count for name, count in counts.items() if count}
 
 
-def warned(instance: dg.DagsterInstance, key: dg.AssetCheckKey, slices: Collection[str | None]) -> set[str | None]:
+def load_warned_slices(
+    instance: dg.DagsterInstance, key: dg.AssetCheckKey, slices: Collection[str | None]
+) -> set[str | None]:
     """The slices in which the check failed and its last execution gave a warning only."""
     import dagster as dg
     from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
@@ -51,22 +53,24 @@ def warned(instance: dg.DagsterInstance, key: dg.AssetCheckKey, slices: Collecti
     return mild
 
 
-def erring_checks(stream: Stream) -> list[str]:
+def select_error_checks(stream: Stream) -> list[str]:
     """The names of the checks that do more than warn."""
-    return [key.name for key in _erring_keys(stream)]
+    return [key.name for key in _select_error_keys(stream)]
 
 
-def _erring_keys(stream: Stream) -> list[dg.AssetCheckKey]:
-    return [key for key in check_keys(stream) if stream.severity(key.name) is not Severity.WARN]
+def _select_error_keys(stream: Stream) -> list[dg.AssetCheckKey]:
+    return [key for key in check_keys(stream) if stream.find_severity(key.name) is not Severity.WARN]
 
 
 def check_keys(stream: Stream) -> list[dg.AssetCheckKey]:
     """The keys of a stream's checks."""
     import dagster as dg
 
-    from highwater.orchestration.asset_keys import table_key
+    from highwater.orchestration.asset_keys import build_table_key
     from highwater.orchestration.checking.checks import CHECKS
 
     return [
-        dg.AssetCheckKey(table_key(stream, checks.table), name) for checks in CHECKS for name in checks.names(stream)
+        dg.AssetCheckKey(build_table_key(stream, checks.table), name)
+        for checks in CHECKS
+        for name in checks.select_names(stream)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from highwater.retention import aged, records
+from highwater.retention import count_expired_rows, count_records
 
 if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
@@ -47,7 +47,9 @@ class Counted:
     attempts: Collection[int] = ()
 
 
-def conserved(slice_commits: Mapping[str, SliceCommit | None], rows: Mapping[str, Counted]) -> CheckResult:
+def build_conservation_result(
+    slice_commits: Mapping[str, SliceCommit | None], rows: Mapping[str, Counted]
+) -> CheckResult:
     """Whether every record of a slice is in exactly one place (I5).
 
     Args:
@@ -59,19 +61,23 @@ def conserved(slice_commits: Mapping[str, SliceCommit | None], rows: Mapping[str
     if raw is None or events is None or rejects is None:
         absent = [table for table, slice_commit in slice_commits.items() if slice_commit is None]
         return CheckResult(passed=False, text=f"the slice is not in {', '.join(absent)}")
-    numbers = _numbers(raw, events, rejects)
-    problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows) or _strangers(events, rejects, rows)
+    numbers = _build_numbers(raw, events, rejects)
+    problem = (
+        _find_disagreement(raw, events, rejects)
+        or _find_imbalance(numbers, rows)
+        or _find_wrong_attempt(events, rejects, rows)
+    )
     sums = " + ".join(f"{numbers[name]} {name}" for name in PLACES)
     gone = f", {numbers['aged']} of raw have expired" if "aged" in numbers else ""
     return CheckResult(problem is None, problem or f"{numbers['raw']} raw = {sums}{gone}", numbers)
 
 
-def _numbers(raw: SliceCommit, events: SliceCommit, rejects: SliceCommit) -> dict[str, int]:
+def _build_numbers(raw: SliceCommit, events: SliceCommit, rejects: SliceCommit) -> dict[str, int]:
     return {
         "offsets": raw.slice_.offsets,
-        "raw": records(raw),
-        "gaps": raw.slice_.offsets - records(raw),
-        **({"aged": aged(raw)} if aged(raw) else {}),
+        "raw": count_records(raw),
+        "gaps": raw.slice_.offsets - count_records(raw),
+        **({"aged": count_expired_rows(raw)} if count_expired_rows(raw) else {}),
         "events": events.rows or 0,
         "rejects": rejects.rows or 0,
         "tombstones": events.counts.get("tombstones", 0),
@@ -79,7 +85,7 @@ def _numbers(raw: SliceCommit, events: SliceCommit, rejects: SliceCommit) -> dic
     }
 
 
-def _disagreement(raw: SliceCommit, events: SliceCommit, rejects: SliceCommit) -> str | None:
+def _find_disagreement(raw: SliceCommit, events: SliceCommit, rejects: SliceCommit) -> str | None:
     if rejects.attempt != events.attempt:
         return f"rejects belong to attempt {rejects.attempt}, events to attempt {events.attempt}"
     if raw.slice_.ranges != events.slice_.ranges or raw.slice_.ranges != rejects.slice_.ranges:
@@ -87,14 +93,14 @@ def _disagreement(raw: SliceCommit, events: SliceCommit, rejects: SliceCommit) -
     return None
 
 
-def _strangers(events: SliceCommit, rejects: SliceCommit, rows: Mapping[str, Counted]) -> str | None:
+def _find_wrong_attempt(events: SliceCommit, rejects: SliceCommit, rows: Mapping[str, Counted]) -> str | None:
     for table, slice_commit in (("events", events), ("rejects", rejects)):
         if others := {*rows.get(table, Counted()).attempts} - {slice_commit.attempt}:
             return f"the commit of {table} is of attempt {slice_commit.attempt}, and rows are of attempt {min(others)}"
     return None
 
 
-def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, Counted]) -> str | None:
+def _find_imbalance(numbers: Mapping[str, int], rows: Mapping[str, Counted]) -> str | None:
     found = sum(numbers[name] for name in PLACES)
     if numbers["gaps"] < 0:
         return f"raw holds {numbers['raw']} rows for {numbers['offsets']} offsets"
@@ -108,7 +114,7 @@ def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, Counted]) -> str |
     return None
 
 
-def in_order(
+def check_order(
     keys: int,
     absent: int,
     behind: int,
@@ -163,7 +169,7 @@ def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[
     return CheckResult(not classes, text, numbers, samples)
 
 
-def versions_rise(
+def build_version_rise_result(
     totals: Mapping[str, int], classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]
 ) -> CheckResult:
     """Whether every version that falls along the offsets of its key is explained.
@@ -177,7 +183,7 @@ def versions_rise(
     moved = totals.get("keys_in_several_partitions", 0)
     counts_text = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
     spread = f"; {moved:,} keys moved to other partitions, between which no order is claimed" if moved else ""
-    numbers = {"events": events, "falls": falls, "keys_in_several_partitions": moved, **_named(classes)}
+    numbers = {"events": events, "falls": falls, "keys_in_several_partitions": moved, **_replace_spaces(classes)}
     text = (
         f"{falls:,} versions fall along the offsets of {events:,} events"
         + (f": {counts_text}" if falls else "")
@@ -193,11 +199,13 @@ def versions_rise(
     return CheckResult(not classes.get("unexplained"), text, numbers, ordered)
 
 
-def _named(classes: Mapping[str, int]) -> dict[str, int]:
+def _replace_spaces(classes: Mapping[str, int]) -> dict[str, int]:
     return {name.replace(" ", "_"): count for name, count in classes.items()}
 
 
-def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Mapping[str, Any]]) -> CheckResult:
+def build_content_result(
+    totals: Mapping[str, int], conflicts: int, samples: Sequence[Mapping[str, Any]]
+) -> CheckResult:
     """Whether no version of a key has two contents; of those that have, the earliest origin wins."""
     events, again = totals.get("events", 0), totals.get("second_deliveries", 0)
     numbers = {"events": events, "second_deliveries": again, "conflicts": conflicts}
@@ -210,7 +218,7 @@ def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Map
     return CheckResult(not conflicts, text, numbers, samples)
 
 
-def allowed_transitions(totals: Mapping[str, int], wrong: int, samples: Sequence[Mapping[str, Any]]) -> CheckResult:
+def build_transition_result(totals: Mapping[str, int], wrong: int, samples: Sequence[Mapping[str, Any]]) -> CheckResult:
     """Whether every state of a key may follow the one of the version before it."""
     events = totals.get("events", 0)
     text = f"every state may follow the one before it in {events:,} events"
@@ -222,7 +230,7 @@ def allowed_transitions(totals: Mapping[str, int], wrong: int, samples: Sequence
     return CheckResult(not wrong, text, {"events": events, "not_allowed": wrong}, samples)
 
 
-def none_missing(
+def build_missing_versions_result(
     totals: Mapping[str, int], classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]], stream: str
 ) -> CheckResult:
     """Whether every version below a key's highest is there; one that may still come makes a warning, no error.
@@ -234,7 +242,7 @@ def none_missing(
         stream: its name, for the remedy.
     """
     missing, events, nowhere = sum(classes.values()), totals.get("events", 0), classes.get("nowhere", 0)
-    numbers = {"events": events, "missing": missing, **_named(classes)}
+    numbers = {"events": events, "missing": missing, **_replace_spaces(classes)}
     if not missing:
         return CheckResult(passed=True, text=f"no version is missing below those of {events:,} events", numbers=numbers)
     counts_text = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
@@ -262,7 +270,7 @@ class Attempts:
     current: Mapping[str, int] | None
     metrics: Mapping[str, int] | None = None
 
-    def tables(self) -> dict[str, Mapping[str, int]]:
+    def group_by_table(self) -> dict[str, Mapping[str, int]]:
         """The tables by name, upstream first."""
         return {"raw": self.raw, "events": self.events, **self._followers}
 
@@ -271,7 +279,7 @@ class Attempts:
         found = {"rejects": self.rejects, "dlq": self.dlq, "current": self.current, "metrics": self.metrics}
         return {name: table for name, table in found.items() if table is not None}
 
-    def lacking(self, key: str) -> tuple[str, ...]:
+    def select_missing_tables(self, key: str) -> tuple[str, ...]:
         """The tables that lack the slice's decision; empty when it is done."""
         decision = self.events.get(key)
         return (

@@ -9,7 +9,7 @@ import dagster as dg
 
 from highwater.declaration import Severity
 from highwater.orchestration import metadata
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.checking import (
     contents,
     follower_checks,
@@ -22,12 +22,12 @@ from highwater.orchestration.checking import (
     slice_status,
     version_checks,
 )
-from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.failures import translate_errors
-from highwater.orchestration.partitions import partitions_definition
-from highwater.orchestration.resources import schemas
-from highwater.reclaims import numbers
-from highwater.settings import docs_url
+from highwater.orchestration.partitions import build_partitions_definition
+from highwater.orchestration.resources import open_schema_finder
+from highwater.reclaims import count_reclaims
+from highwater.settings import find_docs_url
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 Results = dict[str, dict[str, "CheckResult"]]
 
 
-def page_of(name: str) -> str:
+def find_page(name: str) -> str:
     """The page of a check, from the top of the repository."""
     return f"docs/checks/{name}.md"
 
 
-def link_to(name: str) -> dg.MetadataValue[str]:
+def build_link(name: str) -> dg.MetadataValue[str]:
     """The page of a check as metadata: a link where it is said where the pages are served."""
-    served = docs_url(os.environ)
+    served = find_docs_url(os.environ)
     return (
-        dg.MetadataValue.path(page_of(name)) if served is None else dg.MetadataValue.url(f"{served}/checks/{name}.md")
+        dg.MetadataValue.path(find_page(name)) if served is None else dg.MetadataValue.url(f"{served}/checks/{name}.md")
     )
 
 
@@ -82,21 +82,21 @@ class Checks:
     decide: Callable[[Sources, "Stream", Sequence[str]], Results]
     of: Callable[["Stream"], list[str]] | None = None
 
-    def names(self, stream: "Stream") -> list[str]:
+    def select_names(self, stream: "Stream") -> list[str]:
         """The names of those that a stream has."""
         return list(self.what) if self.of is None else self.of(stream)
 
-    def results(self, ask: Sources, stream: "Stream", keys: Sequence[str]) -> Results:
+    def check_slices(self, ask: Sources, stream: "Stream", keys: Sequence[str]) -> Results:
         """For each check that a stream has the result on each slice."""
-        return self.decide(ask, stream, keys) if self.names(stream) else {}
+        return self.decide(ask, stream, keys) if self.select_names(stream) else {}
 
 
-def _of_raw(ask: Sources, stream: "Stream", keys: Sequence[str]) -> Results:
-    found = in_raw(ask.ledger, ask.lake, stream, keys)
+def _check_raw(ask: Sources, stream: "Stream", keys: Sequence[str]) -> Results:
+    found = read_raw_offsets(ask.ledger, ask.lake, stream, keys)
     return {
-        "slices_tile": plan_checks.slices_tile(ask.ledger, stream, keys),
-        "offsets_as_planned": plan_checks.offsets_as_planned(found),
-        "gaps_explained": gap_checks.gaps_explained(ask.ledger, ask.kafka, found),
+        "slices_tile": plan_checks.check_slices_tile(ask.ledger, stream, keys),
+        "offsets_as_planned": plan_checks.check_offsets_as_planned(found),
+        "gaps_explained": gap_checks.check_gaps_explained(ask.ledger, ask.kafka, found),
     }
 
 
@@ -114,7 +114,7 @@ CHECKS = (
                 "as a second reader saw them when the slice was first read; none is a record that Kafka serves."
             ),
         },
-        _of_raw,
+        _check_raw,
     ),
     Checks(
         "events",
@@ -126,7 +126,7 @@ CHECKS = (
             )
         },
         lambda ask, stream, keys: {
-            "offsets_accounted_for": origin_checks.offsets_accounted_for(ask.ledger, ask.lake, stream, keys)
+            "offsets_accounted_for": origin_checks.check_offsets_accounted(ask.ledger, ask.lake, stream, keys)
         },
     ),
     Checks(
@@ -134,7 +134,7 @@ CHECKS = (
         ("raw",),
         {contents.AS_RECORDED: "Every event has the fields that its record in raw has, read by another parser."},
         lambda ask, stream, keys: {
-            contents.AS_RECORDED: contents.events_as_recorded(ask.ledger, ask.lake, stream, keys, ask.schemas)
+            contents.AS_RECORDED: contents.check_events_as_recorded(ask.ledger, ask.lake, stream, keys, ask.schemas)
         },
     ),
     Checks(
@@ -142,7 +142,7 @@ CHECKS = (
         ("rejects",),
         {"rejects_published": "The rejects of the slice are the rows of dlq, and as many as were published."},
         lambda ask, stream, keys: {
-            "rejects_published": follower_checks.rejects_published(ask.ledger, ask.lake, stream, keys)
+            "rejects_published": follower_checks.check_rejects_published(ask.ledger, ask.lake, stream, keys)
         },
     ),
     Checks(
@@ -158,17 +158,17 @@ CHECKS = (
             ),
         },
         lambda ask, stream, keys: {
-            version_checks.IN_ORDER: slice_status.version_order(ask.lake, stream, keys),
-            version_checks.FOLLOWS_EVENTS: follower_checks.current_follows_events(ask.lake, stream, keys),
+            version_checks.IN_ORDER: slice_status.check_version_order(ask.lake, stream, keys),
+            version_checks.FOLLOWS_EVENTS: follower_checks.check_current_follows_events(ask.lake, stream, keys),
         },
-        version_checks.current_names,
+        version_checks.select_current_check_names,
     ),
     Checks(
         "events",
         ("raw",),
         {key_checks.AS_DECLARED: "Every record of an event has the key that the fields of `key` give."},
-        lambda ask, stream, keys: {key_checks.AS_DECLARED: key_checks.record_keys_as_declared(ask.lake, stream, keys)},
-        key_checks.names,
+        lambda ask, stream, keys: {key_checks.AS_DECLARED: key_checks.check_record_keys(ask.lake, stream, keys)},
+        key_checks.select_check_names,
     ),
     Checks(
         "events",
@@ -181,8 +181,8 @@ CHECKS = (
             version_checks.ONE_CONTENT: "No version of a key comes with two contents, in whatever slices.",
             version_checks.TRANSITIONS: "Every state follows one that it may follow, by the declared transitions.",
         },
-        lambda ask, stream, keys: version_checks.version_checks(ask.lake, stream, keys),
-        version_checks.names,
+        lambda ask, stream, keys: version_checks.check_versions(ask.lake, stream, keys),
+        version_checks.select_check_names,
     ),
     Checks(
         "events",
@@ -194,10 +194,10 @@ CHECKS = (
                 "still come, is a warning."
             )
         },
-        lambda ask, stream, keys: version_checks.missing_checks(
-            ask.lake, stream, keys, numbers(ask.ledger.reclaims.of(stream.name))
+        lambda ask, stream, keys: version_checks.check_version_gaps(
+            ask.lake, stream, keys, count_reclaims(ask.ledger.reclaims.list_for_stream(stream.name))
         ),
-        version_checks.counted_names,
+        version_checks.select_missing_check_names,
     ),
     Checks(
         "metrics",
@@ -207,8 +207,8 @@ CHECKS = (
                 "The minutes that the slice touches are there once, and are what one query over all events says."
             )
         },
-        lambda ask, stream, keys: metrics_checks.metrics_follow_events(ask.ledger, ask.lake, stream, keys),
-        metrics_checks.names,
+        lambda ask, stream, keys: metrics_checks.check_metrics_follow_events(ask.ledger, ask.lake, stream, keys),
+        metrics_checks.select_check_names,
     ),
     Checks(
         "published",
@@ -218,31 +218,31 @@ CHECKS = (
                 "Every event of the slice was sent or is a second delivery, and nothing else was sent of it."
             )
         },
-        lambda ask, stream, keys: published_checks.events_published(ask.ledger, ask.lake, stream, keys),
-        published_checks.names,
+        lambda ask, stream, keys: published_checks.check_events_published(ask.ledger, ask.lake, stream, keys),
+        published_checks.select_check_names,
     ),
 )
 
 
-def stream_checks(stream: "Stream") -> list[dg.AssetChecksDefinition]:
+def build_stream_checks(stream: "Stream") -> list[dg.AssetChecksDefinition]:
     """The checks of a stream."""
-    return [_checks(stream, checks) for checks in CHECKS if checks.names(stream)]
+    return [_build_checks(stream, checks) for checks in CHECKS if checks.select_names(stream)]
 
 
-def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
-    names = checks.names(stream)
+def _build_checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
+    names = checks.select_names(stream)
 
     @dg.multi_asset_check(
         specs=[
             dg.AssetCheckSpec(
                 name,
-                asset=table_key(stream, checks.table),
-                additional_deps=[table_key(stream, needed) for needed in checks.needs],
-                description=f"{checks.what[name]} If it fails: {page_of(name)}",
-                metadata={"page": link_to(name)},
+                asset=build_table_key(stream, checks.table),
+                additional_deps=[build_table_key(stream, needed) for needed in checks.needs],
+                description=f"{checks.what[name]} If it fails: {find_page(name)}",
+                metadata={"page": build_link(name)},
                 # Dagster then runs the assets downstream of the table only after this check, in runs that have both.
-                blocking=stream.severity(name) is Severity.BLOCK,
-                partitions_def=partitions_definition(stream),
+                blocking=stream.find_severity(name) is Severity.BLOCK,
+                partitions_def=build_partitions_definition(stream),
             )
             for name in names
         ],
@@ -251,7 +251,7 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
     )
     def run(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
         op = context.op_execution_context
-        yield from evaluations(op, stream, checks)
+        yield from evaluate_checks(op, stream, checks)
         # The results of the step as a whole; Dagster takes the answers above slice by slice.
         for output in op.op_def.output_defs:
             yield dg.Output(None, output_name=output.name)
@@ -259,18 +259,20 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
     return run
 
 
-def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks) -> Iterator[dg.AssetCheckEvaluation]:
+def evaluate_checks(
+    context: dg.OpExecutionContext, stream: "Stream", checks: Checks
+) -> Iterator[dg.AssetCheckEvaluation]:
     """One evaluation for each slice of the run: the result of a check over a range has no partition."""
     with translate_errors(context.retry_number, lambda: None):
         made = context.resources
-        sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open(), schemas())
-        results = checks.results(sources, stream, context.partition_keys)
+        sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open(), open_schema_finder())
+        results = checks.check_slices(sources, stream, context.partition_keys)
     for name, by_slice in results.items():
         for key, result in by_slice.items():
-            yield evaluation(stream, checks.table, name, key, result)
+            yield build_evaluation(stream, checks.table, name, key, result)
 
 
-def failures(stream: "Stream", results: Results, *, warned: bool) -> Iterator[tuple[str, str, "CheckResult"]]:
+def select_failures(stream: "Stream", results: Results, *, warned: bool) -> Iterator[tuple[str, str, "CheckResult"]]:
     """The check, the slice and the result of each that fails; one that is a warning by itself is no failure.
 
     Args:
@@ -279,23 +281,25 @@ def failures(stream: "Stream", results: Results, *, warned: bool) -> Iterator[tu
         warned: whether those count that are warnings because the stream declares their check to be one.
     """
     for name, by_slice in results.items():
-        counts = warned or stream.severity(name) is not Severity.WARN
+        counts = warned or stream.find_severity(name) is not Severity.WARN
         yield from ((name, key, one) for key, one in by_slice.items() if counts and not one.passed and not one.warning)
 
 
-def evaluation(stream: "Stream", table: str, name: str, key: str, result: "CheckResult") -> dg.AssetCheckEvaluation:
+def build_evaluation(
+    stream: "Stream", table: str, name: str, key: str, result: "CheckResult"
+) -> dg.AssetCheckEvaluation:
     """A result in Dagster's form; how much weight it has, the stream declares."""
-    severity = stream.severity(name)
+    severity = stream.find_severity(name)
     warns = result.warning or severity is Severity.WARN
     found: dict[str, dg.MetadataValue] = {
         number: dg.MetadataValue.int(count) for number, count in result.numbers.items()
     }
     if not result.passed:
-        found["page"] = link_to(name)
+        found["page"] = build_link(name)
     if result.samples:
-        found["samples"] = metadata.sample_table(result.samples)
+        found["samples"] = metadata.build_sample_table(result.samples)
     return dg.AssetCheckEvaluation(
-        asset_key=table_key(stream, table),
+        asset_key=build_table_key(stream, table),
         check_name=name,
         passed=result.passed,
         description=result.text,

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from highwater.divergence import digest
-from highwater.envelope import headers_of
+from highwater.divergence import compute_digest
+from highwater.envelope import build_headers
 from highwater.errors import HighwaterError
-from highwater.gaps import places_in
-from highwater.plans import overtaken
+from highwater.gaps import expand_ranges
+from highwater.plans import find_overtaking_generation
 from highwater.resources.delta import slice_is_one_of, stream_rows
-from highwater.retention import aged
+from highwater.retention import count_expired_rows
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -77,37 +77,39 @@ def compare_with_topic(
         DependencyAwayError: the lake or the ledger could not be read.
     """
     wanted = list(slices)
-    slice_commits = lake.committed(stream.name, "raw", [slice_.key for slice_ in wanted])
+    slice_commits = lake.load_slice_commits(stream.name, "raw", [slice_.key for slice_ in wanted])
     generations = {
-        topic: ledger.topics.generations(stream.name, topic) for topic in {slice_.topic for slice_ in wanted}
+        topic: ledger.topics.list_generations(stream.name, topic) for topic in {slice_.topic for slice_ in wanted}
     }
-    erased = ledger.erasures.slices([slice_.key for slice_ in wanted])
+    erased = ledger.erasures.read_for_slices([slice_.key for slice_ in wanted])
     # Expired rows are there again where they are compared.
     places = {
-        key: {place for one in found if not one.by_age for place in places_in(one.places)}
+        key: {place for one in found if not one.by_age for place in expand_ranges(one.places)}
         for key, found in erased.items()
     }
     return [
         TopicComparison(slice_.key, skipped="other records occupy its offsets now, which was accepted")
-        if overtaken(slice_, generations[slice_.topic])
-        else TopicComparison(slice_.key, skipped=f"{aged(slice_commits[slice_.key]):,} rows of raw have expired")
-        if aged(slice_commits[slice_.key])
-        else _compared(kafka, lake, stream, slice_, places.get(slice_.key, set()))
+        if find_overtaking_generation(slice_, generations[slice_.topic])
+        else TopicComparison(
+            slice_.key, skipped=f"{count_expired_rows(slice_commits[slice_.key]):,} rows of raw have expired"
+        )
+        if count_expired_rows(slice_commits[slice_.key])
+        else _compare_slice(kafka, lake, stream, slice_, places.get(slice_.key, set()))
         for slice_ in wanted
         if slice_.key in slice_commits
     ]
 
 
-def _compared(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[Place]) -> TopicComparison:
+def _compare_slice(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[Place]) -> TopicComparison:
     try:
-        state = kafka.topic_state(slice_.topic)
-        reason = _incomparable(slice_, state)
-        served = {} if reason else _served(kafka, slice_, state)
+        state = kafka.read_topic_state(slice_.topic)
+        reason = _find_skip_reason(slice_, state)
+        served = {} if reason else _read_served_digests(kafka, slice_, state)
     except HighwaterError as error:
         return TopicComparison(slice_.key, skipped=error.problem)
     if reason:
         return TopicComparison(slice_.key, skipped=reason)
-    rows = _in_raw(lake, stream, slice_)
+    rows = _read_raw_places(lake, stream, slice_)
     return TopicComparison(
         slice_.key,
         records=len(served),
@@ -117,7 +119,7 @@ def _compared(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: s
     )
 
 
-def _incomparable(slice_: Slice, state: TopicState) -> str | None:
+def _find_skip_reason(slice_: Slice, state: TopicState) -> str | None:
     if state.topic_id != slice_.topic_id:
         return "the topic was recreated since"
     unled = [
@@ -126,7 +128,7 @@ def _incomparable(slice_: Slice, state: TopicState) -> str | None:
     return f"no leader for partitions {', '.join(map(str, unled))}" if unled else None
 
 
-def _served(kafka: Kafka, slice_: Slice, state: TopicState) -> dict[Place, str]:
+def _read_served_digests(kafka: Kafka, slice_: Slice, state: TopicState) -> dict[Place, str]:
     """Digests of the records that Kafka still serves in the slice's ranges."""
     ranges = {}
     for partition, offsets in slice_.ranges.items():
@@ -139,24 +141,26 @@ def _served(kafka: Kafka, slice_: Slice, state: TopicState) -> dict[Place, str]:
         headers: Any = message.headers()
         # librdkafka numbers the types from 1 on, 0 is none; Spark from 0 on.
         kind, at = message.timestamp()
-        digest = _whole(kind - 1, at, key, value, headers or ())
+        digest = _compute_digest(kind - 1, at, key, value, headers or ())
         found[message.partition() or 0, message.offset() or 0] = digest
     return found
 
 
-def _whole(kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> str:
+def _compute_digest(
+    kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Iterable[Header]
+) -> str:
     """The digest of a record with the type of its timestamp, and with its headers in their order."""
-    return digest(timestamp_ms, key, value) + hashlib.sha256(repr([kind, *headers]).encode()).hexdigest()
+    return compute_digest(timestamp_ms, key, value) + hashlib.sha256(repr([kind, *headers]).encode()).hexdigest()
 
 
-def _in_raw(lake: Lake, stream: Stream, slice_: Slice) -> dict[Place, str]:
-    raw = lake.table(stream.name, "raw")
+def _read_raw_places(lake: Lake, stream: Stream, slice_: Slice) -> dict[Place, str]:
+    raw = lake.open_stream_table(stream.name, "raw")
     assert raw is not None, "the slice's commit was just read there"
     columns = '"partition", "offset", timestamp_type, timestamp_ms, key, value, headers'
     where = f"{slice_is_one_of([slice_.key])}"
     return {
-        (row["partition"], row["offset"]): _whole(
-            row["timestamp_type"], row["timestamp_ms"], row["key"], row["value"], headers_of(row)
+        (row["partition"], row["offset"]): _compute_digest(
+            row["timestamp_type"], row["timestamp_ms"], row["key"], row["value"], build_headers(row)
         )
         for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE {where}")
     }

@@ -8,21 +8,27 @@ from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.assets.evolution import stream_of
-from highwater.assets.parsing import field_columns
-from highwater.classifying import key_of, version_of
-from highwater.column_comparison import same
+from highwater.assets.evolution import build_evolved_stream
+from highwater.assets.parsing import select_column_fields
+from highwater.classifying import build_key, build_version
+from highwater.column_comparison import matches_stored
 from highwater.declaration import Field
-from highwater.decoding import Schemas, document_of_key, read_fields
-from highwater.decoding import document as document_of
+from highwater.decoding import Schemas, decode_record_key, read_fields
+from highwater.decoding import decode_value as document_of
 from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, sample, tombstone_in_sql
-from highwater.resources.commit_log import slice_commits_in
-from highwater.resources.delta import has_column, query, quoted, slice_is_one_of, stream_batches, stream_rows
-from highwater.retention import aged
-from highwater.second_reader import KafkaRecord, MisfitError, UnreadableError, value_of
+from highwater.orchestration.checking.origin_checks import (
+    RECORD,
+    SAMPLES,
+    build_tombstone_condition,
+    describe_sample,
+    parse_record_envelope,
+)
+from highwater.resources.commit_log import read_slice_commits
+from highwater.resources.delta import has_column, query, quote_column, slice_is_one_of, stream_batches, stream_rows
+from highwater.retention import count_expired_rows
+from highwater.second_reader import KafkaRecord, MisfitError, UnreadableError, convert_field
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +70,7 @@ class _Unlike(NamedTuple):
     fields: Sequence[str]
 
 
-def events_as_recorded(
+def check_events_as_recorded(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str], schemas: Schemas | None = None
 ) -> dict[str, CheckResult]:
     """For each slice whether its events have the fields of their records in raw.
@@ -79,58 +85,70 @@ def events_as_recorded(
     Raises:
         DependencyAwayError: the ledger, the lake or the registry could not be read.
     """
-    raw, events = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
+    raw, events = lake.open_stream_table(stream.name, "raw"), lake.open_stream_table(stream.name, "events")
     if raw is None or events is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of raw, or none of events"))
-    stream = stream_of(stream, events)
-    columns, reader = _columns(stream, events), _Reader(stream, schemas)
+    stream = build_evolved_stream(stream, events)
+    columns, reader = _select_columns(stream, events), _Reader(stream, schemas)
     found = {}
-    gone = {key: count for key, slice_commit in slice_commits_in(raw, keys).items() if (count := aged(slice_commit))}
+    gone = {
+        key: count
+        for key, slice_commit in read_slice_commits(raw, keys).items()
+        if (count := count_expired_rows(slice_commit))
+    }
     for slice_ in ledger.get(keys):
         if slice_.key in gone:
             text = f"nothing is compared: {gone[slice_.key]:,} rows of raw have expired"
             found[slice_.key] = CheckResult(passed=True, text=text, numbers={"events": 0, "unlike": 0})
         elif slice_.topic == stream.topic:
-            found[slice_.key] = _result(*_of_main(raw, events, reader, _held(events, columns, slice_), slice_))
+            found[slice_.key] = _build_result(
+                *_compare_main_slice(raw, events, reader, _load_filled_columns(events, columns, slice_), slice_)
+            )
         elif slice_.topic in stream.tier_topics:
-            found[slice_.key] = _result(*_of_tier(raw, events, reader, _held(events, columns, slice_), slice_))
+            found[slice_.key] = _build_result(
+                *_compare_tier_slice(raw, events, reader, _load_filled_columns(events, columns, slice_), slice_)
+            )
         else:
             found[slice_.key] = CheckResult(passed=True, text="the origins of other systems' records are not looked up")
     return found
 
 
-def _result(events: int, unlike: Sequence[_Unlike]) -> CheckResult:
+def _build_result(events: int, unlike: Sequence[_Unlike]) -> CheckResult:
     numbers = {"events": events, "unlike": len(unlike)}
     if not unlike:
         return CheckResult(passed=True, text=f"{events:,} events have the fields of their records", numbers=numbers)
     samples = [
-        {**sample("other fields than the record", one.origin), "fields": ", ".join(one.fields)}
+        {**describe_sample("other fields than the record", one.origin), "fields": ", ".join(one.fields)}
         for one in sorted(unlike)[:SAMPLES]
     ]
     text = f"{len(unlike):,} of {events:,} events have other fields than their records in raw"
     return CheckResult(passed=False, text=text, numbers=numbers, samples=samples)
 
 
-def _of_main(
+def _compare_main_slice(
     raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
 ) -> tuple[int, list[_Unlike]]:
     """The number of compared events of a slice, and those that differ; a batch at a time."""
     mine = {f"{name}_slices": slice_is_one_of([slice_.key], f"{name}.slice") for name in "er"}
-    chosen = _chosen(columns) + _versions(reader.stream) + _deleted(reader.stream, events)
-    sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(reader.stream, "r.value"), **mine)
+    chosen = (
+        _build_select_list(columns)
+        + _build_version_column(reader.stream)
+        + _build_deleted_column(reader.stream, events)
+    )
+    sql = _PAIRS.format(chosen=chosen, tombstone=build_tombstone_condition(reader.stream, "r.value"), **mine)
     compared, unlike = 0, list[_Unlike]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
-        rows = (batch.slice(at, 1).to_pylist()[0] for at in _suspects(reader.stream, columns, batch))
-        differing = ((row, _differing(reader, columns, row, _record(row))) for row in rows)
-        unlike += [_Unlike(Origin.of_row(row), fields) for row, fields in differing if fields]
+        rows = (batch.slice(at, 1).to_pylist()[0] for at in _select_suspect_rows(reader.stream, columns, batch))
+        differing = ((row, _select_differing_fields(reader, columns, row, _build_record(row))) for row in rows)
+        unlike += [_Unlike(Origin.from_row(row), fields) for row, fields in differing if fields]
     return compared, unlike
 
 
-def _record(row: Mapping[str, Any]) -> KafkaRecord:
+def _build_record(row: Mapping[str, Any]) -> KafkaRecord:
     """The record of an event, with the event's own origin: a copy on a tier lies elsewhere."""
     headers = [(one["key"], one["value"]) for one in row["headers"] or ()]
-    origin = Origin.of_row(row)
+    origin = Origin.from_row(row)
     return KafkaRecord(
         row["value"],
         row["record_key"],
@@ -150,32 +168,32 @@ WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
 """
 
 
-def _of_tier(
+def _compare_tier_slice(
     raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
 ) -> tuple[int, list[_Unlike]]:
     """Compare the events of a tier's slice: of several copies of an origin the event is like one at least."""
     stream, mine = reader.stream, f"{slice_is_one_of([slice_.key])}"
     read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({tombstone_in_sql(stream)}) AND {mine}"):
-        origin, *_ = enveloped(stream, slice_, row)
+    for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({build_tombstone_condition(stream)}) AND {mine}"):
+        origin, *_ = parse_record_envelope(stream, slice_, row)
         read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
     compared, unlike = 0, list[_Unlike]()
-    chosen = _chosen(columns) + _versions(stream) + _deleted(stream, events)
+    chosen = _build_select_list(columns) + _build_version_column(stream) + _build_deleted_column(stream, events)
     sql = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
     for row in query(events, sql):
-        copies = read[Origin.of_row(row)]
-        found = [_differing(reader, columns, row, _record({**row, **copy})) for copy in copies]
+        copies = read[Origin.from_row(row)]
+        found = [_select_differing_fields(reader, columns, row, _build_record({**row, **copy})) for copy in copies]
         compared += 1 if copies else 0
-        unlike += [_Unlike(Origin.of_row(row), found[0])] if found and all(found) else []
+        unlike += [_Unlike(Origin.from_row(row), found[0])] if found and all(found) else []
     return compared, unlike
 
 
-def _columns(stream: Stream, events: DeltaTable) -> list[_EventColumn]:
+def _select_columns(stream: Stream, events: DeltaTable) -> list[_EventColumn]:
     """All columns of a record; a field that was added to the stream counts as soon as the table has it."""
     declared = {one.name: one for one in stream.fields} | {one.name: one for one in read_fields(stream)}
     there = {field.name for field in events.schema().fields}
-    named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
-    roles = [(name, column) for name, column in _roles(stream) if name is not None]
+    named = [(one.name, one.name) for one in select_column_fields(stream) if one.name in there]
+    roles = [(name, column) for name, column in _select_role_columns(stream) if name is not None]
     # Only Spark computes expressions and lookups.
     pairs = [(name, column) for name, column in [*named, *roles] if declared[name].is_read]
     # A record that deletes has these at least.
@@ -183,48 +201,48 @@ def _columns(stream: Stream, events: DeltaTable) -> list[_EventColumn]:
     return [_EventColumn(declared[name], column, name in always) for name, column in pairs]
 
 
-def _roles(stream: Stream) -> list[tuple[str | None, str]]:
+def _select_role_columns(stream: Stream) -> list[tuple[str | None, str]]:
     # A version of several fields consists of columns that are compared themselves, where they are stored.
     version = stream.version_fields[0] if len(stream.version_fields) == 1 else None
     return [(version, "version"), (stream.event_time, "event_time")]
 
 
-def _versions(stream: Stream) -> str:
+def _build_version_column(stream: Stream) -> str:
     """The version in SQL, behind others, where it has several fields."""
     return ", e.version AS event_version" if len(stream.version_fields) > 1 else ""
 
 
-def _deleted(stream: Stream, events: DeltaTable) -> str:
+def _build_deleted_column(stream: Stream, events: DeltaTable) -> str:
     """The column `deleted` in SQL, behind others; nothing where a stream has none, or has it only since."""
     return ", e.deleted AS deleted" if stream.deletes and has_column(events, "deleted") else ""
 
 
-def _held(events: DeltaTable, columns: Sequence[_EventColumn], slice_: Slice) -> list[_EventColumn]:
+def _load_filled_columns(events: DeltaTable, columns: Sequence[_EventColumn], slice_: Slice) -> list[_EventColumn]:
     """The columns in which the events of a slice must have something.
 
     One declaration decides a whole slice: a field that came to the stream later is null in all of its events. What a
     record has and some events alone have not was taken from them.
     """
-    counts = ", ".join(f"count({_quoted(one)}) AS c{at}" for at, one in enumerate(columns))
+    counts = ", ".join(f"count({_quote_column(one)}) AS c{at}" for at, one in enumerate(columns))
     [filled] = query(events, f"SELECT {counts} FROM t e WHERE {slice_is_one_of([slice_.key])}")
     return [one for at, one in enumerate(columns) if one.always or filled[f"c{at}"]]
 
 
-def _chosen(columns: Sequence[_EventColumn]) -> str:
-    return ", ".join(["e.key AS event_key", *(f"{_as_stored(one)} AS c{at}" for at, one in enumerate(columns))])
+def _build_select_list(columns: Sequence[_EventColumn]) -> str:
+    return ", ".join(["e.key AS event_key", *(f"{_format_stored(one)} AS c{at}" for at, one in enumerate(columns))])
 
 
-def _as_stored(one: _EventColumn) -> str:
+def _format_stored(one: _EventColumn) -> str:
     """A time as a number: a producer's clock may name a year that Python's times do not know."""
     is_time = one.declared.type in {"timestamp", "timestamp_ntz"}
-    return f"arrow_cast({_quoted(one)}, 'Int64')" if is_time else _quoted(one)
+    return f"arrow_cast({_quote_column(one)}, 'Int64')" if is_time else _quote_column(one)
 
 
-def _quoted(one: _EventColumn) -> str:
-    return f"e.{quoted(one.column)}"
+def _quote_column(one: _EventColumn) -> str:
+    return f"e.{quote_column(one.column)}"
 
 
-def _suspects(stream: Stream, columns: Sequence[_EventColumn], batch: pa.RecordBatch) -> list[int]:
+def _select_suspect_rows(stream: Stream, columns: Sequence[_EventColumn], batch: pa.RecordBatch) -> list[int]:
     """The rows that are to be looked at one by one: Arrow's parser, five times as fast, calls them different.
 
     All of them where it cannot read the values: it knows fewer forms of times and numbers.
@@ -247,19 +265,19 @@ def _suspects(stream: Stream, columns: Sequence[_EventColumn], batch: pa.RecordB
             same = pc.fill_null(pc.equal(pc.cast(ours, theirs.type), theirs), fill_value=False)
             unlike = pc.or_(unlike, pc.invert(same))
         if stream.record_key != "strict":
-            unlike = pc.or_(unlike, _other_keys(stream, batch, read))
+            unlike = pc.or_(unlike, _compute_key_mask(stream, batch, read))
     except pa.ArrowException:
         return every
     found: list[int] = pc.indices_nonzero(unlike).to_pylist()
     return found
 
 
-def _other_keys(stream: Stream, batch: pa.RecordBatch, read: pa.Table) -> pa.Array:
+def _compute_key_mask(stream: Stream, batch: pa.RecordBatch, read: pa.Table) -> pa.Array:
     """The events to look at for their key: of a key of one text those that have another one, else all."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if len(stream.key) != 1 or stream.field_named(stream.key[0]).type != "string":
+    if len(stream.key) != 1 or stream.find_field(stream.key[0]).type != "string":
         return pa.repeat(pa.scalar(bool(stream.key)), batch.num_rows)
     theirs = read[stream.key[0]].combine_chunks()
     return pc.invert(pc.fill_null(pc.equal(pc.cast(batch["event_key"], theirs.type), theirs), fill_value=False))
@@ -273,7 +291,7 @@ def _read(columns: Sequence[_EventColumn], values: Sequence[bytes]) -> pa.Table:
     kinds = {"string": pa.string(), "timestamp": pa.string(), "boolean": pa.bool_()}
     kinds |= dict.fromkeys(("integer", "long"), pa.int64())
     types = {one.field: one.declared.type for one in columns}
-    fields = {name: kinds.get(kind) or pa.decimal128(*_digits(kind)) for name, kind in types.items()}
+    fields = {name: kinds.get(kind) or pa.decimal128(*_parse_digits(kind)) for name, kind in types.items()}
     return arrow.read_json(
         BytesIO(whole),
         # In one block: a value must not lie across two.
@@ -282,7 +300,7 @@ def _read(columns: Sequence[_EventColumn], values: Sequence[bytes]) -> pa.Table:
     )
 
 
-def _digits(kind: str) -> tuple[int, int]:
+def _parse_digits(kind: str) -> tuple[int, int]:
     precision, scale = kind.removeprefix("decimal(").rstrip(")").split(",")
     return int(precision), int(scale)
 
@@ -297,14 +315,14 @@ def _is_plain(one: _EventColumn) -> bool:
     return one.declared == bare and one.declared.type.split("(")[0] in _PLAIN
 
 
-def _differing(
+def _select_differing_fields(
     reader: _Reader, columns: Sequence[_EventColumn], row: Mapping[str, Any], record: KafkaRecord
 ) -> list[str]:
     """The fields that an event has otherwise than its record, or has not."""
     stream = reader.stream
     try:
         document = {} if record.value is None else document_of(stream.value, record, reader.schemas)
-        key = document_of_key(stream, record, reader.schemas)
+        key = decode_record_key(stream, record, reader.schemas)
     except (RecursionError, UnreadableError):
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
     except MisfitError as error:
@@ -312,35 +330,37 @@ def _differing(
     deletes = _is_delete(stream, record, document, key, stored=bool(row.get("deleted")))
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
-    found += _unlike_key(stream, row, record, document, key) + _unlike_version(stream, row, record, document, key)
-    compared = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
+    found += _compare_key(stream, row, record, document, key) + _compare_version(stream, row, record, document, key)
+    compared = [
+        one if one.always or not deletes else one._replace(declared=_to_lenient_field(one.declared)) for one in columns
+    ]
     same_ = (_is_same(one.declared, record, document, key, row[f"c{at}"]) for at, one in enumerate(compared))
     return found + [one.field for one, same in zip(compared, same_, strict=True) if not same]
 
 
-def _unlike_key(
+def _compare_key(
     stream: Stream, row: Mapping[str, Any], record: KafkaRecord, document: dict[str, Any], key: Any
 ) -> list[str]:
     """`key` if an event has another one than its record's fields give."""
-    values = _values_of(stream, stream.key, record, document, key)
+    values = _extract_values(stream, stream.key, record, document, key)
     if values is None or "event_key" not in row:
         return []
     # How a time is written is the pipeline's.
-    has_times = any(stream.field_named(name).type in {"timestamp", "timestamp_ntz"} for name in stream.key)
-    return [] if has_times or key_of(stream, values) == row["event_key"] else ["key"]
+    has_times = any(stream.find_field(name).type in {"timestamp", "timestamp_ntz"} for name in stream.key)
+    return [] if has_times or build_key(stream, values) == row["event_key"] else ["key"]
 
 
-def _unlike_version(
+def _compare_version(
     stream: Stream, row: Mapping[str, Any], record: KafkaRecord, document: dict[str, Any], key: Any
 ) -> list[str]:
     """`version` if that of an event has several fields, and another one than those of its record give."""
-    values = _values_of(stream, stream.version_fields, record, document, key)
+    values = _extract_values(stream, stream.version_fields, record, document, key)
     if values is None or "event_version" not in row:
         return []
-    return [] if version_of(stream, values) == row["event_version"] else ["version"]
+    return [] if build_version(stream, values) == row["event_version"] else ["version"]
 
 
-def _values_of(
+def _extract_values(
     stream: Stream, names: Sequence[str], record: KafkaRecord, document: dict[str, Any], key: Any
 ) -> dict[str, Any] | None:
     """The fields that a key or a version consists of; None where one is an expression, or is reported by itself."""
@@ -348,7 +368,7 @@ def _values_of(
     if len(declared) < len(names):
         return None
     try:
-        return {one.name: value_of(one, record, document, key) for one in declared}
+        return {one.name: convert_field(one, record, document, key) for one in declared}
     except (MisfitError, UnreadableError):
         return None
 
@@ -360,23 +380,23 @@ def _is_delete(stream: Stream, record: KafkaRecord, document: dict[str, Any], ke
         return stream.tombstones_delete
     if deletes.field is None:
         return False
-    if stream.field_named(deletes.field).expression is not None:
+    if stream.find_field(deletes.field).expression is not None:
         return stored
     try:
         [declared] = [one for one in read_fields(stream) if one.name == deletes.field]
-        return value_of(declared, record, document, key) in deletes.values
+        return convert_field(declared, record, document, key) in deletes.values
     except (MisfitError, UnreadableError):
         return False
 
 
-def _lenient(declared: Field) -> Field:
+def _to_lenient_field(declared: Field) -> Field:
     """A field as a record that deletes may have it: absent or null, and without its default."""
     return replace(declared, optional=True, nullable=True, default=None)
 
 
 def _is_same(declared: Field, record: KafkaRecord, document: dict[str, Any], key: Any, stored: Any) -> bool:
     try:
-        return same(declared, value_of(declared, record, document, key), stored)
+        return matches_stored(declared, convert_field(declared, record, document, key), stored)
     except UnreadableError:
         return stored is not None  # not to be compared
     except MisfitError:

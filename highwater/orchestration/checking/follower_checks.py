@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.evolution import stream_of
-from highwater.assets.parsing import field_columns
+from highwater.assets.evolution import build_evolved_stream
+from highwater.assets.parsing import select_column_fields
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.origin_checks import sample
-from highwater.orchestration.checking.plan_checks import another_commit, another_plan
+from highwater.orchestration.checking.origin_checks import describe_sample
+from highwater.orchestration.checking.plan_checks import find_commit_difference, find_plan_difference
 from highwater.orchestration.checking.tie_break_check import IS_LATER
 from highwater.reject_reasons import PERMANENT
-from highwater.resources.commit_log import slice_commits_in
-from highwater.resources.delta import columns_in_all, count_in, has_column, query_all, slice_is_one_of
+from highwater.resources.commit_log import read_slice_commits
+from highwater.resources.delta import has_column, query_all, read_count, select_common_columns, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 SAMPLES = 10
 
 
-def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
+def check_rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether its rejects are the rows of dlq, and as many as were published.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    rejects, dlq = lake.table(stream.name, "rejects"), lake.table(stream.name, "dlq")
+    rejects, dlq = lake.open_stream_table(stream.name, "rejects"), lake.open_stream_table(stream.name, "dlq")
     if rejects is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="the slice is not in rejects"))
     slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
-    decided, slice_commits = slice_commits_in(rejects, keys), {} if dlq is None else slice_commits_in(dlq, keys)
-    sent = ledger.publications.of(keys)
+    decided, slice_commits = read_slice_commits(rejects, keys), {} if dlq is None else read_slice_commits(dlq, keys)
+    sent = ledger.publications.read_for_slices(keys)
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     if dlq is not None:
-        numbers = {"rejected": count_in(rejects, NUMBER), "sent": count_in(dlq, NUMBER)}
+        numbers = {"rejected": read_count(rejects, NUMBER), "sent": read_count(dlq, NUMBER)}
         for row in query_all({"rejects": rejects, "dlq": dlq}, _UNLIKE.format(slices=slice_is_one_of(keys), **numbers)):
-            wrong[row["slice"]].append(sample(_unlike(row), Origin.of_row(row)))
+            wrong[row["slice"]].append(describe_sample(_describe_difference(row), Origin.from_row(row)))
     return {
-        key: _published(slices[key], decided.get(key), slice_commits.get(key), sent.get(key), wrong[key])
+        key: _build_rejects_result(slices[key], decided.get(key), slice_commits.get(key), sent.get(key), wrong[key])
         for key in keys
     }
 
@@ -73,13 +73,13 @@ ORDER BY slice, origin_partition, origin_offset
 """
 
 
-def _unlike(row: Mapping[str, Any]) -> str:
+def _describe_difference(row: Mapping[str, Any]) -> str:
     if row["in_rejects"] and row["in_dlq"]:
         return "there twice"
     return "rejected, and not published as such" if row["in_rejects"] else "published, and not rejected as such"
 
 
-def _published(
+def _build_rejects_result(
     slice_: Slice,
     decided: SliceCommit | None,
     slice_commit: SliceCommit | None,
@@ -92,7 +92,7 @@ def _published(
         "sent": sent.sent if sent else 0,
         "unlike": len(wrong),
     }
-    problem = _unpublished(slice_, decided, slice_commit, sent)
+    problem = _find_publication_problem(slice_, decided, slice_commit, sent)
     kinds = Counter(str(one["problem"]) for one in wrong)
     texts = [problem] if problem else []
     texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
@@ -102,12 +102,12 @@ def _published(
     return CheckResult(passed=True, text=text, numbers=numbers)
 
 
-def _unpublished(
+def _find_publication_problem(
     slice_: Slice, decided: SliceCommit | None, slice_commit: SliceCommit | None, sent: Publication | None
 ) -> str | None:
     if decided is None:
         return "the slice is not in rejects"
-    if problem := another_plan(slice_, decided, "rejects"):
+    if problem := find_plan_difference(slice_, decided, "rejects"):
         return problem
     if not decided.rows:
         return None
@@ -125,10 +125,10 @@ def _unpublished(
         return (
             f"the ledger names {sent.sent:,} that were sent, the commit of dlq of {expected:,} of {slice_commit.rows:,}"
         )
-    return another_commit(slice_, slice_commit, "dlq", decided.rows)
+    return find_commit_difference(slice_, slice_commit, "dlq", decided.rows)
 
 
-def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
+def check_current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether `current` follows its events, row by row.
 
     Each row that names the slice must be one of its events, with the same columns. Each key of its events must have one
@@ -137,41 +137,43 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
+    events, current = lake.open_stream_table(stream.name, "events"), lake.open_stream_table(stream.name, "current")
     if events is None or current is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of events, or none of current"))
-    decided = slice_commits_in(events, keys)
-    held = lake.commits(stream.name, "current", keys).records
+    decided = read_slice_commits(events, keys)
+    held = lake.load_commits(stream.name, "current", keys).records
     tables = {"e": events, "c": current}
     sql = _UNLIKE_EVENTS.format(
-        columns=_event_columns(stream, tables),
+        columns=_build_event_columns(stream, tables),
         slices=slice_is_one_of(keys),
         updated=slice_is_one_of(keys, "updated_by_slice"),
         deleted="coalesce(deleted, false)" if has_column(events, "deleted") else "false",
         deletes="UNION ALL SELECT key, version, 0 FROM e WHERE deleted" if has_column(events, "deleted") else "",
     )
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
-    for row in [*query_all(tables, sql), *_revived(lake, stream, tables, keys)]:
-        wrong[row["slice"]].append({**sample(row["problem"], Origin.of_row(row)), "key": row["key"]})
-    return {key: _follows(decided.get(key), held.get(key), wrong[key]) for key in keys}
+    for row in [*query_all(tables, sql), *_read_revived_rows(lake, stream, tables, keys)]:
+        wrong[row["slice"]].append({**describe_sample(row["problem"], Origin.from_row(row)), "key": row["key"]})
+    return {key: _build_current_result(decided.get(key), held.get(key), wrong[key]) for key in keys}
 
 
-def _revived(lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys: Sequence[str]) -> list[dict[str, Any]]:
+def _read_revived_rows(
+    lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys: Sequence[str]
+) -> list[dict[str, Any]]:
     """Rows of `current` that a delete of a higher version should have removed: of the slices, or by their deletes."""
     if not has_column(tables["e"], "deleted"):
         return []
     sql = _REVIVED.format(mine=slice_is_one_of(keys, "b.slice"), updated=slice_is_one_of(keys, "updated_by_slice"))
     rows = query_all(tables, sql)
     # A delete whose slice is not merged yet is merged in its turn.
-    merged = lake.holds(stream.name, "current") if rows else set()
+    merged = lake.list_slice_keys(stream.name, "current") if rows else set()
     return [{**row, "slice": row["group_name"]} for row in rows if row["slice"] in merged]
 
 
-def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
+def _build_event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
     """The columns of an event in `current`; a field that was added to the stream counts once both tables have it."""
-    fields = field_columns(stream_of(stream, tables["e"]))
+    fields = select_column_fields(build_evolved_stream(stream, tables["e"]))
     names = ["key", "version", "event_time", *[f.name for f in fields], *ORIGIN, "origin_timestamp_ms"]
-    return ", ".join(columns_in_all(tables.values(), names))
+    return ", ".join(select_common_columns(tables.values(), names))
 
 
 # A stream's field may have any name, so a name that is added here is quoted and has a mark that no field has.
@@ -206,7 +208,9 @@ WHERE {{mine}} OR {{updated}}
 """
 
 
-def _follows(decided: SliceCommit | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]) -> CheckResult:
+def _build_current_result(
+    decided: SliceCommit | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]
+) -> CheckResult:
     numbers = {"unlike": len(wrong)}
     texts = []
     if decided is None or held is None:

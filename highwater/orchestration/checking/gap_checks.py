@@ -11,28 +11,28 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from highwater.erasing import digest_of as digest_of_key
-from highwater.erasing import milliseconds, until
+from highwater.erasing import compute_digest as digest_of_key
+from highwater.erasing import to_milliseconds, until
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.gaps import (
     FORBIDDEN,
     Gaps,
     Place,
     Ranges,
-    compacts,
-    digest_of,
-    missing,
-    offsets_in,
-    places_in,
-    ranges_of,
-    rounds,
-    within,
+    build_reads,
+    can_compact,
+    clip_gaps,
+    compute_digest,
+    compute_gaps,
+    count_offsets,
+    expand_ranges,
+    merge_places,
 )
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.plan_checks import ABSENT
-from highwater.plans import left_to_read, overtaken
-from highwater.resources.topic_facts import topic_settings
-from highwater.retention import aged
+from highwater.plans import find_overtaking_generation, subtract_losses
+from highwater.resources.topic_facts import fetch_topic_settings
+from highwater.retention import count_expired_rows
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -66,15 +66,18 @@ class GapAnswer:
     why: str = ""
 
 
-def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, CheckResult]:
+def check_gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, CheckResult]:
     """For each slice whether its offsets are rows of raw and gaps that something explains.
 
     Raises:
         DependencyAwayError: the ledger or, where gaps are met for the first time, Kafka could not be read.
     """
-    recorded, erased = ledger.gaps.of([*found.slice_commits]), ledger.erasures.slices([*found.slice_commits])
+    recorded, erased = (
+        ledger.gaps.read_for_slices([*found.slice_commits]),
+        ledger.erasures.read_for_slices([*found.slice_commits]),
+    )
     return {
-        slice_.key: _but_erased(
+        slice_.key: _check_slice_gaps(
             ledger,
             kafka,
             slice_,
@@ -89,7 +92,7 @@ def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, Chec
     }
 
 
-def _but_erased(
+def _check_slice_gaps(
     ledger: Ledger,
     kafka: Kafka,
     slice_: Slice,
@@ -99,19 +102,19 @@ def _but_erased(
     erased: Sequence[Erased],
 ) -> CheckResult:
     """The recorded gaps without those that an erasure left, or rows that expired: the ledger has both."""
-    everything = missing(slice_.ranges, rows.held)
+    everything = compute_gaps(slice_.ranges, rows.held)
     # Of rows that are there again a record explains nothing.
-    old = [one for one in erased if one.by_age] if aged(slice_commit) else []
-    whole = _without(everything, _places_of(old))
-    gone = offsets_in(everything) - offsets_in(whole)
-    if gone < aged(slice_commit):
-        return _unrecorded(slice_, everything, aged(slice_commit), gone)
-    gaps = _without(whole, _places_of([one for one in erased if not one.by_age]))
-    found, lacking = _explained(ledger, kafka, slice_, slice_commit, gaps, recorded)
-    if lacking and (out := _excluded(ledger, kafka, slice_, lacking)):
-        gaps = _without(gaps, out)
-        found, _ = _explained(ledger, kafka, slice_, slice_commit, gaps, recorded)
-    count = offsets_in(whole) - offsets_in(gaps)
+    old = [one for one in erased if one.by_age] if count_expired_rows(slice_commit) else []
+    whole = _subtract_ranges(everything, _build_erased_ranges(old))
+    gone = count_offsets(everything) - count_offsets(whole)
+    if gone < count_expired_rows(slice_commit):
+        return _build_unrecorded_result(slice_, everything, count_expired_rows(slice_commit), gone)
+    gaps = _subtract_ranges(whole, _build_erased_ranges([one for one in erased if not one.by_age]))
+    found, lacking = _explain_gaps(ledger, kafka, slice_, slice_commit, gaps, recorded)
+    if lacking and (out := _exclude_erased_records(ledger, kafka, slice_, lacking)):
+        gaps = _subtract_ranges(gaps, out)
+        found, _ = _explain_gaps(ledger, kafka, slice_, slice_commit, gaps, recorded)
+    count = count_offsets(whole) - count_offsets(gaps)
     left_out = [f"{count:,} offsets of erased records"] if count else []
     left_out += [f"{gone:,} of records whose rows have expired"] if gone else []
     numbers = {name: it for name, it in (("erased", count), ("aged", gone)) if it}
@@ -119,89 +122,95 @@ def _but_erased(
     return replace(found, text=found.text + note, numbers={**found.numbers, **numbers})
 
 
-def _unrecorded(slice_: Slice, gaps: Ranges, reported: int, known: int) -> CheckResult:
+def _build_unrecorded_result(slice_: Slice, gaps: Ranges, reported: int, known: int) -> CheckResult:
     text = (
         f"by the commit of raw {reported:,} rows have expired, and the ledger knows of {known:,} of them. "
         f"highwater maintain {slice_.stream} --yes learns what the lake knows; else restore the table erasures"
     )
     return CheckResult(
-        passed=False, text=text, numbers={**_numbers(slice_, gaps), "aged": known}, samples=_samples(gaps)
+        passed=False, text=text, numbers={**_count_offsets(slice_, gaps), "aged": known}, samples=_build_samples(gaps)
     )
 
 
-def _places_of(erased: Sequence[Erased]) -> dict[int, list[OffsetRange]]:
-    return ranges_of({place for one in erased for place in places_in(one.places)})
+def _build_erased_ranges(erased: Sequence[Erased]) -> dict[int, list[OffsetRange]]:
+    return merge_places({place for one in erased for place in expand_ranges(one.places)})
 
 
-def _excluded(ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[Place]) -> dict[int, list[OffsetRange]]:
+def _exclude_erased_records(
+    ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[Place]
+) -> dict[int, list[OffsetRange]]:
     """The missing records of raw that were erased before the slice was read; the ledger keeps their places."""
-    erasures = ledger.erasures.of(slice_.stream)
+    erasures = ledger.erasures.list_for_stream(slice_.stream)
     gone, wanted = until(erasures), set(lacking)
     if not gone:
         return {}
     found: dict[str, set[Place]] = {}
-    for ranges in rounds(ranges_of(wanted), APART):
+    for ranges in build_reads(merge_places(wanted), APART):
         for message in kafka.read(slice_.topic, ranges, committed=True):
             place, key = (message.partition() or 0, message.offset() or 0), message.key()
             digest = "" if key is None else digest_of_key(key if isinstance(key, bytes) else str(key).encode())
-            if place in wanted and digest in gone and message.timestamp()[1] <= milliseconds(gone[digest]):
+            if place in wanted and digest in gone and message.timestamp()[1] <= to_milliseconds(gone[digest]):
                 found.setdefault(digest, set()).add(place)
     for digest, places in found.items():
         number = max(one.number for one in erasures if one.digest == digest)
-        ledger.erasures.excluded_slices(number, slice_.key, ranges_of(places), datetime.now(UTC))
-    return ranges_of({place for places in found.values() for place in places})
+        ledger.erasures.record_excluded(number, slice_.key, merge_places(places), datetime.now(UTC))
+    return merge_places({place for places in found.values() for place in places})
 
 
-def _explained(
+def _explain_gaps(
     ledger: Ledger, kafka: Kafka, slice_: Slice, slice_commit: SliceCommit, gaps: Ranges, recorded: Gaps | None
 ) -> tuple[CheckResult, Sequence[Place]]:
     """The answer, and the records that raw lacks though Kafka serves them."""
     if recorded is not None:
-        if recorded.digest == digest_of(gaps):
-            return _by_record(slice_, gaps, recorded), ()
+        if recorded.digest == compute_digest(gaps):
+            return _build_recorded_result(slice_, gaps, recorded), ()
         seen = _look(ledger, kafka, slice_, gaps)
-        return _changed(slice_, gaps, recorded, seen), seen.lacking
-    lost = _lost(ledger, slice_, slice_commit, gaps)
-    seen = _look(ledger, kafka, slice_, _without(gaps, lost))
+        return _build_changed_result(slice_, gaps, recorded, seen), seen.lacking
+    lost = _read_lost_ranges(ledger, slice_, slice_commit, gaps)
+    seen = _look(ledger, kafka, slice_, _subtract_ranges(gaps, lost))
     if seen.lacking:
-        return _lacking(slice_, gaps, seen), seen.lacking
-    first = _first(ledger, kafka, slice_, gaps, offsets_in(lost), seen)
+        return _build_missing_result(slice_, gaps, seen), seen.lacking
+    first = _build_gaps_record(ledger, kafka, slice_, gaps, count_offsets(lost), seen)
     ledger.gaps.record(slice_, first)
-    return _by_record(slice_, gaps, first, seen.why), ()
+    return _build_recorded_result(slice_, gaps, first, seen.why), ()
 
 
-def _numbers(slice_: Slice, gaps: Ranges) -> dict[str, int]:
-    return {"offsets": slice_.offsets, "gaps": offsets_in(gaps)}
+def _count_offsets(slice_: Slice, gaps: Ranges) -> dict[str, int]:
+    return {"offsets": slice_.offsets, "gaps": count_offsets(gaps)}
 
 
-def _lost(ledger: Ledger, slice_: Slice, slice_commit: SliceCommit, gaps: Ranges) -> dict[int, list[OffsetRange]]:
+def _read_lost_ranges(
+    ledger: Ledger, slice_: Slice, slice_commit: SliceCommit, gaps: Ranges
+) -> dict[int, list[OffsetRange]]:
     """Gaps whose loss was accepted before raw read the slice; the slice commit says how many they were."""
     if not slice_commit.counts.get("lost"):
         return {}
-    left = left_to_read(slice_, ledger.losses(slice_.stream, slice_.topic))
-    cut = missing(slice_.ranges, {p: [offsets] for p, offsets in left.ranges.items()})
+    left = subtract_losses(slice_, ledger.list_losses(slice_.stream, slice_.topic))
+    cut = compute_gaps(slice_.ranges, {p: [offsets] for p, offsets in left.ranges.items()})
     found: dict[int, list[OffsetRange]] = {}
     for partition, ranges in cut.items():
         for hole in ranges:
-            found.setdefault(partition, []).extend(within(gaps, {partition: hole}).get(partition, []))
-    return found if offsets_in(found) == slice_commit.counts["lost"] else {}
+            found.setdefault(partition, []).extend(clip_gaps(gaps, {partition: hole}).get(partition, []))
+    return found if count_offsets(found) == slice_commit.counts["lost"] else {}
 
 
-def _without(gaps: Ranges, taken: Ranges) -> dict[int, list[OffsetRange]]:
+def _subtract_ranges(gaps: Ranges, taken: Ranges) -> dict[int, list[OffsetRange]]:
     found = {
-        p: [rest for gap in ranges for rest in missing({p: gap}, {p: taken.get(p, ())}).get(p, [])]
+        p: [rest for gap in ranges for rest in compute_gaps({p: gap}, {p: taken.get(p, ())}).get(p, [])]
         for p, ranges in gaps.items()
     }
     return {p: ranges for p, ranges in found.items() if ranges}
 
 
-def _first(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int, seen: GapAnswer) -> Gaps:
+def _build_gaps_record(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int, seen: GapAnswer) -> Gaps:
     """The result of the first look; compaction is recognised by the topic's settings, now and before."""
-    nobody = offsets_in(gaps) - lost - seen.aborted - seen.unseen
-    policy = _cleanup_policy(kafka, slice_.topic) if nobody else None
-    unclear = nobody and any(compacts(value) for value in {policy, *ledger.gaps.cleanup_policies(slice_.topic_id)})
+    nobody = count_offsets(gaps) - lost - seen.aborted - seen.unseen
+    policy = _fetch_cleanup_policy(kafka, slice_.topic) if nobody else None
+    unclear = nobody and any(
+        can_compact(value) for value in {policy, *ledger.gaps.list_cleanup_policies(slice_.topic_id)}
+    )
     return Gaps(
-        digest=digest_of(gaps),
+        digest=compute_digest(gaps),
         aborted=seen.aborted,
         markers=0 if unclear else nobody,
         markers_or_compacted=nobody if unclear else 0,
@@ -212,8 +221,8 @@ def _first(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int,
     )
 
 
-def _cleanup_policy(kafka: Kafka, topic: str) -> str:
-    found = (topic_settings(kafka, topic) or {}).get("cleanup.policy")
+def _fetch_cleanup_policy(kafka: Kafka, topic: str) -> str:
+    found = (fetch_topic_settings(kafka, topic) or {}).get("cleanup.policy")
     return FORBIDDEN if found is None else found.value
 
 
@@ -225,14 +234,14 @@ def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswe
     """
     if not gaps:
         return GapAnswer()
-    if overtaken(slice_, ledger.topics.generations(slice_.stream, slice_.topic)):
-        return GapAnswer(unseen=offsets_in(gaps), why="other records occupy its offsets now, which was accepted")
+    if find_overtaking_generation(slice_, ledger.topics.list_generations(slice_.stream, slice_.topic)):
+        return GapAnswer(unseen=count_offsets(gaps), why="other records occupy its offsets now, which was accepted")
     try:
-        state = kafka.topic_state(slice_.topic)
+        state = kafka.read_topic_state(slice_.topic)
     except TopicAbsentError:
-        return GapAnswer(unseen=offsets_in(gaps), why="the topic is gone")
+        return GapAnswer(unseen=count_offsets(gaps), why="the topic is gone")
     if state.topic_id != slice_.topic_id:
-        return GapAnswer(unseen=offsets_in(gaps), why="the topic was recreated since")
+        return GapAnswer(unseen=count_offsets(gaps), why="the topic was recreated since")
     bounds: dict[int, OffsetRange] = {}
     for partition in gaps:
         seen = state.partitions.get(partition)
@@ -242,17 +251,17 @@ def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswe
                 remedy="bring its broker back; it is tried again",
             )
         bounds[partition] = OffsetRange(seen.log_start, max(seen.last_stable, seen.log_start))
-    there = within(gaps, bounds)
-    gone = offsets_in(gaps) - offsets_in(there)
+    there = clip_gaps(gaps, bounds)
+    gone = count_offsets(gaps) - count_offsets(there)
     why = "Kafka holds them no more" if gone else ""
-    return replace(_seen(kafka, slice_, there), unseen=gone, why=why)
+    return replace(_read_gap_answer(kafka, slice_, there), unseen=gone, why=why)
 
 
-def _seen(kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswer:
+def _read_gap_answer(kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswer:
     try:
         uncommitted = _read(kafka, slice_.topic, gaps, committed=False)
         # A reader of committed records sees none that the other does not see.
-        served = _read(kafka, slice_.topic, ranges_of(uncommitted), committed=True)
+        served = _read(kafka, slice_.topic, merge_places(uncommitted), committed=True)
     except OffsetsExpiredError as error:
         raise DependencyAwayError(
             f"retention took offsets of {slice_.key} while its gaps were looked at",
@@ -264,17 +273,17 @@ def _seen(kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswer:
 
 def _read(kafka: Kafka, topic: str, gaps: Ranges, *, committed: bool) -> set[Place]:
     """The places among the gaps where a reader of this kind sees a record."""
-    wanted = places_in(gaps)
+    wanted = expand_ranges(gaps)
     return {
         place
-        for ranges in rounds(gaps, APART)
+        for ranges in build_reads(gaps, APART)
         for message in kafka.read(topic, ranges, committed=committed)
         if (place := (message.partition() or 0, message.offset() or 0)) in wanted
     }
 
 
-def _by_record(slice_: Slice, gaps: Ranges, recorded: Gaps, why: str = "") -> CheckResult:
-    numbers = {**_numbers(slice_, gaps), **recorded.counts}
+def _build_recorded_result(slice_: Slice, gaps: Ranges, recorded: Gaps, why: str = "") -> CheckResult:
+    numbers = {**_count_offsets(slice_, gaps), **recorded.counts}
     if not gaps:
         return CheckResult(
             passed=True, text=f"raw has a record for each of {slice_.offsets:,} offsets", numbers=numbers
@@ -286,7 +295,7 @@ def _by_record(slice_: Slice, gaps: Ranges, recorded: Gaps, why: str = "") -> Ch
     if recorded.unseen:
         reason = why or "Kafka held them no more"
         text += f". Of the unseen nothing is known: {reason} when they were first looked at"
-        return CheckResult(passed=False, text=text, numbers=numbers, samples=_samples(gaps), warning=True)
+        return CheckResult(passed=False, text=text, numbers=numbers, samples=_build_samples(gaps), warning=True)
     return CheckResult(passed=True, text=text, numbers=numbers)
 
 
@@ -299,29 +308,32 @@ _NAMES: Mapping[str, str] = {
 }
 
 
-def _lacking(slice_: Slice, gaps: Ranges, seen: GapAnswer) -> CheckResult:
+def _build_missing_result(slice_: Slice, gaps: Ranges, seen: GapAnswer) -> CheckResult:
     text = (
         f"{len(seen.lacking):,} records that Kafka serves are not in raw. Materialise raw of the slice again, and what "
         "follows it, while Kafka holds them"
     )
-    numbers = {**_numbers(slice_, gaps), "lacking": len(seen.lacking)}
-    return CheckResult(passed=False, text=text, numbers=numbers, samples=_samples(ranges_of(seen.lacking)))
+    numbers = {**_count_offsets(slice_, gaps), "lacking": len(seen.lacking)}
+    return CheckResult(passed=False, text=text, numbers=numbers, samples=_build_samples(merge_places(seen.lacking)))
 
 
-def _changed(slice_: Slice, gaps: Ranges, recorded: Gaps, seen: GapAnswer) -> CheckResult:
+def _build_changed_result(slice_: Slice, gaps: Ranges, recorded: Gaps, seen: GapAnswer) -> CheckResult:
     """The gaps are others than when they were first looked at: rows came or went since, whatever Kafka shows now."""
     if seen.lacking:
-        return _lacking(slice_, gaps, seen)
-    before, now = sum(recorded.counts.values()), offsets_in(gaps)
+        return _build_missing_result(slice_, gaps, seen)
+    before, now = sum(recorded.counts.values()), count_offsets(gaps)
     text = (
         f"{now:,} gaps that are others than the {before:,} of {recorded.looked_at:%Y-%m-%d %H:%M} UTC, and Kafka "
         "serves no record there now: something else than Highwater removed, added or moved rows of raw. Restore raw"
     )
     return CheckResult(
-        passed=False, text=text, numbers={**_numbers(slice_, gaps), "before": before}, samples=_samples(gaps)
+        passed=False,
+        text=text,
+        numbers={**_count_offsets(slice_, gaps), "before": before},
+        samples=_build_samples(gaps),
     )
 
 
-def _samples(gaps: Ranges) -> list[dict[str, int]]:
+def _build_samples(gaps: Ranges) -> list[dict[str, int]]:
     found = [{"partition": p, "start": gap.start, "end": gap.end} for p, ranges in gaps.items() for gap in ranges]
     return found[:SAMPLES]

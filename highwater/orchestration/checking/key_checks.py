@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.split_decision import OTHER_KEYS, counts_keys
+from highwater.assets.split_decision import OTHER_KEYS, needs_key_count
 from highwater.envelope import ORIGIN
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.resources.commit_log import slice_commits_in
+from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import query_all, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -30,21 +30,21 @@ ORDER BY origin_partition, origin_offset LIMIT {SAMPLES}
 """
 
 
-def names(stream: Stream) -> list[str]:
+def select_check_names(stream: Stream) -> list[str]:
     """The check, where a stream declares keys and wants to be warned."""
-    return [AS_DECLARED] if counts_keys(stream) else []
+    return [AS_DECLARED] if needs_key_count(stream) else []
 
 
-def record_keys_as_declared(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
+def check_record_keys(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether the records of its events have the event's key, as it was counted with the decision.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    raw, events = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
+    raw, events = lake.open_stream_table(stream.name, "raw"), lake.open_stream_table(stream.name, "events")
     if raw is None or events is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of raw, or none of events"))
-    decisions = slice_commits_in(events, keys)
+    decisions = read_slice_commits(events, keys)
     found = {}
     for key in keys:
         if key not in decisions:
@@ -54,10 +54,10 @@ def record_keys_as_declared(lake: Lake, stream: Stream, keys: Sequence[str]) -> 
         unlike = counts.get(OTHER_KEYS, 0)
         numbers = {"events": counts["events"], "unlike": unlike}
         text = f"{unlike:,} of {counts['events']:,} events have records with another key"
-        found[key] = CheckResult(not unlike, text, numbers, _samples(raw, events, key) if unlike else ())
+        found[key] = CheckResult(not unlike, text, numbers, _read_samples(raw, events, key) if unlike else ())
     return found
 
 
-def _samples(raw: DeltaTable, events: DeltaTable, key: str) -> list[dict[str, Any]]:
+def _read_samples(raw: DeltaTable, events: DeltaTable, key: str) -> list[dict[str, Any]]:
     mine = {f"{name}_slices": slice_is_one_of([key], f"{name}.slice") for name in "er"}
     return query_all({"raw": raw, "events": events}, _UNLIKE.format(**mine))

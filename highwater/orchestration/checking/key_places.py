@@ -12,19 +12,19 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from highwater.orchestration.checking.version_questions import key_ranges, text
+from highwater.orchestration.checking.version_questions import quote_text, read_key_ranges
 from highwater.partitioners import (
     KeyPlace,
     PartitionedBy,
     Partitioner,
     Tally,
     Why,
-    explaining,
-    shares,
-    tallied,
-    why_several,
+    count_by_explanation,
+    estimate_shares,
+    explain_key_spread,
+    select_explanations,
 )
-from highwater.resources.delta import query, rows_in, stream_rows
+from highwater.resources.delta import count_logged_rows, query, stream_rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -99,7 +99,7 @@ class KeyPlaces:
             parts = ", ".join(f"{count:,} {one.value}" for one, count in self.why.items())
             lines.append(f"keys in several partitions: {parts}")
         if self.shares:
-            parts = ", ".join(f"{share:.1%} {_named(one)}" for one, share in self.shares.items())
+            parts = ", ".join(f"{share:.1%} {_format_partitioner(one)}" for one, share in self.shares.items())
             lines.append(f"partitioners, estimated from {self.sampled:,} records: {parts}")
         return lines
 
@@ -110,16 +110,16 @@ class KeyPlaces:
             "several": self.several,
             "why": {one.value: count for one, count in self.why.items()},
             "samples": [dict(row) for row in self.samples],
-            "shares": {_named(one): share for one, share in self.shares.items()},
+            "shares": {_format_partitioner(one): share for one, share in self.shares.items()},
             "sampled": self.sampled,
         }
 
 
-def _named(choice: PartitionedBy | None) -> str:
+def _format_partitioner(choice: PartitionedBy | None) -> str:
     return "no known partitioner" if choice is None else choice.text
 
 
-def key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlaces:
+def read_key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlaces:
     """Look where the keys of the main topic are; records without a key are left out.
 
     Args:
@@ -130,34 +130,36 @@ def key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlaces:
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    raw = lake.table(stream.name, "raw")
+    raw = lake.open_stream_table(stream.name, "raw")
     if raw is None or not eras:
         return KeyPlaces()
     queries = _KeyQueries(raw, stream, eras)
-    keys, several = queries.totals()
+    keys, several = queries.count_keys()
     why: Counter[Why] = Counter()
     samples: list[dict[str, Any]] = []
-    for (generation, key), rows in queries.several(several):
+    for (generation, key), rows in queries.read_multipartition_keys(several):
         counts = queries.counts[generation]
-        reason = why_several(key, [_place(row) for row in rows], counts)
+        reason = explain_key_spread(key, [_build_place(row) for row in rows], counts)
         why[reason] += 1
         if len(samples) < SAMPLES:
-            samples.append({"key": _shown(key), "generation": generation, "why": reason.value, "places": _places(rows)})
+            samples.append(
+                {"key": _format_key(key), "generation": generation, "why": reason.value, "places": _format_places(rows)}
+            )
     result = KeyPlaces(keys, several, dict(why.most_common()), samples)
     if keys < LEAST_KEYS or max(map(max, queries.counts.values())) == 1:
         return result
-    return replace(result, **queries.shares())
+    return replace(result, **queries.measure_shares())
 
 
-def _binary(key: bytes) -> str:
+def _quote_binary(key: bytes) -> str:
     return f"X'{key.hex()}'"
 
 
-def _place(row: Mapping[str, Any]) -> KeyPlace:
+def _build_place(row: Mapping[str, Any]) -> KeyPlace:
     return KeyPlace(row["partition"], row["partitions"], row["records"])
 
 
-def _shown(key: bytes) -> str:
+def _format_key(key: bytes) -> str:
     """A key for people: as text where it is text."""
     try:
         return key.decode()
@@ -165,11 +167,11 @@ def _shown(key: bytes) -> str:
         return f"0x{key.hex()}"
 
 
-def _places(rows: Sequence[Mapping[str, Any]]) -> str:
+def _format_places(rows: Sequence[Mapping[str, Any]]) -> str:
     """The places of a key's records: in each partition the first of them, and the partitioners that choose it."""
     places = []
     for row in sorted(rows, key=lambda one: (one["partition"], one["first"])):
-        found = sorted({one.text for one in explaining(row["key"], _place(row), {row["partitions"]})})
+        found = sorted({one.text for one in select_explanations(row["key"], _build_place(row), {row["partitions"]})})
         by = f", {' or '.join(found)}" if found else ""
         places.append(f"{row['records']:,} in {row['partition']} from offset {row['first']} ({row['slice']}{by})")
     return "; ".join(places)
@@ -186,17 +188,17 @@ class _KeyQueries:
         self.counts: dict[int, set[int]] = {}
         for era in eras:
             self.counts.setdefault(era.generation, set()).add(era.partitions)
-        main = text(f"{stream.topic}@")
+        main = quote_text(f"{stream.topic}@")
         self._mine = f"key IS NOT NULL AND starts_with(slice, {main})"
         # The newest era whose first slice is not behind the row's; slices of a topic sort by their ordinals.
         newest_first = sorted(eras, key=lambda era: -era.ordinal)
-        cases = " ".join(f"WHEN slice >= {text(era.since)} THEN {era.partitions}" for era in newest_first)
+        cases = " ".join(f"WHEN slice >= {quote_text(era.since)} THEN {era.partitions}" for era in newest_first)
         self._partitions = f"CASE {cases} ELSE {eras[0].partitions} END"
-        self._rows = rows_in(raw)
-        parts, sampled = max(1, math.ceil(self._rows / RECORDS_AT_ONCE)), self._sampled(KEYS_OF_BOUNDS)
-        self._key_ranges = list(key_ranges(raw, sampled, parts, _binary)) if parts > 1 else ["true"]
+        self._rows = count_logged_rows(raw)
+        parts, sampled = max(1, math.ceil(self._rows / RECORDS_AT_ONCE)), self._build_sample_condition(KEYS_OF_BOUNDS)
+        self._key_ranges = list(read_key_ranges(raw, sampled, parts, _quote_binary)) if parts > 1 else ["true"]
 
-    def totals(self) -> tuple[int, int]:
+    def count_keys(self) -> tuple[int, int]:
         """The number of keys, and of those that are in several partitions."""
         keys = several = 0
         for key_range in self._key_ranges:
@@ -209,7 +211,7 @@ class _KeyQueries:
             keys, several = keys + int(row["keys"]), several + int(row["several"])
         return keys, several
 
-    def several(self, found: int) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+    def read_multipartition_keys(self, found: int) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
         """The places of keys that are in several partitions; of some of them if there are too many."""
         each = found if found <= KEYS_EXPLAINED else math.ceil(KEYS_EXPLAINED / len(self._key_ranges))
         for key_range in self._key_ranges if found else ():
@@ -217,24 +219,24 @@ class _KeyQueries:
                 f"SELECT generation, key FROM t WHERE {self._mine} AND {key_range} GROUP BY generation, key "
                 f'HAVING min("partition") <> max("partition") ORDER BY md5(key) LIMIT {each}'
             )
-            yield from self._grouped(f"{self._mine} AND {key_range}", chosen)
+            yield from self._read_grouped_rows(f"{self._mine} AND {key_range}", chosen)
 
     def sample(self) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
         """The places of records that are picked by their offsets, which no partitioner looks at."""
-        yield from self._grouped(self._sampled(RECORDS_SAMPLED), None)
+        yield from self._read_grouped_rows(self._build_sample_condition(RECORDS_SAMPLED), None)
 
-    def shares(self) -> dict[str, Any]:
+    def measure_shares(self) -> dict[str, Any]:
         """The explanations of a sample of the records, and the size of the sample."""
         tally: Tally = Counter()
         for (generation, key), rows in self.sample():
-            tally.update(tallied([(key, _place(row)) for row in rows], self.counts[generation]))
-        return {"shares": shares(tally), "sampled": tally.total()}
+            tally.update(count_by_explanation([(key, _build_place(row)) for row in rows], self.counts[generation]))
+        return {"shares": estimate_shares(tally), "sampled": tally.total()}
 
-    def _sampled(self, records: int) -> str:
+    def _build_sample_condition(self, records: int) -> str:
         """A condition that selects about this many records."""
         return f'{self._mine} AND "offset" % {max(1, self._rows // records)} = 0'
 
-    def _grouped(self, where: str, chosen: str | None) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+    def _read_grouped_rows(self, where: str, chosen: str | None) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
         joined = "" if chosen is None else "JOIN chosen c ON r.generation = c.generation AND r.key = c.key"
         head = "" if chosen is None else f"WITH chosen AS ({chosen}) "
         sql = (

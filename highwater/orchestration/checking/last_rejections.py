@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN
-from highwater.resources.delta import count_in, has_column
+from highwater.resources.delta import has_column, read_count
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 _ORIGIN = ", ".join(ORIGIN)
 
 
-def same(one: str, other: str) -> str:
+def build_origin_condition(one: str, other: str) -> str:
     """The SQL condition that rows of two tables are of one origin."""
     return " AND ".join(f"{one}.{name} = {other}.{name}" for name in ORIGIN)
 
 
-def left_over(tables: Mapping[str, DeltaTable], mine: str, *, more: Sequence[str] = ()) -> str:
+def build_left_over_clause(tables: Mapping[str, DeltaTable], mine: str, *, more: Sequence[str] = ()) -> str:
     """A WITH clause that ends with `left_over`, one row for each origin that was rejected and not accepted since.
 
     Its columns are the origin, `slice`, `next_topic`, `retries` and `reclaims` of the last rejection, whether it is
@@ -43,22 +43,24 @@ def left_over(tables: Mapping[str, DeltaTable], mine: str, *, more: Sequence[str
     reclaimed = f"{NUMBER} > 0" if has_column(tables[events], NUMBER) else "false"
     accepted = f"{mine} AND (retries > 0 OR {reclaimed})" if "events" in tables else "false"
     wanted = ", ".join([*ORIGIN, "next_topic", *more])
-    number = {name: f"{_number(tables, name)} AS {NUMBER}" for name in ("rejects", events, "dlq")}
+    number = {name: f"{_build_number(tables, name)} AS {NUMBER}" for name in ("rejects", events, "dlq")}
     return (
         f"WITH sent AS (SELECT slice, {_ORIGIN}, {at}, {number['dlq']} FROM {sent}), "
         "rejected AS (SELECT r.*, sent.published_at, sent.slice IS NOT NULL AS published "
         # Rows from before the column `retries` was there have null.
         f"FROM (SELECT slice, {wanted}, coalesce(retries, 0) AS retries, {number['rejects']} "
         f"FROM rejects WHERE {mine}) r "
-        f"LEFT JOIN sent ON r.slice = sent.slice AND r.{NUMBER} = sent.{NUMBER} AND {same('r', 'sent')}), "
+        f"LEFT JOIN sent ON r.slice = sent.slice AND r.{NUMBER} = sent.{NUMBER} "
+        f"AND {build_origin_condition('r', 'sent')}), "
         f"last AS (SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {_ORIGIN} ORDER BY {NUMBER} DESC, "
         "published, published_at DESC NULLS LAST, retries DESC) AS place FROM rejected) WHERE place = 1), "
         f"accepted AS (SELECT {_ORIGIN}, coalesce(retries, 0) AS retries, {number[events]} FROM {events} "
         f"WHERE {accepted}), "
-        f"left_over AS (SELECT last.* FROM last LEFT ANTI JOIN accepted ON {same('last', 'accepted')} "
+        f"left_over AS (SELECT last.* FROM last LEFT ANTI JOIN accepted "
+        f"ON {build_origin_condition('last', 'accepted')} "
         f"AND (accepted.retries > 0 OR accepted.{NUMBER} > last.{NUMBER}))"
     )
 
 
-def _number(tables: Mapping[str, DeltaTable], name: str) -> str:
-    return count_in(tables[name], NUMBER) if name in tables else "0"
+def _build_number(tables: Mapping[str, DeltaTable], name: str) -> str:
+    return read_count(tables[name], NUMBER) if name in tables else "0"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.minute_rows import MINUTES, declared, scale_of, schema, statuses_of
-from highwater.batching import batched
-from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
+from highwater.assets.minute_rows import MINUTES, build_schema, find_scale, require_metrics, select_statuses
+from highwater.batching import split_by_count
+from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, convert_to_time, format_day
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import SAMPLES
-from highwater.orchestration.checking.plan_checks import another_commit
-from highwater.resources.commit_log import slice_commits_in
-from highwater.resources.delta import query, quoted, slice_is_one_of
+from highwater.orchestration.checking.plan_checks import find_commit_difference
+from highwater.resources.commit_log import read_slice_commits
+from highwater.resources.delta import query, quote_column, slice_is_one_of
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ _LINKED = "arrow_cast(linked, 'List(Int64)') AS linked"
 Row = Mapping[str, Any]
 
 
-def names(stream: Stream) -> list[str]:
+def select_check_names(stream: Stream) -> list[str]:
     """The checks of this table that a stream has."""
     return [FOLLOWS] if stream.metrics else []
 
 
-def metrics_follow_events(
+def check_metrics_follow_events(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
 ) -> dict[str, dict[str, CheckResult]]:
     """For each slice whether the minutes that it touches are what all events say of them, and are there once.
@@ -52,27 +52,27 @@ def metrics_follow_events(
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    return {name: _followed(ledger, lake, stream, keys) for name in names(stream)}
+    return {name: _check_metrics(ledger, lake, stream, keys) for name in select_check_names(stream)}
 
 
-def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
+def _check_metrics(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     # Metrics first: events are then at least as new, and the attempt shows a slice that was decided in between.
-    metrics, events = lake.table(stream.name, TABLE), lake.table(stream.name, "events")
+    metrics, events = lake.open_stream_table(stream.name, TABLE), lake.open_stream_table(stream.name, "events")
     if metrics is None or events is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of events, or none of metrics"))
-    decided, made = slice_commits_in(events, keys), _made(metrics, keys)
+    decided, made = read_slice_commits(events, keys), _read_metrics_commits(metrics, keys)
     settled = [key for key in keys if key in decided and key in made and decided[key].attempt == made[key].attempt]
-    there = _minutes(events, slice_is_one_of(settled)) if settled else {}
+    there = _read_event_minutes(events, slice_is_one_of(settled)) if settled else {}
     touched = {key: made[key].minutes | there.get(key, set()) for key in settled}
-    compared = _compared(stream, metrics, events, {minute for found in touched.values() for minute in found})
+    compared = _compare_minutes(stream, metrics, events, {minute for found in touched.values() for minute in found})
     others = {
-        slice_.key: another_commit(slice_, made[slice_.key].slice_commit, TABLE, len(there.get(slice_.key, ())))
+        slice_.key: find_commit_difference(slice_, made[slice_.key].slice_commit, TABLE, len(there.get(slice_.key, ())))
         for slice_ in ledger.get(settled)
     }
     return {
-        key: _result(touched[key], compared, others[key])
+        key: _build_result(touched[key], compared, others[key])
         if key in touched
-        else _behind(decided.get(key), made.get(key))
+        else _build_behind_result(decided.get(key), made.get(key))
         for key in keys
     }
 
@@ -85,7 +85,7 @@ class _Compared:
     moving: Collection[int] = ()
 
 
-def _behind(decided: SliceCommit | None, made: _Made | None) -> CheckResult:
+def _build_behind_result(decided: SliceCommit | None, made: _Made | None) -> CheckResult:
     if decided is None or made is None:
         text = f"the slice is not in {'events' if decided is None else TABLE}"
     else:
@@ -93,7 +93,7 @@ def _behind(decided: SliceCommit | None, made: _Made | None) -> CheckResult:
     return CheckResult(passed=False, text=text)
 
 
-def _result(touched: Collection[int], compared: _Compared, problem: str | None) -> CheckResult:
+def _build_result(touched: Collection[int], compared: _Compared, problem: str | None) -> CheckResult:
     wrong = {minute: compared.wrong[minute] for minute in sorted(touched) if minute in compared.wrong}
     moving = sum(minute in compared.moving for minute in touched)
     numbers = {"minutes": len(touched), "unlike": len(wrong), "not_settled": moving}
@@ -101,7 +101,7 @@ def _result(touched: Collection[int], compared: _Compared, problem: str | None) 
     texts = [problem] if problem else []
     texts += [f"{len(wrong):,} of {len(touched):,} minutes are not as the events say"] if wrong else []
     text = "; ".join(texts) or f"the {len(touched):,} minutes of the slice are as the events say"
-    samples = [{"minute": time_of(minute), "problem": unlike} for minute, unlike in wrong.items()]
+    samples = [{"minute": convert_to_time(minute), "problem": unlike} for minute, unlike in wrong.items()]
     return CheckResult(passed=not texts, text=text + later, numbers=numbers, samples=samples[:SAMPLES])
 
 
@@ -118,12 +118,12 @@ class _Made:
         return self.slice_commit.attempt
 
 
-def _made(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
-    found = slice_commits_in(metrics, keys)
+def _read_metrics_commits(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
+    found = read_slice_commits(metrics, keys)
     return {key: _Made(slice_commit, {*slice_commit.extra[MINUTES]}) for key, slice_commit in found.items()}
 
 
-def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
+def _read_event_minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
     """By slice the minutes of some events; one whose time somebody took away has none."""
     found: defaultdict[str, set[int]] = defaultdict(set)
     there = f"event_time IS NOT NULL AND {where}"
@@ -133,50 +133,50 @@ def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
     return found
 
 
-def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> _Compared:
+def _compare_minutes(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> _Compared:
     """First among the events of those hours; where that differs, among all events of their keys and all slices."""
     if not minutes:
         return _Compared({})
-    stored = _stored_minutes(stream, metrics, minutes)
-    wrong = _unlike(stream, stored, _EventsQuery(stream, minutes).run(events), minutes)
+    stored = _read_stored_minutes(stream, metrics, minutes)
+    wrong = _find_minute_problems(stream, stored, _EventsQuery(stream, minutes).run(events), minutes)
     # Most often a slice was decided a moment ago; its events in those hours show it.
-    moving = _seeing(wrong, _unfollowed(metrics, events, wrong)) if wrong else set()
+    moving = _select_affected_minutes(wrong, _read_unfollowed_minutes(metrics, events, wrong)) if wrong else set()
     left = wrong.keys() - moving
     if not left:
         return _Compared({}, moving)
-    decided, made = slice_commits_in(events), slice_commits_in(metrics)
+    decided, made = read_slice_commits(events), read_slice_commits(metrics)
     again = [
         key for key, slice_commit in made.items() if key not in decided or decided[key].attempt != slice_commit.attempt
     ]
     late = [*decided.keys() - made.keys(), *again]
     totals = _EventsQuery(stream, left, whole=True, late=late).run(events)
-    more = _seeing(left, totals.moving | (_minutes_before(metrics, again) if again else set()))
-    return _Compared(_unlike(stream, stored, totals, left - more), moving | more)
+    more = _select_affected_minutes(left, totals.moving | (_read_previous_minutes(metrics, again) if again else set()))
+    return _Compared(_find_minute_problems(stream, stored, totals, left - more), moving | more)
 
 
-def _seeing(minutes: Collection[int], unsettled: Collection[int]) -> set[int]:
+def _select_affected_minutes(minutes: Collection[int], unsettled: Collection[int]) -> set[int]:
     """The minutes whose hour holds one of the others."""
     return {m for m in minutes if any(at in unsettled for at in range(m - HOUR_MINUTES + 1, m + 1))}
 
 
-def _unfollowed(metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> set[int]:
+def _read_unfollowed_minutes(metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> set[int]:
     """The minutes, in the hours of some, of events of slices that metrics do not follow."""
     near: defaultdict[str, set[int]] = defaultdict(set)
-    for within in _within(minutes):
-        for key, found in _minutes(events, within).items():
+    for within in _build_time_conditions(minutes):
+        for key, found in _read_event_minutes(events, within).items():
             near[key] |= found
     if not near:
         return set()
-    decided, made = slice_commits_in(events, [*near]), slice_commits_in(metrics, [*near])
+    decided, made = read_slice_commits(events, [*near]), read_slice_commits(metrics, [*near])
     late = [
         key for key, slice_commit in decided.items() if key not in made or made[key].attempt != slice_commit.attempt
     ]
     return {minute for key in late for minute in near[key]}
 
 
-def _minutes_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
+def _read_previous_minutes(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
     """The minutes of events that slices had before they were reprocessed, and those with the same versions."""
-    found = {minute for made in _made(metrics, keys).values() for minute in made.minutes}
+    found = {minute for made in _read_metrics_commits(metrics, keys).values() for minute in made.minutes}
     rows = query(metrics, f"SELECT arrow_cast(minute, 'Int64') AS us, {_LINKED} FROM t")
     return found | {row["us"] // _US for row in rows if any(us // _US in found for us in row["linked"] or ())}
 
@@ -208,18 +208,22 @@ class _EventsQuery:
     def run(self, events: DeltaTable) -> _EventTotals:
         sums: defaultdict[int, dict[str | None, tuple[int, Decimal]]] = defaultdict(dict)
         moving = set()
-        for within in _within(self.minutes):
-            for row in query(events, self._sql(within)):
+        for within in _build_time_conditions(self.minutes):
+            for row in query(events, self._build_sql(within)):
                 if row["events"]:
                     sums[row["minute"]][row["status"]] = (row["events"], row["amount"] or Decimal(0))
                 if row["late"]:
                     moving.add(row["minute"])
         return _EventTotals(sums, moving)
 
-    def _sql(self, within: str) -> str:
-        metrics = declared(self.stream)
+    def _build_sql(self, within: str) -> str:
+        metrics = require_metrics(self.stream)
         # An integer is summed as a decimal, which cannot overflow.
-        amount = quoted(metrics.amount) if scale_of(self.stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
+        amount = (
+            quote_column(metrics.amount)
+            if find_scale(self.stream)
+            else f"CAST({quote_column(metrics.amount)} AS DECIMAL(28,0))"
+        )
         among = f"key IN (SELECT key FROM t WHERE {within})" if self.whole else within
         late = slice_is_one_of(self.late) if self.late else "false"
         return f"""
@@ -229,14 +233,15 @@ class _EventsQuery:
                          row_number() OVER (PARTITION BY key, version ORDER BY origin_timestamp_ms, origin_partition,
                                             origin_offset, origin_generation) AS place,
                          max(late) OVER (PARTITION BY key, version) AS late
-                  FROM (SELECT key, version, arrow_cast(event_time, 'Int64') AS us, {quoted(metrics.status)} AS status,
-                               {amount} AS amount, {within} AS inside, CASE WHEN {late} THEN 1 ELSE 0 END AS late,
+                  FROM (SELECT key, version, arrow_cast(event_time, 'Int64') AS us,
+                               {quote_column(metrics.status)} AS status, {amount} AS amount,
+                               {within} AS inside, CASE WHEN {late} THEN 1 ELSE 0 END AS late,
                                origin_timestamp_ms, origin_partition, origin_offset, origin_generation
                         FROM t WHERE {among}))
             WHERE inside GROUP BY minute, status"""
 
 
-def _within(minutes: Collection[int]) -> list[str]:
+def _build_time_conditions(minutes: Collection[int]) -> list[str]:
     """The SQL conditions, each for one question, of the events of these minutes and of the hours that end with them.
 
     No minute is in two of them.
@@ -247,20 +252,22 @@ def _within(minutes: Collection[int]) -> list[str]:
             ranges[-1][1] = minute + 1
         else:
             ranges.append([minute - HOUR_MINUTES + 1, minute + 1])
-    conditions = [f"(event_time >= {_time(start)} AND event_time < {_time(end)})" for start, end in ranges]
-    return [f"({' OR '.join(some)})" for some in batched(conditions, MOST_RANGES)]
+    conditions = [
+        f"(event_time >= {_format_time(start)} AND event_time < {_format_time(end)})" for start, end in ranges
+    ]
+    return [f"({' OR '.join(some)})" for some in split_by_count(conditions, MOST_RANGES)]
 
 
-def _time(minute: int) -> str:
+def _format_time(minute: int) -> str:
     return f"arrow_cast({minute * _US}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
-def _stored_minutes(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> dict[int, list[Row]]:
+def _read_stored_minutes(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> dict[int, list[Row]]:
     """The rows of these minutes."""
-    days = sorted({day_of(minute) for minute in minutes})
+    days = sorted({format_day(minute) for minute in minutes})
     where = slice_is_one_of(days) if len(days) <= MOST_RANGES else "true"
-    names = [name for name in schema(stream).names if name not in {"slice", "minute", "linked"}]
-    columns = ", ".join(["slice", "arrow_cast(minute, 'Int64') AS us", *map(quoted, names)])
+    names = [name for name in build_schema(stream).names if name not in {"slice", "minute", "linked"}]
+    columns = ", ".join(["slice", "arrow_cast(minute, 'Int64') AS us", *map(quote_column, names)])
     found: dict[int, list[Row]] = {minute: [] for minute in minutes}
     for row in query(metrics, f"SELECT {columns} FROM t WHERE {where}"):
         minute = row["us"] // _US
@@ -269,14 +276,16 @@ def _stored_minutes(stream: Stream, metrics: DeltaTable, minutes: Collection[int
     return found
 
 
-def _unlike(
+def _find_minute_problems(
     stream: Stream, stored: Mapping[int, Sequence[Row]], totals: _EventTotals, minutes: Collection[int]
 ) -> dict[int, str]:
-    found = {minute: _problem(stored[minute], _expected(stream, totals.sums, minute)) for minute in minutes}
+    found = {
+        minute: _find_problem(stored[minute], _build_expected_row(stream, totals.sums, minute)) for minute in minutes
+    }
     return {minute: problem for minute, problem in found.items() if problem}
 
 
-def _problem(rows: Sequence[Row], expected: Row | None) -> str | None:
+def _find_problem(rows: Sequence[Row], expected: Row | None) -> str | None:
     if expected is None:
         return "a row, and no event" if rows else None
     if len(rows) != 1:
@@ -285,21 +294,21 @@ def _problem(rows: Sequence[Row], expected: Row | None) -> str | None:
     return ", ".join(wrong) or None
 
 
-def _expected(
+def _build_expected_row(
     stream: Stream, sums: Mapping[int, Mapping[str | None, tuple[int, Decimal]]], minute: int
 ) -> dict[str, Any] | None:
     """The row of a minute; None without events."""
     if minute not in sums:
         return None
-    row: dict[str, Any] = {"slice": day_of(minute), "us": minute * _US}
+    row: dict[str, Any] = {"slice": format_day(minute), "us": minute * _US}
     row["events"] = sum(events for events, _ in sums[minute].values())
-    for status in statuses_of(stream):
+    for status in select_statuses(stream):
         row[f"{status}_events"], row[f"{status}_amount"] = sums[minute].get(status, (0, Decimal(0)))
     hour = [sums[at] for at in range(minute - HOUR_MINUTES + 1, minute + 1) if at in sums]
-    counted = [one[status] for one in hour for status in declared(stream).mean_of if status in one]
+    counted = [one[status] for one in hour for status in require_metrics(stream).mean_of if status in one]
     events, amount = sum(events for events, _ in counted), Decimal(0)
     for _, more in counted:
         amount = _EXACT.add(amount, more)
-    unit = Decimal(1).scaleb(-scale_of(stream) - MEAN_DIGITS)
+    unit = Decimal(1).scaleb(-find_scale(stream) - MEAN_DIGITS)
     mean = _EXACT.divide(amount, events).quantize(unit, ROUND_HALF_UP, _EXACT) if events else None
     return {**row, "hour_events": events, "hour_amount": amount, "hour_mean": mean}

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.version_questions import Questions, VersionFindings
-from highwater.reclaims import stale
-from highwater.resources.commit_log import slice_commits_from
-from highwater.resources.delta import count_in, query_all
+from highwater.reclaims import is_stale
+from highwater.resources.commit_log import read_slice_commits_since
+from highwater.resources.delta import query_all, read_count
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -120,7 +120,7 @@ class Reach:
 Reaches = Mapping[tuple[str, int, int], Reach]
 
 
-def reaches(decided: Iterable[SliceCommit], topic: str) -> dict[tuple[str, int, int], Reach]:
+def build_reaches(decided: Iterable[SliceCommit], topic: str) -> dict[tuple[str, int, int], Reach]:
     """The decided part of each partition of the main topic, by topic, generation and number."""
     ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
     for slice_commit in decided:
@@ -140,7 +140,7 @@ def _reach(ordered: Sequence[tuple[int, int]]) -> Reach:
     return Reach(hole, ordered[-1][0], ordered[0][0])
 
 
-def otherwise(gap: Gap, known: Reaches) -> str:
+def determine_gap_class(gap: Gap, known: Reaches) -> str:
     """The class of a missing version that is not among the rejects."""
     # Later records of another system's topic are unknown.
     reach = known.get((gap.topic, gap.generation, gap.partition))
@@ -150,7 +150,7 @@ def otherwise(gap: Gap, known: Reaches) -> str:
     return TO_COME if gap.offset >= reach.head else NOWHERE
 
 
-def explained(gap: Gap, rejects: Sequence[OpenReject], known: Reaches) -> Iterator[tuple[str, str, str, int]]:
+def explain_gap(gap: Gap, rejects: Sequence[OpenReject], known: Reaches) -> Iterator[tuple[str, str, str, int]]:
     """The versions of a gap by what became of them: class, versions, where, how many."""
     named = {r.version: r for r in rejects if r.version is not None and gap.since <= r.version <= gap.until}
     for version, reject in sorted(named.items()):
@@ -161,7 +161,7 @@ def explained(gap: Gap, rejects: Sequence[OpenReject], known: Reaches) -> Iterat
         left -= 1
         yield reject.kind, versions, reject.text, 1
     if left:
-        rest = otherwise(gap, known)
+        rest = determine_gap_class(gap, known)
         yield rest, versions, _WHERE[rest], left
 
 
@@ -172,7 +172,7 @@ _WHERE = {
 }
 
 
-def missing(
+def read_missing_versions(
     lake: Lake, stream: Stream, questions: Questions, reclaim_numbers: Mapping[Origin, int] | None = None
 ) -> dict[str, VersionFindings]:
     """The missing versions of each slice that is checked, or of the stream.
@@ -186,36 +186,39 @@ def missing(
         DependencyAwayError: the lake could not be read.
     """
     # Events as the questions see them: a slice that was decided meanwhile would count as decided, and lack its events.
-    opened = {"events": questions.events, **{name: lake.table(stream.name, name) for name in ("rejects", "dlq")}}
+    opened = {
+        "events": questions.events,
+        **{name: lake.open_stream_table(stream.name, name) for name in ("rejects", "dlq")},
+    }
     tables = {name: table for name, table in opened.items() if table is not None}
     since, known = questions.scope.since, None
     found: dict[str, VersionFindings] = {}
-    gaps = (_gap(row) for row in questions.gaps())
+    gaps = (_build_gap(row) for row in questions.read_gaps())
     while batch := list(islice(gaps, GAPS_AT_ONCE)):
         # Most slices have no gap, and no slice commit is read for them.
-        known = _reaches(tables, stream, since) if known is None else known
-        if since is not None and any(_begins_before(gap, known) for gap in batch):
-            since, known = None, _reaches(tables, stream, None)
+        known = _read_reaches(tables, stream, since) if known is None else known
+        if since is not None and any(_is_before_known(gap, known) for gap in batch):
+            since, known = None, _read_reaches(tables, stream, None)
         keys = {gap.key for gap in batch}
-        rejects = _rejects(tables, stream, keys, reclaim_numbers or {}) if "rejects" in tables else {}
+        rejects = _read_open_rejects(tables, stream, keys, reclaim_numbers or {}) if "rejects" in tables else {}
         for gap in batch:
             group = found.setdefault(gap.group, VersionFindings())
-            for kind, versions, where, count in explained(gap, rejects.get(gap.key, ()), known):
+            for kind, versions, where, count in explain_gap(gap, rejects.get(gap.key, ()), known):
                 group.counts[kind] += count
-                sample = {"key": gap.key, "versions": versions, "where": where, "above": _above(gap)}
+                sample = {"key": gap.key, "versions": versions, "where": where, "above": _format_version_above(gap)}
                 group.keep({**sample, "class": kind})
     return found
 
 
-def _above(gap: Gap) -> str:
+def _format_version_above(gap: Gap) -> str:
     generation = f" of generation {gap.generation}" if gap.generation else ""
     return f"version {gap.until + 1} at {gap.partition}:{gap.offset}{generation}"
 
 
-def _reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str | None) -> Reaches:
+def _read_reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str | None) -> Reaches:
     """The decided parts of the main topic, by the slices from one on or by all: a table may have 100,000 of them."""
     events, rejects = (
-        slice_commits_from(tables[name], stream.topic, since or "") if name in tables else {}
+        read_slice_commits_since(tables[name], stream.topic, since or "") if name in tables else {}
         for name in ("events", "rejects")
     )
     decided = [
@@ -223,16 +226,16 @@ def _reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str | None
         for key, slice_commit in events.items()
         if key in rejects and rejects[key].attempt == slice_commit.attempt
     ]
-    return reaches(decided, stream.topic)
+    return build_reaches(decided, stream.topic)
 
 
-def _begins_before(gap: Gap, known: Reaches) -> bool:
+def _is_before_known(gap: Gap, known: Reaches) -> bool:
     """Whether a gap begins before the known slices: below them nothing is known to be decided."""
     reach = known.get((gap.topic, gap.generation, gap.partition))
     return reach is None or gap.after + 1 < reach.begin
 
 
-def _gap(row: Mapping[str, Any]) -> Gap:
+def _build_gap(row: Mapping[str, Any]) -> Gap:
     names = ("group_name", "key", "since", "until", "topic", "generation", "partition", "offset", "after")
     return Gap(*[row[name] for name in names])
 
@@ -255,15 +258,15 @@ ORDER BY {origin}
 """
 
 
-def _rejects(
+def _read_open_rejects(
     tables: Mapping[str, DeltaTable], stream: Stream, keys: Iterable[str], reclaim_numbers: Mapping[Origin, int]
 ) -> dict[str, list[OpenReject]]:
     """By key the records that were rejected and not accepted since."""
     sql = _OPEN.format(
         origin=_ORIGIN,
-        number=count_in(tables["rejects"], NUMBER),
-        accepted_number=count_in(tables["events"], NUMBER),
-        sent_number=count_in(tables["dlq"], NUMBER) if "dlq" in tables else "0",
+        number=read_count(tables["rejects"], NUMBER),
+        accepted_number=read_count(tables["events"], NUMBER),
+        sent_number=read_count(tables["dlq"], NUMBER) if "dlq" in tables else "0",
         keys=", ".join(f"'{key.encode().hex()}'" for key in keys),
         sent="dlq" if "dlq" in tables else "rejects WHERE false",
         at="published_at" if "dlq" in tables else "CAST(NULL AS TIMESTAMP) AS published_at",
@@ -272,21 +275,21 @@ def _rejects(
     )
     found: dict[str, list[OpenReject]] = {}
     for row in query_all(tables, sql):
-        found.setdefault(bytes(row["key"]).decode(), []).append(_reject(stream, row, reclaim_numbers))
+        found.setdefault(bytes(row["key"]).decode(), []).append(_build_reject(stream, row, reclaim_numbers))
     return found
 
 
-def _reject(stream: Stream, row: Mapping[str, Any], reclaim_numbers: Mapping[Origin, int]) -> OpenReject:
+def _build_reject(stream: Stream, row: Mapping[str, Any], reclaim_numbers: Mapping[Origin, int]) -> OpenReject:
     topic, published = row["next_topic"], row["published_at"]
     tier = topic in stream.tier_topics
     due = published + stream.tiers[stream.tier_topics.index(topic)] if tier and published is not None else None
     generation = f" of generation {row['origin_generation']}" if row["origin_generation"] else ""
     origin = f"{row['origin_topic']} partition {row['origin_partition']} offset {row['origin_offset']}{generation}"
-    again = stale(reclaim_numbers, Origin.of_row(row), row["reclaims"])
-    return OpenReject(version_in(row["value"], stream.version_fields[0]), topic, tier, due, origin, again)
+    again = is_stale(reclaim_numbers, Origin.from_row(row), row["reclaims"])
+    return OpenReject(parse_version(row["value"], stream.version_fields[0]), topic, tier, due, origin, again)
 
 
-def version_in(value: bytes | None, name: str) -> int | None:
+def parse_version(value: bytes | None, name: str) -> int | None:
     """The version that a rejected value names; None where it cannot be read."""
     try:
         found = json.loads(value or b"")[name]

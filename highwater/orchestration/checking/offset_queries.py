@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from highwater.resources.commit_log import slice_commits_in
+from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import query_columns, slice_is_one_of
 from highwater.slices import OffsetRange
 
@@ -62,17 +62,17 @@ class InRaw:
     rows: Mapping[str, Rows] = field(default_factory=dict)
 
 
-def in_raw(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> InRaw:
+def read_raw_offsets(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> InRaw:
     """The rows of slices in one version of raw.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    slices, raw = ledger.get(keys), lake.table(stream.name, "raw")
-    return InRaw(slices) if raw is None else InRaw(slices, slice_commits_in(raw, keys), rows_in_raw(raw, slices))
+    slices, raw = ledger.get(keys), lake.open_stream_table(stream.name, "raw")
+    return InRaw(slices) if raw is None else InRaw(slices, read_slice_commits(raw, keys), read_raw_rows(raw, slices))
 
 
-def rows_in_raw(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
+def read_raw_rows(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
     """For each slice the offsets that raw has rows of.
 
     Raises:

@@ -8,16 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.assets.unprocessed_origins import DETAIL as NAMED_EARLY
-from highwater.envelope import ORIGIN, Origin, headers_of, opened
+from highwater.envelope import ORIGIN, Origin, build_headers, open_envelope
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.plan_checks import another_plan
-from highwater.orchestration.checking.slice_status import CONSERVED, conservation
-from highwater.reclaims import numbers, stale
-from highwater.resources.commit_log import sized, slice_commits_in
-from highwater.resources.conditions import in_none_of, in_one_of
-from highwater.resources.delta import count_in, has_column, query, query_all, slice_is_one_of, stream_rows
-from highwater.retention import aged
-from highwater.routing import tier_of
+from highwater.orchestration.checking.plan_checks import find_plan_difference
+from highwater.orchestration.checking.slice_status import CONSERVED, check_record_counts
+from highwater.reclaims import count_reclaims, is_stale
+from highwater.resources.commit_log import read_slice_commits, with_row_counts
+from highwater.resources.conditions import build_in_any, build_in_none
+from highwater.resources.delta import has_column, query, query_all, read_count, slice_is_one_of, stream_rows
+from highwater.retention import count_expired_rows
+from highwater.routing import find_tier
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -33,31 +33,36 @@ SAMPLES = 10
 _ORIGIN = ", ".join(ORIGIN)
 
 
-def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
+def check_offsets_accounted(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether every record of raw is in one place, by slice commits, by counts and origin by origin.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    tables = {name: table for name in CONSERVED if (table := lake.table(stream.name, name)) is not None}
-    slice_commits = {name: sized(table, slice_commits_in(table, keys)) for name, table in tables.items()}
-    counted = conservation(tables, slice_commits, keys)
+    tables = {name: table for name in CONSERVED if (table := lake.open_stream_table(stream.name, name)) is not None}
+    slice_commits = {name: with_row_counts(table, read_slice_commits(table, keys)) for name, table in tables.items()}
+    counted = check_record_counts(tables, slice_commits, keys)
     if len(tables) < len(CONSERVED):
         return counted
     slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
-    discarded_origins = {discard.origin for discard in ledger.discards.of(stream.name)}
-    wrong = _misplaced(
-        tables, stream, slices, slice_commits, numbers(ledger.reclaims.of(stream.name)), discarded_origins
+    discarded_origins = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
+    wrong = _read_misplaced_origins(
+        tables,
+        stream,
+        slices,
+        slice_commits,
+        count_reclaims(ledger.reclaims.list_for_stream(stream.name)),
+        discarded_origins,
     )
     found = {}
     for key, result in counted.items():
         decision = slice_commits["events"].get(key)
-        problem = None if decision is None else another_plan(slices[key], decision, "events")
-        found[key] = _accounted(result, problem, wrong[key])
+        problem = None if decision is None else find_plan_difference(slices[key], decision, "events")
+        found[key] = _build_origins_result(result, problem, wrong[key])
     return found
 
 
-def _accounted(counted: CheckResult, problem: str | None, wrong: Sequence[Mapping[str, Any]]) -> CheckResult:
+def _build_origins_result(counted: CheckResult, problem: str | None, wrong: Sequence[Mapping[str, Any]]) -> CheckResult:
     numbers = {**counted.numbers, "misplaced": len(wrong)}
     kinds = Counter(str(one["problem"]) for one in wrong)
     totals = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
@@ -68,7 +73,7 @@ def _accounted(counted: CheckResult, problem: str | None, wrong: Sequence[Mappin
     return CheckResult(not texts, text, numbers, wrong[:SAMPLES])
 
 
-def _misplaced(
+def _read_misplaced_origins(
     tables: Mapping[str, DeltaTable],
     stream: Stream,
     slices: Mapping[str, Slice],
@@ -83,56 +88,56 @@ def _misplaced(
     found: dict[str, list[dict[str, Any]]] = {key: [] for key in slices}
     decisions, gone = (
         slice_commits["events"],
-        {key for key, slice_commit in slice_commits["raw"].items() if aged(slice_commit)},
+        {key for key, slice_commit in slice_commits["raw"].items() if count_expired_rows(slice_commit)},
     )
-    for row in _asked(tables, _TWICE, gone):
-        found[row["slice"]].append(sample("in two places", Origin.of_row(row)))
+    for row in _query_slices(tables, _TWICE, gone):
+        found[row["slice"]].append(describe_sample("in two places", Origin.from_row(row)))
     for key in sorted(gone):
-        found[key] += _unplanned(tables, stream, slices[key])
+        found[key] += _read_unplanned_origins(tables, stream, slices[key])
     main = [key for key, slice_ in slices.items() if slice_.topic == stream.topic and key not in gone]
     for tombstone in ("false", "value IS NULL"):
-        mine = [key for key in main if _tombstones_of(decisions.get(key)) == tombstone]
-        for row in _asked(tables, _MISPLACED, mine, tombstone=tombstone):
-            found[row["slice"]].append(sample(_problem(row), Origin.of_row(row)))
+        mine = [key for key in main if _select_tombstone_condition(decisions.get(key)) == tombstone]
+        for row in _query_slices(tables, _MISPLACED, mine, tombstone=tombstone):
+            found[row["slice"]].append(describe_sample(_describe_problem(row), Origin.from_row(row)))
     # Values are read of slices with rejects alone.
     rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
     for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
         # What the main topic holds was never rejected before, also if it was reclaimed from the DLQ since.
-        tried = f"{count_in(tables[name], 'retries')} <> 0"
+        tried = f"{read_count(tables[name], 'retries')} <> 0"
         other_key = _OTHER_KEY if stream.record_key == "strict" else "false"
-        for row in _asked(tables, question, keys, tried=tried, other_key=other_key):
-            found[row["slice"]].append(sample(f"in {name} otherwise than in raw", Origin.of_row(row)))
+        for row in _query_slices(tables, question, keys, tried=tried, other_key=other_key):
+            found[row["slice"]].append(describe_sample(f"in {name} otherwise than in raw", Origin.from_row(row)))
     # The owner of records of other systems depends on the ledger at decision time: the counts show it.
     tiers = [key for key, slice_ in slices.items() if slice_.topic in stream.tier_topics and key not in gone]
     for key in tiers:
-        found[key] = _misplaced_of_tier(
+        found[key] = _read_misplaced_in_tier(
             tables, stream, slices[key], decisions.get(key), reclaim_numbers, discarded_origins
         )
     return found
 
 
-def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice) -> list[dict[str, Any]]:
+def _read_unplanned_origins(tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice) -> list[dict[str, Any]]:
     """Origins in events and rejects of a slice of the main topic that its plan does not have."""
     if slice_.topic != stream.topic:
         return []
     spans = ((slice_.generation, p, r.start, r.end) for p, r in slice_.ranges.items())
-    where = f"{slice_is_one_of([slice_.key])} AND {in_none_of(spans)}"
+    where = f"{slice_is_one_of([slice_.key])} AND {build_in_none(spans)}"
     sql = f"SELECT {_ORIGIN} FROM t WHERE {where}"
     rows = [row for name in ("events", "rejects") for row in query(tables[name], sql)]
-    return [sample("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
+    return [describe_sample("in events or rejects, and not planned", Origin.from_row(row)) for row in rows]
 
 
-def tombstone_in_sql(stream: Stream, value: str = "value") -> str:
+def build_tombstone_condition(stream: Stream, value: str = "value") -> str:
     """The condition, in SQL, of a record of raw that is neither an event nor a reject."""
     return "false" if stream.tombstones_delete else f"{value} IS NULL"
 
 
-def _tombstones_of(decision: SliceCommit | None) -> str:
+def _select_tombstone_condition(decision: SliceCommit | None) -> str:
     """That condition for a slice, by its decision: the declaration may have changed since."""
     return "value IS NULL" if decision is not None and decision.counts.get("tombstones") else "false"
 
 
-def _asked(
+def _query_slices(
     tables: Mapping[str, DeltaTable], question: str, keys: Collection[str], **named: str
 ) -> list[dict[str, Any]]:
     if not keys:
@@ -179,7 +184,7 @@ ORDER BY x.slice, origin_partition, origin_offset
 """
 
 
-def _problem(row: Mapping[str, Any]) -> str:
+def _describe_problem(row: Mapping[str, Any]) -> str:
     places = row["tombstones"] + row["in_events"] + row["in_rejects"]
     if not row["in_raw"]:
         return "in events or rejects, and not in raw"
@@ -188,12 +193,12 @@ def _problem(row: Mapping[str, Any]) -> str:
     return "in no place" if not places else "in two places"
 
 
-def sample(problem: str, origin: Origin) -> dict[str, Any]:
+def describe_sample(problem: str, origin: Origin) -> dict[str, Any]:
     """An example for the check's page."""
     return {"problem": problem, **origin._asdict()}
 
 
-def _misplaced_of_tier(
+def _read_misplaced_in_tier(
     tables: Mapping[str, DeltaTable],
     stream: Stream,
     slice_: Slice,
@@ -207,33 +212,44 @@ def _misplaced_of_tier(
     accepted the origin, a person discarded it, or they were published before it was reclaimed from the DLQ.
     """
     mine = f"{slice_is_one_of([slice_.key])}"
-    rows = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_tombstones_of(decision)}) AND {mine}")
-    early = _named_early(tables["rejects"], slice_, mine)
+    rows = stream_rows(
+        tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_select_tombstone_condition(decision)}) AND {mine}"
+    )
+    early = _read_early_records(tables["rejects"], slice_, mine)
     copies = Counter(_copy_of(stream, slice_, row, early) for row in rows)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
     tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row without the number is no error
     for one, times in copies.items():
         read[one.origin] += times
-        counting |= set() if stale(reclaim_numbers, one.origin, one.reclaims) else {one.origin}
+        counting |= set() if is_stale(reclaim_numbers, one.origin, one.reclaims) else {one.origin}
         contents[one.origin] |= {one.as_event, one.as_reject}
         tries[one.origin].add(one.retries)
     placed, altered = Counter[Origin](), list[tuple[Origin, str]]()
-    for name, columns in _placed(stream).items():
+    for name, columns in _select_record_columns(stream).items():
         tried = "retries" if has_column(tables[name], "retries") else "NULL AS retries"
         for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {tried}, {columns} FROM t WHERE {mine}"):
-            origin = Origin.of_row(row)
+            origin = Origin.from_row(row)
             placed[origin] += 1
-            same = _digest(row) in contents[origin] and row["retries"] in tries[origin]
+            same = _build_digest(row) in contents[origin] and row["retries"] in tries[origin]
             altered += [(origin, name)] if origin in read and not same else []
-    found = [sample("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
-    found += [sample(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
-    found += [sample("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
+    found = [describe_sample("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
+    found += [describe_sample(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
+    found += [
+        describe_sample("in events or rejects, and not in raw", origin)
+        for origin in sorted(placed.keys() - read.keys())
+    ]
     left = counting.difference(placed, discarded_origins)
-    found += [sample("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, slice_, left))]
+    found += [
+        describe_sample("in no place", origin)
+        for origin in sorted(left - _read_origins_elsewhere(tables, stream, slice_, left))
+    ]
     superseded = sum(read.values()) - len(read.keys() & placed.keys())
     decided = decision.counts.get("superseded", 0) if decision else superseded
     if superseded != decided and not found:
-        found = [sample(f"among {superseded:,} superseded, and {decided:,} were decided", o) for o in sorted(read)[:1]]
+        found = [
+            describe_sample(f"among {superseded:,} superseded, and {decided:,} were decided", o)
+            for o in sorted(read)[:1]
+        ]
     return found
 
 
@@ -243,7 +259,7 @@ _TIME = "origin_timestamp_ms AS ms"
 _PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"{_TIME}, key, value, headers"}
 
 
-def _placed(stream: Stream) -> dict[str, str]:
+def _select_record_columns(stream: Stream) -> dict[str, str]:
     """The columns of a record in events and rejects; the key of an event is the record's only where that is strict."""
     return _PLACED if stream.record_key == "strict" else {**_PLACED, "events": _TIME}
 
@@ -265,7 +281,7 @@ class _Copy(NamedTuple):
     as_reject: str
 
 
-def _named_early(rejects: DeltaTable, slice_: Slice, mine: str) -> set[tuple[int, int]]:
+def _read_early_records(rejects: DeltaTable, slice_: Slice, mine: str) -> set[tuple[int, int]]:
     """Partition and offset of records whose envelope named an origin before that was decided: by now it may be."""
     columns = f"origin_partition, origin_offset FROM t WHERE {mine} AND origin_topic = '{slice_.topic}'"
     rows = query(rejects, f"SELECT {columns} AND detail = '{NAMED_EARLY}'")
@@ -274,32 +290,32 @@ def _named_early(rejects: DeltaTable, slice_: Slice, mine: str) -> set[tuple[int
 
 def _copy_of(stream: Stream, slice_: Slice, row: Mapping[str, Any], early: Collection[tuple[int, int]]) -> _Copy:
     mapped = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
-    origin, reclaims, retries, ms = enveloped(stream, slice_, mapped)
+    origin, reclaims, retries, ms = parse_record_envelope(stream, slice_, mapped)
     whole = {**row, "ms": ms}
     as_event = {"ms": ms, "key": row["key"]} if stream.record_key == "strict" else {"ms": ms}
-    return _Copy(origin, reclaims, retries, _digest(as_event), _digest(whole))
+    return _Copy(origin, reclaims, retries, _build_digest(as_event), _build_digest(whole))
 
 
-def enveloped(stream: Stream, slice_: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
+def parse_record_envelope(stream: Stream, slice_: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
     """The origin of a row of raw, of a tier's slice: its own place if it has no envelope.
 
     Returns:
         The record's identity, how often it had been reclaimed from the DLQ when this copy was published, how often it
         was rejected by then, and its timestamp in milliseconds since 1970.
     """
-    envelope = opened(headers_of(row), stream.is_origin)
+    envelope = open_envelope(build_headers(row), stream.is_origin)
     if envelope is None:
         origin = Origin(slice_.topic, slice_.generation, row["partition"], row["offset"])
-        return origin, 0, tier_of(stream, slice_.topic), row["ms"]
+        return origin, 0, find_tier(stream, slice_.topic), row["ms"]
     return envelope.origin, envelope.reclaims, envelope.attempt, envelope.timestamp
 
 
-def _digest(row: Mapping[str, Any]) -> str:
+def _build_digest(row: Mapping[str, Any]) -> str:
     values = [row[name] for name in ("ms", "key", "value", "headers") if name in row]
     return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
-def _elsewhere(
+def _read_origins_elsewhere(
     tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice, origins: Collection[Origin]
 ) -> set[Origin]:
     """The origins that another slice accepted, or accepted once and has reprocessed since.
@@ -311,7 +327,7 @@ def _elsewhere(
         return set()
     least, most = (pick(origin.offset for origin in origins) for pick in (min, max))
     spans = ((*origin, origin.offset + 1) for origin in origins)
-    between = f"origin_offset BETWEEN {least} AND {most} AND {in_one_of(spans)}"
+    between = f"origin_offset BETWEEN {least} AND {most} AND {build_in_any(spans)}"
     where = f"slice <> '{slice_.key}' AND {between}"
     later = f"arrow_cast(first_failed_at, 'Int64') > {int(slice_.planned_at.timestamp() * 1_000_000)}"
     rejected = f"{where} AND (NOT starts_with(slice, '{stream.topic}@') OR {later})"
@@ -319,4 +335,4 @@ def _elsewhere(
         *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM events WHERE {where}"),
         *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM rejects WHERE {rejected}"),
     ]
-    return {Origin.of_row(row) for row in rows}
+    return {Origin.from_row(row) for row in rows}

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
-from highwater.erasing import microseconds
-from highwater.orchestration.checking.last_rejections import left_over
-from highwater.orchestration.checking.stranded_origins import lost_until
-from highwater.reclaims import numbers, stale
-from highwater.resources.commit_log import sized, slice_commits_in
-from highwater.resources.conditions import in_none_of
-from highwater.resources.delta import query_all, rows_in, slice_is_one_of
-from highwater.retention import records
+from highwater.erasing import to_microseconds
+from highwater.orchestration.checking.last_rejections import build_left_over_clause
+from highwater.orchestration.checking.stranded_origins import read_loss_times
+from highwater.reclaims import count_reclaims, is_stale
+from highwater.resources.commit_log import read_slice_commits, with_row_counts
+from highwater.resources.conditions import build_in_none
+from highwater.resources.delta import count_logged_rows, query_all, slice_is_one_of
+from highwater.retention import count_records
 from highwater.slices import SliceKey, merge_ranges
 
 if TYPE_CHECKING:
@@ -108,35 +108,35 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    tables = _opened(lake, stream, "dlq", "rejects", "events", "raw")
+    tables = _open_tables(lake, stream, "dlq", "rejects", "events", "raw")
     if "raw" not in tables:
         return Ends()
-    decided = {name: slice_commits_in(tables[name]) if name in tables else {} for name in ("events", "rejects")}
+    decided = {name: read_slice_commits(tables[name]) if name in tables else {} for name in ("events", "rejects")}
     settled = {
         key
         for key, p in decided["events"].items()
         if key in decided["rejects"] and decided["rejects"][key].attempt == p.attempt
     }
-    read = sized(tables["raw"], _main(slice_commits_in(tables["raw"]), stream))
+    read = with_row_counts(tables["raw"], _filter_main_topic(read_slice_commits(tables["raw"]), stream))
     open_slices = [slice_commit.slice_ for key, slice_commit in decided["events"].items() if key not in settled]
-    counted = _Counted(tables, stream, open_slices, ledger.losses(stream.name, stream.topic))
-    rows, accepted = counted.accepted()
-    discarded_origins = {discard.origin for discard in ledger.discards.of(stream.name)}
-    reclaim_numbers = numbers(ledger.reclaims.of(stream.name))
-    reclaimed = counted.reclaimed(reclaim_numbers, discarded_origins)
-    discarded = counted.discarded(discarded_origins)
-    rejected = Counter(counted.left_over())
+    counted = _Counted(tables, stream, open_slices, ledger.list_losses(stream.name, stream.topic))
+    rows, accepted = counted.count_accepted()
+    discarded_origins = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
+    reclaim_numbers = count_reclaims(ledger.reclaims.list_for_stream(stream.name))
+    reclaimed = counted.count_reclaimed(reclaim_numbers, discarded_origins)
+    discarded = counted.count_discarded(discarded_origins)
+    rejected = Counter(counted.count_left_over())
     rejected.subtract(reclaimed)
     rejected.subtract(discarded)
-    lost = lost_until(ledger, stream, settled, datetime.now(UTC))
-    stranded = counted.stranded(lost, reclaim_numbers, discarded_origins)
+    lost = read_loss_times(ledger, stream, settled, datetime.now(UTC))
+    stranded = counted.count_stranded(lost, reclaim_numbers, discarded_origins)
     return Ends(
-        produced=sum(map(records, read.values())),
+        produced=sum(map(count_records, read.values())),
         accepted=accepted,
         twice=rows - accepted,
         tombstones=sum(
             slice_commit.counts.get("tombstones", 0)
-            for key, slice_commit in _main(decided["events"], stream).items()
+            for key, slice_commit in _filter_main_topic(decided["events"], stream).items()
             if key in settled
         ),
         waiting={tier: rejected[tier, True] - stranded.get(tier, 0) for tier in stream.tier_topics},
@@ -145,7 +145,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
         discarded=discarded.total(),
         reclaimed=reclaimed.total(),
         unpublished=sum(count for (_, published), count in rejected.items() if not published),
-        undecided=sum(records(slice_commit) for key, slice_commit in read.items() if key not in settled),
+        undecided=sum(count_records(slice_commit) for key, slice_commit in read.items() if key not in settled),
     )
 
 
@@ -160,24 +160,26 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    tables = _opened(lake, stream, "dlq", "rejects", "events")
-    counted = _Counted(tables, stream, [], ledger.losses(stream.name, stream.topic))
-    discarded_origins = {discard.origin for discard in ledger.discards.of(stream.name)}
-    found = Counter(counted.left_over())
-    found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), discarded_origins))
-    found.subtract(counted.discarded(discarded_origins))
+    tables = _open_tables(lake, stream, "dlq", "rejects", "events")
+    counted = _Counted(tables, stream, [], ledger.list_losses(stream.name, stream.topic))
+    discarded_origins = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
+    found = Counter(counted.count_left_over())
+    found.subtract(
+        counted.count_reclaimed(count_reclaims(ledger.reclaims.list_for_stream(stream.name)), discarded_origins)
+    )
+    found.subtract(counted.count_discarded(discarded_origins))
     if published:
         return found[stream.parked_topic, True]
     return sum(count for (topic, _), count in found.items() if topic == stream.parked_topic)
 
 
-def _opened(lake: Lake, stream: Stream, *names: str) -> dict[str, DeltaTable]:
+def _open_tables(lake: Lake, stream: Stream, *names: str) -> dict[str, DeltaTable]:
     """The tables that are there; downstream first, so that nothing is counted that was decided meanwhile."""
-    found = {name: lake.table(stream.name, name) for name in names}
+    found = {name: lake.open_stream_table(stream.name, name) for name in names}
     return {name: table for name, table in found.items() if table is not None}
 
 
-def _main(slice_commits: Mapping[str, SliceCommit], stream: Stream) -> dict[str, SliceCommit]:
+def _filter_main_topic(slice_commits: Mapping[str, SliceCommit], stream: Stream) -> dict[str, SliceCommit]:
     return {
         key: slice_commit for key, slice_commit in slice_commits.items() if SliceKey.parse(key).topic == stream.topic
     }
@@ -213,15 +215,15 @@ class _Counted:
             for offsets in ranges
         ]
         lost = [(loss.generation, loss.partition, loss.offsets.start, loss.offsets.end) for loss in losses]
-        conditions.append(in_none_of([*undecided, *lost]))
+        conditions.append(build_in_none([*undecided, *lost]))
         self._mine = " AND ".join(conditions)
 
-    def accepted(self) -> tuple[int, int]:
+    def count_accepted(self) -> tuple[int, int]:
         """Rows of the main topic's origins in events, and how many origins they are."""
         if "events" not in self._tables:
             return 0, 0
         rows = origins = 0
-        parts = max(1, math.ceil(rows_in(self._tables["events"]) / ROWS_AT_ONCE))
+        parts = max(1, math.ceil(count_logged_rows(self._tables["events"]) / ROWS_AT_ONCE))
         for part in range(parts):
             # Of the topic there is one, so it is not compared.
             [found] = self._ask(
@@ -232,7 +234,7 @@ class _Counted:
             rows, origins = rows + int(found["rows"]), origins + int(found["origins"])
         return rows, origins
 
-    def left_over(self) -> dict[tuple[str, bool], int]:
+    def count_left_over(self) -> dict[tuple[str, bool], int]:
         """Origins that were rejected and not accepted since: where the last rejection sent them, and whether it did."""
         if "rejects" not in self._tables:
             return {}
@@ -242,16 +244,18 @@ class _Counted:
         )
         return {(str(row["next_topic"]), bool(row["published"])): int(row["n"]) for row in found}
 
-    def discarded(self, discarded_origins: Collection[Origin]) -> Counter[tuple[str, bool]]:
+    def count_discarded(self, discarded_origins: Collection[Origin]) -> Counter[tuple[str, bool]]:
         """The rows of `left_over` that a person discarded, counted alike: one may have been sent back before that."""
         if not discarded_origins or "rejects" not in self._tables:
             return Counter()
         rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published FROM left_over")
         return Counter(
-            (str(row["next_topic"]), bool(row["published"])) for row in rows if Origin.of_row(row) in discarded_origins
+            (str(row["next_topic"]), bool(row["published"]))
+            for row in rows
+            if Origin.from_row(row) in discarded_origins
         )
 
-    def reclaimed(
+    def count_reclaimed(
         self, reclaim_numbers: Mapping[Origin, int], discarded_origins: Collection[Origin]
     ) -> Counter[tuple[str, bool]]:
         """The rows of `left_over` that were reclaimed since they were rejected, counted alike."""
@@ -261,10 +265,11 @@ class _Counted:
         return Counter(
             (str(row["next_topic"]), bool(row["published"]))
             for row in rows
-            if stale(reclaim_numbers, origin := Origin.of_row(row), row[NUMBER]) and origin not in discarded_origins
+            if is_stale(reclaim_numbers, origin := Origin.from_row(row), row[NUMBER])
+            and origin not in discarded_origins
         )
 
-    def stranded(
+    def count_stranded(
         self, lost: Mapping[str, datetime], reclaim_numbers: Mapping[Origin, int], discarded_origins: Collection[Origin]
     ) -> dict[str, int]:
         """By tier the origins of `left_over` that it lost: published there before the moment, and not reclaimed."""
@@ -274,17 +279,17 @@ class _Counted:
         for topic, moment in lost.items():
             rows = self._ask(
                 f"{self._left_over} SELECT {_ORIGIN}, {NUMBER} FROM left_over WHERE published AND next_topic = "
-                f"'{topic}' AND arrow_cast(published_at, 'Int64') < {microseconds(moment)}"
+                f"'{topic}' AND arrow_cast(published_at, 'Int64') < {to_microseconds(moment)}"
             )
-            origins = ((Origin.of_row(row), row[NUMBER]) for row in rows)
+            origins = ((Origin.from_row(row), row[NUMBER]) for row in rows)
             found[topic] = sum(
-                one not in discarded_origins and not stale(reclaim_numbers, one, number) for one, number in origins
+                one not in discarded_origins and not is_stale(reclaim_numbers, one, number) for one, number in origins
             )
         return {topic: count for topic, count in found.items() if count}
 
     @property
     def _left_over(self) -> str:
-        return left_over(self._tables, self._mine)
+        return build_left_over_clause(self._tables, self._mine)
 
     def _ask(self, sql: str) -> list[dict[str, Any]]:
         return query_all(self._tables, sql)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from highwater.assets.publication_log import TABLE as PUBLISHED
-from highwater.resources.commit_log import held_in
-from highwater.resources.delta import query, slices_in
+from highwater.resources.commit_log import read_slice_keys
+from highwater.resources.delta import list_slices_in_rows, query
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -18,7 +18,7 @@ _BY_SLICE = ("raw", "events", "rejects", "dlq", PUBLISHED)
 NAMED = 5
 
 
-def slices_there(lake: Lake, stream: Stream) -> dict[str, set[str]]:
+def read_table_slices(lake: Lake, stream: Stream) -> dict[str, set[str]]:
     """For each table the slices that its rows name.
 
     Raises:
@@ -26,21 +26,21 @@ def slices_there(lake: Lake, stream: Stream) -> dict[str, set[str]]:
     """
     found: dict[str, set[str]] = {}
     for name in _BY_SLICE:
-        table = lake.table(stream.name, name)
+        table = lake.open_stream_table(stream.name, name)
         if table is None:
             continue
-        found[name] = held_in(table) | slices_in(table)
-    if current := lake.table(stream.name, "current"):
+        found[name] = read_slice_keys(table) | list_slices_in_rows(table)
+    if current := lake.open_stream_table(stream.name, "current"):
         rows = query(current, "SELECT DISTINCT updated_by_slice AS slice FROM t")
         found["current"] = {str(row["slice"]) for row in rows}
     return found
 
 
-def orphan_slices(there: Mapping[str, Collection[str]], planned: Collection[str], stream: str) -> list[str]:
+def describe_orphan_slices(there: Mapping[str, Collection[str]], planned: Collection[str], stream: str) -> list[str]:
     """Rows that the tables hold of slices that were never planned, in sentences.
 
     Args:
-        there: from `slices_there`, looked at before the plan: whatever is committed was planned before.
+        there: from `read_table_slices`, looked at before the plan: whatever is committed was planned before.
         planned: the keys of all slices.
         stream: its name.
     """

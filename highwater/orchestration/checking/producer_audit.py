@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
 from highwater.producer_rules import LONGEST_TRANSACTION_MS, REPLICA_LAG_MS, ProducerFacts, check_producer
-from highwater.resources.live_producer import own_producers
+from highwater.resources.live_producer import list_own_producers
 from highwater.topic_rules import Finding, Level
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def check_producers(
         facts: what the cluster shows of the topic, for the brokers' own times; None if it could not be asked.
     """
     try:
-        own, problems = own_producers(kafka, stream), list[HighwaterError]()
+        own, problems = list_own_producers(kafka, stream), list[HighwaterError]()
     except HighwaterError as error:
         own, problems = [], [error]
-    times = _times(facts)
+    times = _select_broker_times(facts)
     found = {
         one.name: check_producer(replace(one, replica_lag_ms=times[0], longest_transaction_ms=times[1]))
         for one in [*own, *others]
@@ -50,7 +50,7 @@ def check_producers(
     return found if others else {**found, OTHERS: [NOT_SHOWN]}, problems
 
 
-def _times(facts: TopicFacts | None) -> tuple[int, int]:
+def _select_broker_times(facts: TopicFacts | None) -> tuple[int, int]:
     """The brokers' wait for a replica and their longest transaction, in milliseconds."""
     settings = (facts.broker_settings if facts else None) or {}
     lag, longest = settings.get("replica.lag.time.max.ms"), settings.get("transaction.max.timeout.ms")

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import event_json
-from highwater.assets.copies import fields_of
-from highwater.assets.publication_log import TABLE, complete, last_in, last_published
+from highwater.assets.copies import build_select_list
+from highwater.assets.publication_log import TABLE, complete, load_last_published, read_last_published
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.origin_checks import SAMPLES, sample
-from highwater.orchestration.checking.plan_checks import another_plan
+from highwater.orchestration.checking.origin_checks import SAMPLES, describe_sample
+from highwater.orchestration.checking.plan_checks import find_plan_difference
 from highwater.publishing import State
-from highwater.resources.commit_log import slice_commits_in
-from highwater.resources.delta import query, query_all, query_arrow, quoted, rows_by_slice, slice_is_one_of
+from highwater.resources.commit_log import read_slice_commits
+from highwater.resources.delta import count_slice_rows, query, query_all, query_arrow, quote_column, slice_is_one_of
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ ORDER BY slice, origin_partition, origin_offset
 """
 
 
-def names(stream: Stream) -> list[str]:
+def select_check_names(stream: Stream) -> list[str]:
     """The checks of this table that a stream has."""
     return [PUBLISHED] if stream.publishes else []
 
 
-def events_published(
+def check_events_published(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
 ) -> dict[str, dict[str, CheckResult]]:
     """For each slice whether its events were sent or are second deliveries, and nothing else was sent of it.
@@ -60,11 +60,11 @@ def events_published(
     """
     if stream.publishes is None:
         return {}
-    events, published = lake.table(stream.name, "events"), lake.table(stream.name, TABLE)
+    events, published = lake.open_stream_table(stream.name, "events"), lake.open_stream_table(stream.name, TABLE)
     if events is None or published is None:
         waits = CheckResult(passed=True, text="nothing is published yet")
         return {PUBLISHED: dict.fromkeys(keys, waits)}
-    decided, sent_slice_commits = slice_commits_in(events, keys), slice_commits_in(published, keys)
+    decided, sent_slice_commits = read_slice_commits(events, keys), read_slice_commits(published, keys)
     sent = complete(sent_slice_commits)
     settled = [key for key in keys if key in sent and key in decided and sent[key].attempt == decided[key].attempt]
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in settled}
@@ -72,25 +72,26 @@ def events_published(
     if settled:
         mine = slice_is_one_of(settled)
         for row in query_all({"events": events, "published": published}, _UNLIKE.format(slices=mine)):
-            wrong[row["slice"]].append(sample(_problem(row), Origin.of_row(row)))
+            wrong[row["slice"]].append(describe_sample(_describe_problem(row), Origin.from_row(row)))
         for key in settled:  # one at a time: its values are held
             wrong[key] += [
-                sample("sent with another value", origin) for origin in _altered(stream, events, published, key)
+                describe_sample("sent with another value", origin)
+                for origin in _read_altered_origins(stream, events, published, key)
             ]
         for row in query(published, _THERE.format(slices=mine)):
             key, rows = row["slice"], Counter({"rows": row["rows"], _COUNTED.get(row["state"], ""): row["rows"]})
             there[key] += rows + Counter({name: row[name] for name in ("late", "revisions")})
             there[key]["newest"] = max(there[key]["newest"], row["newest"] or 0)
     plans = {slice_.key: slice_ for slice_ in ledger.get(settled)}
-    others = {key: _unlike_commit(plans[key], sent[key], there[key]) for key in settled}
+    others = {key: _find_commit_problems(plans[key], sent[key], there[key]) for key in settled}
     bare = [key for key in keys if key not in sent_slice_commits]
     waiting = [key for key in keys if key in decided and key not in sent]
-    lost = {**_passed_over(stream, published, waiting), **_without_commit(published, bare)}
+    lost = {**_list_skipped_slices(stream, published, waiting), **_list_uncommitted_slices(published, bare)}
     return {
         PUBLISHED: {
-            key: _settled(decided[key], there[key], others[key], wrong[key])
+            key: _build_settled_result(decided[key], there[key], others[key], wrong[key])
             if key in wrong
-            else _waiting(key in sent, lost.get(key))
+            else _build_waiting_result(key in sent, lost.get(key))
             for key in keys
         }
     }
@@ -103,12 +104,12 @@ FROM t WHERE {slices} GROUP BY slice, state
 """
 
 
-def _passed_over(stream: Stream, published: DeltaTable, waiting: Sequence[str]) -> dict[str, str]:
+def _list_skipped_slices(stream: Stream, published: DeltaTable, waiting: Sequence[str]) -> dict[str, str]:
     """Slices that are not published though one behind them is: those of the main topic are sent in their order.
 
     A batch that broke off is sent to its end before what comes after it. A slice of a tier may come at any time.
     """
-    last = last_in(published, stream.topic) if waiting else None
+    last = read_last_published(published, stream.topic) if waiting else None
     if last is None:
         return {}
     end = SliceKey.parse(last)
@@ -116,20 +117,20 @@ def _passed_over(stream: Stream, published: DeltaTable, waiting: Sequence[str]) 
     return dict.fromkeys(found, f"is not published, and {last} behind it is")
 
 
-def _without_commit(published: DeltaTable, bare: Sequence[str]) -> dict[str, str]:
+def _list_uncommitted_slices(published: DeltaTable, bare: Sequence[str]) -> dict[str, str]:
     """Slices with rows and no commit: they are only ever written together, also of a batch that broke off."""
-    rows = rows_by_slice(published, bare) if bare else {}
+    rows = count_slice_rows(published, bare) if bare else {}
     return {
         key: f"has {count:,} rows, and the commit that they came with is gone" for key, count in rows.items() if count
     }
 
 
-def _unlike_commit(slice_: Slice, sent: SliceCommit, there: Mapping[str, int]) -> list[str]:
+def _find_commit_problems(slice_: Slice, sent: SliceCommit, there: Mapping[str, int]) -> list[str]:
     """Differences of the commit of a slice from its plan or its rows; a number that it does not name is none.
 
     A row keeps the attempt under which it was decided while its event stays the same: only a later one is wrong.
     """
-    problem = another_plan(slice_, sent, TABLE)
+    problem = find_plan_difference(slice_, sent, TABLE)
     found = [problem] if problem else []
     said = {name: count for name, count in (*sent.counts.items(), ("rows", sent.rows)) if count is not None}
     names = [name for name in (*_COUNTED.values(), "late", "revisions", "rows") if name in said]
@@ -150,22 +151,22 @@ JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
 """
 
 
-def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str) -> list[Origin]:
+def _read_altered_origins(stream: Stream, events: DeltaTable, published: DeltaTable, key: str) -> list[Origin]:
     """Events of a slice whose value is not the one that was decided, by its fingerprint.
 
     The value is written as the stream is declared now, with null for a field that came later, as the sender wrote it
     then. Where no event agrees, the declaration was another one when they were sent.
     """
-    fields = ", ".join(f"e.{quoted(one.name)}" for one in stream.fields)
-    sql = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))
+    fields = ", ".join(f"e.{quote_column(one.name)}" for one in stream.fields)
+    sql = _PRINTS.format(fields=fields, columns=build_select_list(stream, events), slices=slice_is_one_of([key]))
     rows = query_arrow({"events": events, "published": published}, sql)
-    prints = event_json.fingerprints(event_json.values(stream, rows))
+    prints = event_json.compute_fingerprints(event_json.encode_values(stream, rows))
     same = [ours == theirs for ours, theirs in zip(prints, rows["#print"].to_pylist(), strict=True)]
     found = rows.select(list(ORIGIN)).to_pylist() if any(same) else []
-    return sorted(Origin.of_row(row) for row, alike in zip(found, same, strict=False) if not alike)
+    return sorted(Origin.from_row(row) for row, alike in zip(found, same, strict=False) if not alike)
 
 
-def _problem(row: Mapping[str, Any]) -> str:
+def _describe_problem(row: Mapping[str, Any]) -> str:
     if row["in_events"] and row["in_published"]:
         return "there twice"
     if row["in_events"]:
@@ -173,14 +174,14 @@ def _problem(row: Mapping[str, Any]) -> str:
     return "sent, and no event" if row["in_sent"] else "left out as a second delivery, and no event"
 
 
-def _waiting(before: bool, lost: str | None) -> CheckResult:  # noqa: FBT001 - a value, no mode
+def _build_waiting_result(before: bool, lost: str | None) -> CheckResult:  # noqa: FBT001 - a value, no mode
     if lost:
         return CheckResult(passed=False, text=f"the slice {lost}: restore the table")
     text = "was reprocessed since it was published, or what it repeats was" if before else "is not published yet"
     return CheckResult(passed=True, text=f"the slice {text}: its turn comes")
 
 
-def _settled(
+def _build_settled_result(
     decided: SliceCommit, there: Mapping[str, int], others: Sequence[str], wrong: Sequence[Mapping[str, Any]]
 ) -> CheckResult:
     counts = {name: there[name] for name in _COUNTED.values()}
@@ -195,7 +196,7 @@ def _settled(
     return CheckResult(passed=True, text=text, numbers=numbers)
 
 
-def publication_line(lake: Lake, stream: Stream) -> str:
+def describe_publication(lake: Lake, stream: Stream) -> str:
     """The offset up to which a stream is published, in a sentence; empty for one that publishes nothing.
 
     Raises:
@@ -203,7 +204,7 @@ def publication_line(lake: Lake, stream: Stream) -> str:
     """
     if stream.publishes is None:
         return ""
-    last, table = last_published(lake, stream), lake.table(stream.name, TABLE)
+    last, table = load_last_published(lake, stream), lake.open_stream_table(stream.name, TABLE)
     if last is None or table is None:
         return f"nothing is sent to {stream.publishes.topic} yet"
     sql = "SELECT state, count(*) AS rows FROM t GROUP BY state"

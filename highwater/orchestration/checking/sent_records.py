@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.assets import publication_log
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, REVISION, Header, Origin, opened
+from highwater.envelope import ORIGIN, REVISION, Header, Origin, open_envelope
 from highwater.errors import HighwaterError
 from highwater.publishing import State
-from highwater.resources.delta import count_in, query, slice_is_one_of
+from highwater.resources.delta import query, read_count, slice_is_one_of
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class OnTopic:
     def error(self) -> str | None:
         """The fault, in a sentence; None if there is none."""
         parts = [
-            f"{len(copies):,} records {what}: {', '.join(_described(copy) for copy in copies[:SAMPLES])}"
+            f"{len(copies):,} records {what}: {', '.join(_describe_record(copy) for copy in copies[:SAMPLES])}"
             for copies, what in ((self.lacking, "were sent and are not there"), (self.doubled, "are there twice"))
             if copies
         ]
@@ -89,13 +89,13 @@ class OnTopic:
         return self.error or f"{self.topic}: {self.records:,} records were sent of these slices, {some}"
 
 
-def _described(copy: SentRecord) -> str:
+def _describe_record(copy: SentRecord) -> str:
     origin = copy.origin
     by = f" by {copy.sent_by}" if copy.sent_by else ""
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}{by}"
 
 
-def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, slices: Sequence[Slice]) -> list[OnTopic]:
+def compare_sent_records(kafka: Kafka, lake: Lake, stream: Stream, slices: Sequence[Slice]) -> list[OnTopic]:
     """Count what was sent of slices, topic by topic, from an hour before the first of them was planned on.
 
     Raises:
@@ -103,48 +103,51 @@ def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, slices: Sequence[Sl
     """
     if not slices:
         return []
-    found = [_counted(kafka, topic, wanted, _of_dlq) for topic, wanted in sorted(_sent(lake, stream, slices).items())]
-    accepted = _accepted(lake, stream, slices)
+    found = [
+        _compare_topic(kafka, topic, wanted, _parse_dlq_headers)
+        for topic, wanted in sorted(_read_dlq_records(lake, stream, slices).items())
+    ]
+    accepted = _read_accepted_records(lake, stream, slices)
     if stream.publishes is not None and accepted:
-        found.append(_counted(kafka, stream.publishes.topic, accepted, _of_accepted))
+        found.append(_compare_topic(kafka, stream.publishes.topic, accepted, _parse_accepted_headers))
     return found
 
 
-def _sent(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[str, dict[SentRecord, datetime]]:
+def _read_dlq_records(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[str, dict[SentRecord, datetime]]:
     """By topic what the table dlq says; what was sent before a lost lake was rebuilt is no slice's any more."""
-    dlq, found = lake.table(stream.name, "dlq"), dict[str, dict[SentRecord, datetime]]()
+    dlq, found = lake.open_stream_table(stream.name, "dlq"), dict[str, dict[SentRecord, datetime]]()
     planned = {slice_.key: slice_.planned_at for slice_ in slices}
     if dlq is None:
         return found
-    columns = f"slice, {_ORIGIN}, next_topic, {count_in(dlq, NUMBER)} AS number, published_at"
+    columns = f"slice, {_ORIGIN}, next_topic, {read_count(dlq, NUMBER)} AS number, published_at"
     for row in query(dlq, f"SELECT {columns} FROM t WHERE {slice_is_one_of(planned)}"):
         if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]:
-            copy = SentRecord(Origin.of_row(row), row["slice"], row["number"])
+            copy = SentRecord(Origin.from_row(row), row["slice"], row["number"])
             found.setdefault(row["next_topic"], {})[copy] = planned[row["slice"]]
     return found
 
 
-def _accepted(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[SentRecord, datetime]:
+def _read_accepted_records(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[SentRecord, datetime]:
     """The outcomes in the table published: of each origin the record that was sent last."""
-    table = lake.table(stream.name, publication_log.TABLE) if stream.publishes else None
+    table = lake.open_stream_table(stream.name, publication_log.TABLE) if stream.publishes else None
     if table is None:
         return {}
     planned = {slice_.key: slice_.planned_at for slice_ in slices}
     sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE {slice_is_one_of(planned)}"
     rows = query(table, f"{sql} AND state <> '{State.AGAIN.value}'")
     return {
-        SentRecord(Origin.of_row(row), "", row["revision"]): planned[row["slice"]]
+        SentRecord(Origin.from_row(row), "", row["revision"]): planned[row["slice"]]
         for row in rows
         if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]
     }
 
 
-def _of_dlq(headers: Sequence[Header]) -> SentRecord | None:
-    envelope = opened(headers)
+def _parse_dlq_headers(headers: Sequence[Header]) -> SentRecord | None:
+    envelope = open_envelope(headers)
     return None if envelope is None else SentRecord(envelope.origin, envelope.slice_key, envelope.reclaims)
 
 
-def _of_accepted(headers: Sequence[Header]) -> SentRecord | None:
+def _parse_accepted_headers(headers: Sequence[Header]) -> SentRecord | None:
     texts = {name: (value or b"").decode(errors="replace") for name, value in headers}
     try:
         _, *numbers = (texts[f"highwater.origin.{name}"] for name in Origin._fields)
@@ -154,13 +157,13 @@ def _of_accepted(headers: Sequence[Header]) -> SentRecord | None:
         return None  # no record of ours
 
 
-def _counted(
+def _compare_topic(
     kafka: Kafka, topic: str, wanted: Wanted, read: Callable[[Sequence[Header]], SentRecord | None]
 ) -> OnTopic:
     found: Counter[SentRecord] = Counter()
     try:
-        state = kafka.topic_state(topic)
-        ranges, reason = _window(kafka, state, min(wanted.values()) - MARGIN)
+        state = kafka.read_topic_state(topic)
+        ranges, reason = _fetch_offset_ranges(kafka, state, min(wanted.values()) - MARGIN)
         if reason is not None:
             return OnTopic(topic, len(wanted), skipped=reason)
         for message in kafka.read(topic, ranges):
@@ -180,9 +183,9 @@ def _counted(
     )
 
 
-def _window(kafka: Kafka, state: TopicState, since: datetime) -> tuple[dict[int, OffsetRange], str | None]:
+def _fetch_offset_ranges(kafka: Kafka, state: TopicState, since: datetime) -> tuple[dict[int, OffsetRange], str | None]:
     """The records of each partition, up to the last stable offset; or why there are none."""
-    starts = kafka.offsets_at(state.topic, round(since.timestamp() * 1000), state)
+    starts = kafka.read_offsets_at(state.topic, round(since.timestamp() * 1000), state)
     if unled := sorted(state.partitions.keys() - starts.keys()):
         return {}, f"no leader for partitions {', '.join(map(str, unled))}"
     ends = {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
@@ -192,9 +195,9 @@ def _window(kafka: Kafka, state: TopicState, since: datetime) -> tuple[dict[int,
 
 
 def _is_unsure(state: TopicState, ranges: Mapping[int, OffsetRange]) -> bool:
-    def of(partition: int) -> bool:
+    def has_unsure_offsets(partition: int) -> bool:
         seen = state.partitions[partition]
         cut = bool(seen.log_start) and ranges[partition].start <= (seen.log_start or 0)
         return cut or seen.high_watermark != seen.last_stable
 
-    return any(of(partition) for partition in ranges)
+    return any(has_unsure_offsets(partition) for partition in ranges)

@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from highwater.orchestration.checking.check_rules import Attempts, CheckResult, Counted, conserved, in_order
-from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, Among, later_origins
+from highwater.orchestration.checking.check_rules import (
+    Attempts,
+    CheckResult,
+    Counted,
+    build_conservation_result,
+    check_order,
+)
+from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, Among, read_later_origins
 from highwater.orchestration.checking.version_questions import SAMPLES, Scope, VersionFindings, split_by_keys
-from highwater.resources.commit_log import slice_commits_in, slices_in_sql
+from highwater.resources.commit_log import build_slices_query, read_slice_commits
 from highwater.resources.delta import has_column, query, query_all, slice_is_one_of
 from highwater.slice_commits import SliceCommit
-from highwater.tables import stages_of
+from highwater.tables import select_stages
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 CONSERVED = ("raw", "events", "rejects")
 
 
-def conservation(
+def check_record_counts(
     tables: Mapping[str, DeltaTable], slice_commits: Mapping[str, Mapping[str, SliceCommit]], keys: Sequence[str]
 ) -> dict[str, CheckResult]:
     """For each slice whether its records are accounted for, by its commits and the rows that are there.
@@ -37,9 +43,9 @@ def conservation(
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    rows = {name: _counted(table, keys) for name, table in tables.items()}
+    rows = {name: _count_rows(table, keys) for name, table in tables.items()}
     return {
-        key: conserved(
+        key: build_conservation_result(
             {name: slice_commits.get(name, {}).get(key) for name in CONSERVED},
             {name: rows.get(name, {}).get(key, Counted()) for name in CONSERVED},
         )
@@ -47,7 +53,7 @@ def conservation(
     }
 
 
-def _counted(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
+def _count_rows(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
     """The rows of slices with the attempts that they name; those of raw name none."""
     attempt = "attempt" if has_column(table, "attempt") else "CAST(NULL AS INT)"
     sql = f"SELECT slice, count(*) AS rows, min({attempt}) AS least, max({attempt}) AS most FROM t"
@@ -58,28 +64,28 @@ def _counted(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
     }
 
 
-def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
+def check_version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether `current` is at or above every version that the slice brought, and by the rule.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
+    events, current = lake.open_stream_table(stream.name, "events"), lake.open_stream_table(stream.name, "current")
     if events is None or current is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of events, or none of current"))
-    sql = _ORDER.format(slices=slice_is_one_of(keys), deletes=_deletes(events))
+    sql = _ORDER.format(slices=slice_is_one_of(keys), deletes=_build_deletes_query(events))
     found = {row["slice"]: row for row in query_all({"e": events, "c": current}, sql)}
     counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0, "late": 0}) for key in keys}
     wrong = [key for key, row in counts.items() if row["absent"] or row["behind"]]
-    samples = _samples(events, current, wrong, _deletes(events)) if wrong else {}
+    samples = _read_samples(events, current, wrong, _build_deletes_query(events)) if wrong else {}
     late = [key for key, row in counts.items() if row["late"]]
-    later = later_origins({"e": events, "c": current}, stream, Among.of(late)) if late else {}
+    later = read_later_origins({"e": events, "c": current}, stream, Among.from_slices(late)) if late else {}
     return {
-        key: in_order(
+        key: check_order(
             row["keys"],
             row["absent"],
             row["behind"],
-            [*samples.get(key, ()), *_examples(later.get(key, VersionFindings()))],
+            [*samples.get(key, ()), *_build_examples(later.get(key, VersionFindings()))],
             stream.name,
             later=later.get(key, VersionFindings()).counts[CLASS],
         )
@@ -87,7 +93,7 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
     }
 
 
-def _examples(later: VersionFindings) -> list[dict[str, object]]:
+def _build_examples(later: VersionFindings) -> list[dict[str, object]]:
     return [{name: cell for name, cell in row.items() if name != "class"} for row in later.samples]
 
 
@@ -136,12 +142,12 @@ FROM wrong WHERE rank <= {SAMPLES} ORDER BY slice, key
 """
 
 
-def _deletes(events: DeltaTable) -> str:
+def _build_deletes_query(events: DeltaTable) -> str:
     """The deletes of events beside the rows of `current`, in SQL; nothing where events have none."""
     return _DELETES.format(rule=_RULE) if has_column(events, "deleted") else ""
 
 
-def _samples(
+def _read_samples(
     events: DeltaTable, current: DeltaTable, keys: Sequence[str], deletes: str
 ) -> dict[str, list[dict[str, object]]]:
     """For each slice some of the keys that are absent or behind, with both versions and the origin of the higher."""
@@ -180,7 +186,7 @@ WHERE rank <= CASE WHEN class = '' THEN 1 ELSE {samples} END
 """
 
 
-def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflicts: bool) -> Compared:
+def compare_highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflicts: bool) -> Compared:
     """Compare the version of each key in `current` with the highest one in events, over the whole stream.
 
     Args:
@@ -192,15 +198,15 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
+    events, current = lake.open_stream_table(stream.name, "events"), lake.open_stream_table(stream.name, "current")
     if events is None or current is None:
         return Compared(0, VersionFindings())
-    decided = {key: slice_commit.attempt for key, slice_commit in slice_commits_in(events).items()}
+    decided = {key: slice_commit.attempt for key, slice_commit in read_slice_commits(events).items()}
     followed = attempts.current or {}
     moving = [key for key, attempt in decided.items() if followed.get(key) != attempt]
     # After a RESTORE of events `current` holds slices that events lack.
     moving += followed.keys() - decided.keys()
-    of_commits, slices = slices_in_sql(events)
+    of_commits, slices = build_slices_query(events)
     tables = {"e": events, "c": current, **of_commits}
     keys, found = 0, VersionFindings()
     deletes = (
@@ -220,7 +226,9 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
                 found.counts[row["class"]] += count if rank == 1 else 0
                 found.keep(row)
         if conflicts:
-            for later in later_origins(tables, stream, Among.all(scope.key_range, unsettled, slices)).values():
+            for later in read_later_origins(
+                tables, stream, Among.from_key_range(scope.key_range, unsettled, slices)
+            ).values():
                 found.counts.update(later.counts)
                 for sample in later.samples:
                     found.keep(sample)
@@ -230,41 +238,45 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
 SliceCommits = Mapping[str, Mapping[str, SliceCommit]]
 
 
-def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> SliceCommits:
+def read_stream_commits(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> SliceCommits:
     """For each table with commits of slices the slices that are in it, of these slices or of all.
 
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
     """
-    return {name: lake.committed(stream.name, name, keys) for name in stages_of(stream) if name != "current"}
+    return {
+        name: lake.load_slice_commits(stream.name, name, keys) for name in select_stages(stream) if name != "current"
+    }
 
 
-def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
+def read_attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
     """The attempts in the stream's tables, of these slices or of all.
 
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
     """
-    return attempts_of(lake, stream, committed(lake, stream, keys), keys)
+    return read_commit_attempts(lake, stream, read_stream_commits(lake, stream, keys), keys)
 
 
-def attempts_of(lake: Lake, stream: Stream, slice_commits: SliceCommits, keys: Sequence[str] | None = None) -> Attempts:
+def read_commit_attempts(
+    lake: Lake, stream: Stream, slice_commits: SliceCommits, keys: Sequence[str] | None = None
+) -> Attempts:
     """The attempts by slice commits that were read before, of these slices or of all; `current` is read now."""
-    current = lake.commits(stream.name, "current", keys).attempts if stream.versioned else None
-    return replace(_up_to_dlq(slice_commits), current=current)
+    current = lake.load_commits(stream.name, "current", keys).attempts if stream.versioned else None
+    return replace(_build_attempts(slice_commits), current=current)
 
 
-def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+def list_settled_slices(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     """The slices that are done but for `current` and `metrics`: read, decided, and their rejects published.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    found = _up_to_dlq(committed(lake, stream, keys))
-    return {key for key in keys if set(found.lacking(key)) <= {"metrics"}}
+    found = _build_attempts(read_stream_commits(lake, stream, keys))
+    return {key for key in keys if set(found.select_missing_tables(key)) <= {"metrics"}}
 
 
-def _up_to_dlq(slice_commits: SliceCommits) -> Attempts:
+def _build_attempts(slice_commits: SliceCommits) -> Attempts:
     nothing_to_publish = {
         key: slice_commit for key, slice_commit in slice_commits["rejects"].items() if not slice_commit.rows
     }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PLANNED_WITHIN = timedelta(minutes=2)
 
 
-def lost_until(ledger: Ledger, stream: Stream, decided: Collection[str], now: datetime) -> dict[str, datetime]:
+def read_loss_times(ledger: Ledger, stream: Stream, decided: Collection[str], now: datetime) -> dict[str, datetime]:
     """For each tier that lost records, and reads no more of what was published before, when that was accepted.
 
     Args:
@@ -32,20 +32,20 @@ def lost_until(ledger: Ledger, stream: Stream, decided: Collection[str], now: da
         now: the time, in UTC.
     """
     found = {}
-    losses = ledger.losses(stream.name)
+    losses = ledger.list_losses(stream.name)
     for topic, delay in zip(stream.tier_topics, stream.tiers, strict=True):
         mine = [loss for loss in losses if loss.topic == topic]
-        accepted = _accepted(ledger.topics.generations(stream.name, topic), mine, delay)
+        accepted = _find_last_acceptance(ledger.topics.list_generations(stream.name, topic), mine, delay)
         if accepted is None or accepted[1] > now:
             continue
         moment, until = accepted
-        slices = ledger.slices(stream.name, topic)
+        slices = ledger.list_slices(stream.name, topic)
         if all(slice_.key in decided for slice_ in slices if slice_.planned_at <= until):
             found[topic] = moment
     return found
 
 
-def _accepted(
+def _find_last_acceptance(
     generations: Sequence[Generation], losses: Sequence[Loss], delay: timedelta
 ) -> tuple[datetime, datetime] | None:
     """The last acceptance of a loss of a tier, and the end of planning for what was published before it.

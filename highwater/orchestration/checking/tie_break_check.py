@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from highwater.assets.evolution import stream_of
-from highwater.assets.parsing import content_columns
+from highwater.assets.evolution import build_evolved_stream
+from highwater.assets.parsing import select_content_fields
 from highwater.envelope import ORIGIN
-from highwater.orchestration.checking.version_questions import SAMPLES, STREAM, VersionFindings, text
-from highwater.resources.delta import columns_in_all, query_all, slice_is_one_of
+from highwater.orchestration.checking.version_questions import SAMPLES, STREAM, VersionFindings, quote_text
+from highwater.resources.delta import query_all, select_common_columns, slice_is_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,26 +49,26 @@ class Among:
     settled: str = "true"
 
     @classmethod
-    def of(cls, slices: Sequence[str]) -> Among:
+    def from_slices(cls, slices: Sequence[str]) -> Among:
         """The events of some slices."""
         mine = slice_is_one_of(slices)
         return cls("slice", mine, f"SELECT DISTINCT key FROM e WHERE {mine}")
 
     @classmethod
-    def all(cls, key_range: str, unsettled: str, slices: str) -> Among:
+    def from_key_range(cls, key_range: str, unsettled: str, slices: str) -> Among:
         """All keys of the stream that have a version twice.
 
         Args:
             key_range: the condition of the keys that are looked at together.
             unsettled: that of slices that `current` does not follow yet; their keys are left out.
-            slices: the query for the slices of events, see `slices_in_sql`.
+            slices: the query for the slices of events, see `build_slices_query`.
         """
         keys = (
             f"SELECT key FROM e WHERE {key_range} GROUP BY key "
             f"HAVING NOT bool_or({unsettled}) AND count(*) > count(DISTINCT version)"
         )
         settled = f"updated_by_slice IN (SELECT slice FROM ({slices}) WHERE NOT {unsettled})"
-        return cls(text(STREAM), "true", keys, settled)
+        return cls(quote_text(STREAM), "true", keys, settled)
 
 
 _RULE = ", ".join(RULE)
@@ -95,11 +95,11 @@ WHERE rank <= {SAMPLES} ORDER BY group_name, key
 """
 
 
-def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among) -> dict[str, VersionFindings]:
+def read_later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among) -> dict[str, VersionFindings]:
     """For each slice, or for the stream, the keys whose content in `current` is not that of the earliest origin.
 
     Args:
-        tables: events as `e`, `current` as `c`, and for the whole stream those of `slices_in_sql`.
+        tables: events as `e`, `current` as `c`, and for the whole stream those of `build_slices_query`.
         stream: the stream.
         among: the events that are compared.
 
@@ -107,9 +107,9 @@ def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among
         DependencyAwayError: the lake could not be read.
     """
     both = [tables["e"], tables["c"]]
-    fields = content_columns(stream_of(stream, tables["e"]))
-    contents = columns_in_all(both, ["event_time", *[field.name for field in fields]])
-    columns = columns_in_all(both, ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
+    fields = select_content_fields(build_evolved_stream(stream, tables["e"]))
+    contents = select_common_columns(both, ["event_time", *[field.name for field in fields]])
+    columns = select_common_columns(both, ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
     sql = _SQL.format(
         group=among.group,
         mine=among.mine,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.resources.deleted_topics import look_if_there
-from highwater.resources.topic_facts import topic_facts
+from highwater.resources.topic_facts import fetch_topic_facts
 from highwater.topic_rules import Finding, check_published_topic, check_room
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def check_published_topics(
     try:
         for topic in stream.published_topics:
             try:
-                facts = topic_facts(kafka, topic)
+                facts = fetch_topic_facts(kafka, topic)
                 found[topic] = check_published_topic(facts)
                 found[topic] += [check_room(facts, main)] if main and topic in stream.dlq_topics else []
             except TopicAbsentError:

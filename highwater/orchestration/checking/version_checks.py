@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.orchestration.checking.check_rules import (
     CheckResult,
-    allowed_transitions,
+    build_content_result,
+    build_missing_versions_result,
+    build_transition_result,
+    build_version_rise_result,
     is_highest,
-    none_missing,
-    one_content,
-    versions_rise,
 )
-from highwater.orchestration.checking.missing_versions import NOWHERE, missing
-from highwater.orchestration.checking.slice_status import attempts, highest_versions
+from highwater.orchestration.checking.missing_versions import NOWHERE, read_missing_versions
+from highwater.orchestration.checking.slice_status import compare_highest_versions, read_attempts
 from highwater.orchestration.checking.version_questions import STREAM, Questions, Scope, VersionFindings
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Totals = Mapping[str, int]
 Results = dict[str, dict[str, CheckResult]]
 
 
-def names(stream: Stream) -> list[str]:
+def select_check_names(stream: Stream) -> list[str]:
     """The checks of events alone that a stream has: transitions need a state machine, and versions that count."""
     if not stream.versioned:
         return []
@@ -41,26 +41,26 @@ def names(stream: Stream) -> list[str]:
     return [ALONG_OFFSETS, ONE_CONTENT, *([TRANSITIONS] if machine else [])]
 
 
-def current_names(stream: Stream) -> list[str]:
+def select_current_check_names(stream: Stream) -> list[str]:
     """The checks of `current`, where a stream has it."""
     return [IN_ORDER, FOLLOWS_EVENTS] if stream.versioned else []
 
 
-def counted_names(stream: Stream) -> list[str]:
+def select_missing_check_names(stream: Stream) -> list[str]:
     """The check of missing versions, where the stream declares that there are no gaps."""
     return [] if stream.first_version is None else [MISSING]
 
 
-def version_checks(lake: Lake, stream: Stream, keys: Sequence[str]) -> Results:
+def check_versions(lake: Lake, stream: Stream, keys: Sequence[str]) -> Results:
     """For each check of events alone the result on each slice.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    return _results(lake, stream, keys, names(stream))
+    return _run_checks(lake, stream, keys, select_check_names(stream))
 
 
-def missing_checks(
+def check_version_gaps(
     lake: Lake, stream: Stream, keys: Sequence[str], reclaim_numbers: Mapping[Origin, int] | None = None
 ) -> Results:
     """The result of `no_version_missing` on each slice, with how often origins were reclaimed from the DLQ.
@@ -68,10 +68,10 @@ def missing_checks(
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    return _results(lake, stream, keys, counted_names(stream), reclaim_numbers)
+    return _run_checks(lake, stream, keys, select_missing_check_names(stream), reclaim_numbers)
 
 
-def over_the_stream(
+def check_stream_versions(
     lake: Lake, stream: Stream, reclaim_numbers: Mapping[Origin, int] | None = None
 ) -> dict[str, CheckResult]:
     """The result of each check of versions on all that the stream's tables hold; `reclaim_numbers` as above.
@@ -81,13 +81,15 @@ def over_the_stream(
     """
     if not stream.versioned:
         return {}
-    found = _results(lake, stream, None, [*names(stream), *counted_names(stream)], reclaim_numbers)
+    found = _run_checks(
+        lake, stream, None, [*select_check_names(stream), *select_missing_check_names(stream)], reclaim_numbers
+    )
     results = {name: by[STREAM] for name, by in found.items()}
     conflicts = bool(results[ONE_CONTENT].numbers.get("conflicts"))
-    return {**results, IN_ORDER: _current(lake, stream, conflicts=conflicts)}
+    return {**results, IN_ORDER: _check_current(lake, stream, conflicts=conflicts)}
 
 
-def _results(
+def _run_checks(
     lake: Lake,
     stream: Stream,
     keys: Sequence[str] | None,
@@ -95,16 +97,19 @@ def _results(
     reclaim_numbers: Mapping[Origin, int] | None = None,
 ) -> Results:
     groups = [STREAM] if keys is None else keys
-    events = lake.table(stream.name, "events")
+    events = lake.open_stream_table(stream.name, "events")
     if events is None:
         # A stream that was never decided has no slice to fail; a slice that is asked for has.
         nothing = CheckResult(passed=keys is None, text="there is no table of events")
         return {name: dict.fromkeys(groups, nothing) for name in wanted}
-    questions = Questions(events, stream, Scope.of(stream, keys))
-    totals = questions.totals()
+    questions = Questions(events, stream, Scope.from_slice_keys(stream, keys))
+    totals = questions.count_events()
     found = {name: _ask(lake, stream, questions, name, reclaim_numbers) for name in wanted}
     return {
-        name: {one: _result(stream, name, totals.get(one, Counter()), by.get(one, VersionFindings())) for one in groups}
+        name: {
+            one: _build_result(stream, name, totals.get(one, Counter()), by.get(one, VersionFindings()))
+            for one in groups
+        }
         for name, by in found.items()
     }
 
@@ -113,32 +118,32 @@ def _ask(
     lake: Lake, stream: Stream, questions: Questions, name: str, reclaim_numbers: Mapping[Origin, int] | None
 ) -> dict[str, VersionFindings]:
     if name == MISSING:
-        found = missing(lake, stream, questions, reclaim_numbers)
+        found = read_missing_versions(lake, stream, questions, reclaim_numbers)
         if questions.scope.whole or not any(one.counts[NOWHERE] for one in found.values()):
             return found
         # A version that the neighbouring slices lack may be further away.
-        return missing(lake, stream, questions.widened(), reclaim_numbers)
+        return read_missing_versions(lake, stream, questions.with_all_events(), reclaim_numbers)
     counters: dict[str, Callable[[], dict[str, VersionFindings]]] = {
-        ALONG_OFFSETS: questions.falls,
-        ONE_CONTENT: questions.conflicts,
-        TRANSITIONS: questions.transitions,
+        ALONG_OFFSETS: questions.read_falls,
+        ONE_CONTENT: questions.read_conflicts,
+        TRANSITIONS: questions.read_forbidden_transitions,
     }
     return counters[name]()
 
 
-def _result(stream: Stream, name: str, totals: Totals, found: VersionFindings) -> CheckResult:
+def _build_result(stream: Stream, name: str, totals: Totals, found: VersionFindings) -> CheckResult:
     counts: Mapping[str, int] = found.counts
     several = sum(counts.values())
     samples: Sequence[Mapping[str, Any]] = found.samples
     if name == ALONG_OFFSETS:
-        return versions_rise(totals, counts, samples)
+        return build_version_rise_result(totals, counts, samples)
     if name == ONE_CONTENT:
-        return one_content(totals, several, samples)
+        return build_content_result(totals, several, samples)
     if name == TRANSITIONS:
-        return allowed_transitions(totals, several, samples)
-    return none_missing(totals, counts, samples, stream.name)
+        return build_transition_result(totals, several, samples)
+    return build_missing_versions_result(totals, counts, samples, stream.name)
 
 
-def _current(lake: Lake, stream: Stream, *, conflicts: bool) -> CheckResult:
-    compared = highest_versions(lake, stream, attempts(lake, stream), conflicts=conflicts)
+def _check_current(lake: Lake, stream: Stream, *, conflicts: bool) -> CheckResult:
+    compared = compare_highest_versions(lake, stream, read_attempts(lake, stream), conflicts=conflicts)
     return is_highest(compared.keys, compared.found.counts, compared.found.samples)

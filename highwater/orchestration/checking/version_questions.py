@@ -12,11 +12,19 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.evolution import stream_of
-from highwater.assets.parsing import content_columns
+from highwater.assets.evolution import build_evolved_stream
+from highwater.assets.parsing import select_content_fields
 from highwater.field_rules import CONTAINERS
 from highwater.orchestration.checking.candidate_keys import TOUCHED, TOUCHED_KEYS, Suspects, Trait
-from highwater.resources.delta import has_column, query, query_columns, quoted, rows_in, slice_is_one_of, stream_all
+from highwater.resources.delta import (
+    count_logged_rows,
+    has_column,
+    query,
+    query_columns,
+    quote_column,
+    slice_is_one_of,
+    stream_all,
+)
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
@@ -56,7 +64,7 @@ class Scope:
     key_range: str = "true"
 
     @classmethod
-    def of(cls, stream: Stream, keys: Sequence[str] | None) -> Scope:
+    def from_slice_keys(cls, stream: Stream, keys: Sequence[str] | None) -> Scope:
         """Some slices among those around them, or everything.
 
         Retries may be of records from long ago, so a slice of a tier is compared with everything.
@@ -66,8 +74,8 @@ class Scope:
             return cls(None if keys is None else tuple(keys))
         first = max(0, min(key.ordinal for key in parsed) - SLICES_AROUND)
         last = max(key.ordinal for key in parsed) + SLICES_AROUND
-        bounds = [text(str(SliceKey(stream.topic, ordinal))) for ordinal in (first, last)]
-        main = text(f"{stream.topic}@")
+        bounds = [quote_text(str(SliceKey(stream.topic, ordinal))) for ordinal in (first, last)]
+        main = quote_text(f"{stream.topic}@")
         among = f"(NOT starts_with(slice, {main}) OR slice BETWEEN {bounds[0]} AND {bounds[1]})"
         whole = first == 0
         return cls(tuple(keys), among, whole, None if whole else str(SliceKey(stream.topic, first)))
@@ -80,9 +88,9 @@ class Scope:
     @property
     def group(self) -> str:
         """The SQL of the group that an answer counts for: its slice, or the stream."""
-        return text(STREAM) if self.checked is None else "slice"
+        return quote_text(STREAM) if self.checked is None else "slice"
 
-    def widened(self) -> Scope:
+    def with_all_events(self) -> Scope:
         """The scope with the slices among all events."""
         return replace(self, among="true", whole=True, since=None)
 
@@ -217,14 +225,14 @@ class Questions:
         self.events = events
         self._stream = stream
         self._scopes = list(split_by_keys(events, scope))
-        self._suspects = Suspects(events, stream, _rules(stream))
+        self._suspects = Suspects(events, stream, _build_state_rules(stream))
         self.scope = scope
 
-    def widened(self) -> Questions:
+    def with_all_events(self) -> Questions:
         """The questions asked among all events."""
-        return Questions(self.events, self._stream, self.scope.widened())
+        return Questions(self.events, self._stream, self.scope.with_all_events())
 
-    def totals(self) -> dict[str, Counter[str]]:
+    def count_events(self) -> dict[str, Counter[str]]:
         """Events, second deliveries, and keys that are in several partitions."""
         found: dict[str, Counter[str]] = {}
         for scope in self._scopes:
@@ -236,26 +244,26 @@ class Questions:
                 group.update({name: int(count) for name, count in row.items()})
         return found
 
-    def falls(self) -> dict[str, VersionFindings]:
+    def read_falls(self) -> dict[str, VersionFindings]:
         """Versions below a higher one before them, by what explains them."""
-        return self._ranked(_FALLS)
+        return self._read_findings(_FALLS)
 
-    def conflicts(self) -> dict[str, VersionFindings]:
+    def read_conflicts(self) -> dict[str, VersionFindings]:
         """Versions with several contents."""
-        return self._ranked(_CONFLICTS)
+        return self._read_findings(_CONFLICTS)
 
-    def transitions(self) -> dict[str, VersionFindings]:
+    def read_forbidden_transitions(self) -> dict[str, VersionFindings]:
         """States that may not follow the one of the version before."""
-        return self._ranked(_STATES)
+        return self._read_findings(_STATES)
 
-    def gaps(self) -> Iterator[dict[str, Any]]:
+    def read_gaps(self) -> Iterator[dict[str, Any]]:
         """Versions between two events, or below the first, without an event; ordered by group."""
         for scope in self._scopes:
             # Below the lowest version that is looked at nothing is known, unless everything is looked at.
             floor = str((self._stream.first_version or 0) - 1) if scope.whole else "version - 1"
             yield from self._ask(_GAPS, scope, floor=floor)
 
-    def _ranked(self, template: str) -> dict[str, VersionFindings]:
+    def _read_findings(self, template: str) -> dict[str, VersionFindings]:
         found: dict[str, VersionFindings] = {}
         for scope in self._scopes:
             for row in self._ask(template, scope, around=_RANKED):
@@ -268,16 +276,16 @@ class Questions:
 
     def _ask(self, template: str, scope: Scope, *, around: str = "{body}", floor: str = "") -> Iterator[dict[str, Any]]:
         """The answer about the suspects; there is none about other keys."""
-        suspects = self._suspects.among(scope, _ASKED_ABOUT[template])
+        suspects = self._suspects.load_suspect_keys(scope, _ASKED_ABOUT[template])
         if suspects is None:
             return
-        sql = around.format(body=self._text(template, scope, floor))
+        sql = around.format(body=self._build_sql(template, scope, floor))
         yield from stream_all({"t": self.events, "suspects": suspects}, sql)
 
-    def _text(self, template: str, scope: Scope, floor: str) -> str:
-        rules = _rules(self._stream)
+    def _build_sql(self, template: str, scope: Scope, floor: str) -> str:
+        rules = _build_state_rules(self._stream)
         history = _HISTORY.format(
-            content=_content(self._stream, self.events),
+            content=_build_content_hash(self._stream, self.events),
             state=rules["state"],
             mine=scope.mine,
             group=scope.group,
@@ -291,7 +299,7 @@ class Questions:
 
 def split_by_keys(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
     """The scope, cut by keys so that no query sorts too many events; those of one key stay together."""
-    rows = rows_in(events)
+    rows = count_logged_rows(events)
     if rows > EVENTS_AT_ONCE and scope.checked is not None:
         sql = (
             f"SELECT count(*) AS rows FROM t LEFT SEMI JOIN (SELECT DISTINCT key FROM t WHERE "
@@ -303,11 +311,11 @@ def split_by_keys(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
         yield scope
         return
     sampled = f"{scope.among} AND origin_offset % {max(1, rows // KEYS_SAMPLED)} = 0"
-    for key_range in key_ranges(events, sampled, parts, text):
+    for key_range in read_key_ranges(events, sampled, parts, quote_text):
         yield replace(scope, key_range=key_range)
 
 
-def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[Any], str]) -> Iterator[str]:
+def read_key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[Any], str]) -> Iterator[str]:
     """Conditions that cut the keys of a table into at most this many ranges, each with about as many rows.
 
     A range costs a comparison a row, where a hash would cost more than the questions. Of a key that is a large part of
@@ -331,41 +339,43 @@ def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[A
     yield f"key >= {bounds[-1]}"
 
 
-def _content(stream: Stream, events: DeltaTable) -> str:
+def _build_content_hash(stream: Stream, events: DeltaTable) -> str:
     """One value for all that a record says, in SQL: a hash, with the nested values beside it, which have no text."""
-    columns = content_columns(stream_of(stream, events))
+    columns = select_content_fields(build_evolved_stream(stream, events))
     nested, fields = ([f for f in columns if (f.type in CONTAINERS) is one] for one in (True, False))
-    texts = [f"encode({quoted(f.name)}, 'hex')" if f.type == "binary" else quoted(f.name) for f in fields]
+    texts = [f"encode({quote_column(f.name)}, 'hex')" if f.type == "binary" else quote_column(f.name) for f in fields]
     shown = ["event_time", *(["deleted"] if has_column(events, "deleted") else []), *texts]
     listed = ", ".join(f"coalesce(cast({name} AS VARCHAR), chr(30))" for name in shown)
     plain = f"md5(concat_ws(chr(31), {listed}))"
     if not nested:
         return plain
     # The order of a map's entries says nothing.
-    beside = [f"array_sort(map_entries({quoted(f.name)}))" if f.type == "map" else quoted(f.name) for f in nested]
+    beside = [
+        f"array_sort(map_entries({quote_column(f.name)}))" if f.type == "map" else quote_column(f.name) for f in nested
+    ]
     members = ", ".join(f"'c{number}', {value}" for number, value in enumerate([plain, *beside]))
     return f"named_struct({members})"
 
 
-def _rules(stream: Stream) -> dict[str, str]:
+def _build_state_rules(stream: Stream) -> dict[str, str]:
     """In SQL: an event's state, the first version, the first state, and when a state may follow another."""
     machine = stream.transitions
     begin = 1 if stream.first_version is None else stream.first_version
     if machine is None:
         return {"state": "''", "begin": str(begin), "first": "''", "allowed": "true"}
     pairs = [
-        f"(state_before = {text(before)} AND state = {text(after)})"
+        f"(state_before = {quote_text(before)} AND state = {quote_text(after)})"
         for before, afters in machine.allowed.items()
         for after in afters
     ]
     return {
-        "state": quoted(machine.field),
+        "state": quote_column(machine.field),
         "begin": str(begin),
-        "first": text(machine.first),
+        "first": quote_text(machine.first),
         "allowed": " OR ".join(pairs) or "false",
     }
 
 
-def text(value: str) -> str:
+def quote_text(value: str) -> str:
     """A text in SQL."""
     return "'" + value.replace("'", "''") + "'"

@@ -79,8 +79,8 @@ def _accept(
     from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
 
     request = AcceptLossRequest(topic, set(partitions) or None, divergence, dry_run, by)
-    connections = deployment.ledger(), deployment.kafka(), deployment.lake()
-    found, lines = accept_losses(*connections, deployment.stream(stream), request, datetime.now(UTC))
+    connections = deployment.open_ledger(), deployment.open_kafka(), deployment.open_lake()
+    found, lines = accept_losses(*connections, deployment.find_stream(stream), request, datetime.now(UTC))
     if as_json:
         print_json({"stream": stream, "recorded": not dry_run and not found.nothing, "lines": lines})
         return

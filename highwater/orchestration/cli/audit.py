@@ -10,7 +10,7 @@ import click
 
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.terminal import as_json_option, deployment_of, print_json, print_lines, print_table
-from highwater.orchestration.dagster_home import answer, dagster_instance
+from highwater.orchestration.dagster_home import ask_instance, dagster_instance
 from highwater.orchestration.deployment import Deployment
 from highwater.producer_rules import Client
 
@@ -64,17 +64,17 @@ def audit(
     contradict each other, or are missing, over all slices. With --keys it shows keys in several partitions, and
     whether producers hash differently. Exit status 2 if a fault needs a person, 75 if only a service is away.
     """
-    from highwater.orchestration.checking.check_results import failing_checks
+    from highwater.orchestration.checking.check_results import count_failing_slices
     from highwater.orchestration.reporting.audit import audit as gather
-    from highwater.orchestration.reporting.audit import outcome
+    from highwater.orchestration.reporting.audit import find_audit_error
 
-    declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
-    ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
+    declared = [deployment.find_stream(name) for name in streams] or list(deployment.list_streams().values())
+    ledger, kafka, lake = deployment.open_ledger(), deployment.open_kafka(), deployment.open_lake()
     if (client or client_version) and not files:
         raise click.UsageError("--client and --client-version say what a --producer FILE is of; give the file")
-    others = [_producer(file, client, client_version) for file in files]
-    red, unasked = answer(
-        dagster_instance, lambda instance: {one.name: failing_checks(instance, one) for one in declared}
+    others = [_read_producer_file(file, client, client_version) for file in files]
+    red, unasked = ask_instance(
+        dagster_instance, lambda instance: {one.name: count_failing_slices(instance, one) for one in declared}
     )
     found = [
         gather(
@@ -101,16 +101,16 @@ def audit(
                     print_lines(["", title])
                     print_table(names, rows)
             print_lines([""])
-    if (error := outcome(found, "the page above names each, with its remedy")) is not None:
+    if (error := find_audit_error(found, "the page above names each, with its remedy")) is not None:
         raise error
 
 
-def _producer(file: Path, client: str | None, version: str | None) -> ProducerFacts:
-    from highwater.producer_files import producer_facts, version_of
+def _read_producer_file(file: Path, client: str | None, version: str | None) -> ProducerFacts:
+    from highwater.producer_files import parse_producer_facts, parse_version
 
     known = None if client is None else Client[client.upper()]
     try:
         text = file.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{file.name} is not text in UTF-8", remedy="give Java properties or JSON") from error
-    return producer_facts(file.name, text, known, None if version is None else version_of(version))
+    return parse_producer_facts(file.name, text, known, None if version is None else parse_version(version))

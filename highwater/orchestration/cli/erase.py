@@ -47,21 +47,21 @@ def erase(
     The ledger keeps a digest of the key, so that no slice that is read again, and no retry, brings them back. Needs
     Spark with --yes, as runs do.
     """
-    from highwater.erasing import digest_of
+    from highwater.erasing import compute_digest
     from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
-    from highwater.orchestration.resources import session_of
+    from highwater.orchestration.resources import use_session
 
     if (key is None) == (digest is None):
         raise click.UsageError("give either --key or --digest")
     if not (key or digest):
         raise click.UsageError("the key is empty")
-    request = ErasureRequest(digest or "" if key is None else digest_of(key.encode()), dry_run, by, because)
+    request = ErasureRequest(digest or "" if key is None else compute_digest(key.encode()), dry_run, by, because)
     request.check_complete()
-    declared = deployment.stream(stream)
+    declared = deployment.find_stream(stream)
     lines: list[str] = []
-    session: Any = nullcontext(None) if dry_run else session_of(deployment.settings)
+    session: Any = nullcontext(None) if dry_run else use_session(deployment.settings)
     with session as spark, dagster_instance() as instance:
-        found = erase_key(deployment.work(declared, spark, lines.append), instance, request, datetime.now(UTC))
+        found = erase_key(deployment.open_work(declared, spark, lines.append), instance, request, datetime.now(UTC))
     if as_json:
         rows = {name: dict(counts) for name, counts in found.rows.items()}
         done = {"erased": [*found.done], "later": dict(found.later)}

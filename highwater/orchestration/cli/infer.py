@@ -63,36 +63,36 @@ def infer(
     The command commits no offset and joins no consumer group. It shows why each choice was made, and how the pipeline
     would classify the sample.
     """
-    from highwater.inference import stream_name
+    from highwater.inference import build_stream_name
     from highwater.sample_counts import count_sample
 
-    file = out or _folder() / f"{name or stream_name(topic)}.py"
+    file = out or _select_streams_folder() / f"{name or build_stream_name(topic)}.py"
     if not only_print:
         _ensure_writable(file, force=force)
-    schemas = deployment.schemas()
+    schemas = deployment.open_schema_finder()
     if subject is None:
-        records, further = _sample(deployment, topic, most, part)
+        records, further = _sample_topic(deployment, topic, most, part)
         found = _infer_from(deployment, topic, name, [*records, *further], schemas)
     else:
         records, found = [], _infer_subject(deployment, topic, name, subject)
     counts = count_sample(found.stream, records, schemas)
-    source = _source(found, topic, len(records))
+    source = _build_source(found, topic, len(records))
     if not only_print:
         _write(file, source)
     if as_json:
-        print_json(_plain(found, counts, source, None if only_print else file))
+        print_json(_to_plain(found, counts, source, None if only_print else file))
     elif only_print:
         click.echo(source, nl=False)
     else:
         _show(found, counts, file)
 
 
-def _folder() -> Path:
+def _select_streams_folder() -> Path:
     """The folder of the declared streams that this call of `highwater` uses."""
-    from highwater.stream_files import streams_folder
+    from highwater.stream_files import find_streams_folder
 
     given: Path | None = click.get_current_context().find_root().params.get("declarations")
-    return given or streams_folder()
+    return given or find_streams_folder()
 
 
 def _ensure_writable(file: Path, *, force: bool) -> None:
@@ -104,29 +104,29 @@ def _ensure_writable(file: Path, *, force: bool) -> None:
         raise ConfigurationError(f"{file.parent} is no folder", remedy="create it, or name another file with --out")
 
 
-def _sample(
+def _sample_topic(
     deployment: Deployment, topic: str, most: int, part: str | None
 ) -> tuple[list[KafkaRecord], list[KafkaRecord]]:
     """The sample, and further records with its keys."""
     from highwater.resources.sampling import sample, sample_repeats
 
     only: Any = None if part is None else PARTS[part]
-    records = sample(deployment.kafka(), topic, most, only)
+    records = sample(deployment.open_kafka(), topic, most, only)
     if not records:
         raise ConfigurationError(
             f"topic {topic} has no committed records",
             remedy="wait for the first record, or give a registered schema with --subject",
         )
-    return records, sample_repeats(deployment.kafka(), topic, records, only)
+    return records, sample_repeats(deployment.open_kafka(), topic, records, only)
 
 
 def _infer_from(
     deployment: Deployment, topic: str, name: str | None, records: list[KafkaRecord], schemas: Schemas | None
 ) -> Inferred:
     from highwater.inference import infer as infer_from
-    from highwater.resources.topic_facts import topic_settings
+    from highwater.resources.topic_facts import fetch_topic_settings
 
-    settings = topic_settings(deployment.kafka(), topic)
+    settings = fetch_topic_settings(deployment.open_kafka(), topic)
     policy = "" if settings is None or "cleanup.policy" not in settings else settings["cleanup.policy"].value
     return infer_from(topic, records, name=name, schemas=schemas, compacted="compact" in (policy or ""))
 
@@ -142,11 +142,11 @@ def _infer_subject(deployment: Deployment, topic: str, name: str | None, subject
             remedy=f"set {SCHEMA_REGISTRY_URL} to the registry's address, then repeat the command",
         )
     try:
-        schema = registry.latest(subject)
+        schema = registry.fetch_latest_schema(subject)
         if schema is None:
             raise ConfigurationError(
                 f"the schema registry has no subject {subject!r}",
-                found=f"subjects: {', '.join(registry.subjects()[:20]) or 'none'}",
+                found=f"subjects: {', '.join(registry.list_subjects()[:20]) or 'none'}",
                 remedy="name one of its subjects with --subject",
             )
     finally:
@@ -154,7 +154,7 @@ def _infer_subject(deployment: Deployment, topic: str, name: str | None, subject
     return infer_from_schema(topic, schema, name=name)
 
 
-def _source(found: Inferred, topic: str, records: int) -> str:
+def _build_source(found: Inferred, topic: str, records: int) -> str:
     from highwater.stream_source import to_source
 
     of = f"{records:,} sampled records" if records else "a registered schema"
@@ -168,7 +168,7 @@ def _write(file: Path, source: str) -> None:
 
     before = file.read_text("utf-8") if file.exists() else None
     file.write_text(source, "utf-8")
-    if file.parent.resolve() != _folder().resolve():
+    if file.parent.resolve() != _select_streams_folder().resolve():
         return
     try:
         load_streams(file.parent)
@@ -193,7 +193,7 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
         ]
     )
     print_lines([""])
-    print_table(["column", "type", "from", "filled", "example"], [_row(one) for one in found.columns])
+    print_table(["column", "type", "from", "filled", "example"], [_build_row(one) for one in found.columns])
     if found.left_out:
         print_lines(["", f"without a column, since no source can name them: {', '.join(found.left_out)}"])
     print_lines([""])
@@ -210,15 +210,15 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
     )
 
 
-def _row(one: Column) -> list[object]:
-    from highwater.assets.fields import sql_type
-    from highwater.inference import shortened
+def _build_row(one: Column) -> list[object]:
+    from highwater.assets.fields import build_sql_type
+    from highwater.inference import shorten_text
 
-    kind = shortened(sql_type(one.field).replace("`", ""))
+    kind = shorten_text(build_sql_type(one.field).replace("`", ""))
     return [one.field.name, kind, one.source, f"{100 * one.share:.0f}%" if one.seen else "", one.example]
 
 
-def _plain(found: Inferred, counts: SampleCounts, source: str, file: Path | None) -> dict[str, Any]:
+def _to_plain(found: Inferred, counts: SampleCounts, source: str, file: Path | None) -> dict[str, Any]:
     stream = found.stream
     return {
         "stream": stream.name,

@@ -27,13 +27,19 @@ def upgrade(deployment: Deployment, as_json: bool) -> None:  # noqa: FBT001 - cl
     """
     from highwater.resources.ledger import creation, revisions
 
-    database = deployment.ledger().database
+    database = deployment.open_ledger().database
     applied = creation.upgrade(database.unchecked, database.wait_seconds)
     if as_json:
-        print_json({"applied": [one.number for one in applied], "revision": revisions.head()})
+        print_json({"applied": [one.number for one in applied], "revision": revisions.get_code_revision()})
         return
     names = ", ".join(f"{one.number}{' (additive)' if one.additive else ''}" for one in applied)
-    print_lines([f"applied schema revision {names}" if applied else f"schema revision {revisions.head()} is in place"])
+    print_lines(
+        [
+            f"applied schema revision {names}"
+            if applied
+            else f"schema revision {revisions.get_code_revision()} is in place"
+        ]
+    )
 
 
 @ledger.command("backup")
@@ -44,7 +50,7 @@ def backup(deployment: Deployment, file: Path, as_json: bool) -> None:  # noqa: 
     """Copy the ledger into FILE, a SQLite database, as it is at one moment; runs and sensors go on."""
     from highwater.resources.ledger.backup import back_up
 
-    _show(back_up(deployment.ledger().database, file), "written", as_json=as_json)
+    _show(back_up(deployment.open_ledger().database, file), "written", as_json=as_json)
 
 
 @ledger.command("restore")
@@ -58,7 +64,7 @@ def restore(deployment: Deployment, file: Path, as_json: bool) -> None:  # noqa:
     """
     from highwater.resources.ledger.backup import restore as read
 
-    _show(read(file, deployment.ledger().database), "restored", as_json=as_json)
+    _show(read(file, deployment.open_ledger().database), "restored", as_json=as_json)
 
 
 @ledger.command("verify")
@@ -71,11 +77,11 @@ def verify(deployment: Deployment, streams: Sequence[str], as_json: bool) -> Non
     Exit status 2 if something differs.
     """
     from highwater.orchestration.checking.ledger_comparison import compare
-    from highwater.resources.ledger.backup import problems
+    from highwater.resources.ledger.backup import list_problems
 
-    declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
-    opened, lake = deployment.ledger(), deployment.lake()
-    found = {"schema": problems(opened.database)}
+    declared = [deployment.find_stream(name) for name in streams] or list(deployment.list_streams().values())
+    opened, lake = deployment.open_ledger(), deployment.open_lake()
+    found = {"schema": list_problems(opened.database)}
     if not found["schema"]:
         found |= {one.name: compare(opened, lake, one) for one in declared}
     if as_json:

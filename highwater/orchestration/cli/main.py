@@ -28,10 +28,10 @@ from highwater.orchestration.cli.releasing import accept_rejects, release_hold, 
 from highwater.orchestration.cli.serve_metrics import serve_metrics
 from highwater.orchestration.cli.serve_spark import serve_spark
 from highwater.orchestration.cli.status import status
-from highwater.orchestration.cli.terminal import error_text, exit_status
+from highwater.orchestration.cli.terminal import exit_status, format_error
 from highwater.orchestration.cli.tracing import explain, locate
 from highwater.orchestration.cli.try_stream import try_stream
-from highwater.orchestration.deployment import Deployment, settings_of_process
+from highwater.orchestration.deployment import Deployment, read_process_settings
 
 
 class _Group(click.Group):
@@ -41,7 +41,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except HighwaterError as error:
-            click.echo(error_text(error), err=True)
+            click.echo(format_error(error), err=True)
             ctx.exit(exit_status(error))
 
 
@@ -62,7 +62,7 @@ def main(context: click.Context, declarations: Path | None) -> None:
     is away and trying again may help.
     """
     warn = partial(click.echo, err=True)
-    context.obj = Deployment(settings_of_process(), declarations, warn)
+    context.obj = Deployment(read_process_settings(), declarations, warn)
 
 
 for _command in (

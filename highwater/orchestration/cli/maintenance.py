@@ -40,12 +40,14 @@ def maintain(
     and slices that runs work on are left alone.
     """
     from highwater.orchestration.operations.maintenance import maintain
-    from highwater.orchestration.resources import session_of
+    from highwater.orchestration.resources import use_session
 
-    declared = deployment.stream(stream)
+    declared = deployment.find_stream(stream)
     log: list[str] = []
-    with session_of(deployment.settings) as spark, dagster_instance() as instance:
-        report = maintain(deployment.work(declared, spark, log.append), instance, datetime.now(UTC), dry_run=dry_run)
+    with use_session(deployment.settings) as spark, dagster_instance() as instance:
+        report = maintain(
+            deployment.open_work(declared, spark, log.append), instance, datetime.now(UTC), dry_run=dry_run
+        )
     if as_json:
         keys = None if report.keys is None else {"live": report.keys.live, "retired": [*report.keys.retired]}
         tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]
@@ -54,18 +56,18 @@ def maintain(
         print_json({"stream": stream, "done": not dry_run, **found})
         return
     if report.tables:
-        print_table([*_NAMES], [_row(one.row) for one in report.tables])
+        print_table([*_NAMES], [_build_row(one.row) for one in report.tables])
     print_lines(report.lines)
 
 
-def _row(row: dict[str, object]) -> list[str]:
+def _build_row(row: dict[str, object]) -> list[str]:
     """Before and after in one cell where they differ."""
 
-    def cell(name: str) -> str:
+    def format_cell(name: str) -> str:
         before, after = row[name], row[f"{name}_after"]
         return f"{before:,}" if before == after else f"{before:,} > {after:,}"
 
-    both = [cell(name) for name in ("files", "bytes", "stored_files", "stored_bytes")]
+    both = [format_cell(name) for name in ("files", "bytes", "stored_files", "stored_bytes")]
     return [str(row["table"]), *both, *[str(row[name]) for name in ("joined", "removed", "seconds")]]
 
 
@@ -90,11 +92,11 @@ def recall_keys(
     """
     from highwater.orchestration.operations.key_retirement import recall
 
-    declared = deployment.stream(stream)
+    declared = deployment.find_stream(stream)
     lines: list[str] = []
     with dagster_instance() as instance:
         now = datetime.now(UTC)
-        keys = recall(instance, deployment.ledger(), declared, first, last, now, lines.append, dry_run=dry_run)
+        keys = recall(instance, deployment.open_ledger(), declared, first, last, now, lines.append, dry_run=dry_run)
     if as_json:
         print_json({"stream": stream, "done": not dry_run, "keys": keys, "lines": lines})
     else:

@@ -23,8 +23,10 @@ def metrics(deployment: Deployment, streams: Sequence[str]) -> None:
     """
     from highwater.orchestration.reporting.open_metrics import measure
 
-    declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
-    found = measure(deployment.ledger(), deployment.kafka(), deployment.lake(), declared, dagster_instance)
+    declared = [deployment.find_stream(name) for name in streams] or list(deployment.list_streams().values())
+    found = measure(
+        deployment.open_ledger(), deployment.open_kafka(), deployment.open_lake(), declared, dagster_instance
+    )
     click.echo(found.text, nl=False)
     if found.errors:
         raise min(found.errors, key=exit_status)  # an error that needs a person comes first

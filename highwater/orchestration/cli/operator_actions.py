@@ -18,7 +18,7 @@ def operator_actions(deployment: Deployment, stream: str | None, most: int, as_j
 
     An outcome other than `done` names the error. Without an outcome the action goes on, or its process died.
     """
-    found = deployment.ledger().operator_actions.newest(stream, most)
+    found = deployment.open_ledger().operator_actions.list_newest(stream, most)
     if as_json:
         print_json([one.to_plain() for one in found])
         return

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from highwater.erasing import digest_of
+from highwater.erasing import compute_digest
 from highwater.errors import UnknownSliceError
-from highwater.operator_actions import OperatorAction, asked_values
-from highwater.orchestration.cli.terminal import because_option, by_option, login_name
+from highwater.operator_actions import OperatorAction, build_recorded_arguments
+from highwater.orchestration.cli.terminal import because_option, by_option, read_login_name
 from highwater.orchestration.deployment import Deployment
 from highwater.slices import SliceKey
 
@@ -29,7 +29,7 @@ class OperatorCommand(click.Command):
     def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **settings: Any) -> None:
         declared = list(params or ())
         names = {one.name for one in declared}
-        self._added = [option for option in _options() if option.name not in names]
+        self._added = [option for option in _build_options() if option.name not in names]
         super().__init__(name, params=[*declared, *self._added], **settings)
 
     @property
@@ -48,25 +48,27 @@ class OperatorCommand(click.Command):
             return super().invoke(ctx)
         deployment = ctx.find_object(Deployment)
         assert deployment is not None  # the group made it
-        with recorded_action(deployment.ledger(), deployment.settings.operators, self._action(deployment, given)):
+        with recorded_action(
+            deployment.open_ledger(), deployment.settings.operators, self._build_action(deployment, given)
+        ):
             return super().invoke(ctx)
 
-    def _action(self, deployment: Deployment, given: Mapping[str, Any]) -> OperatorAction:
+    def _build_action(self, deployment: Deployment, given: Mapping[str, Any]) -> OperatorAction:
         values = {_NAMES.get(name, name): value for name, value in given.items() if name not in _NOT_ASKED}
         if given.get("key"):
-            values["digest"] = digest_of(given["key"].encode())
+            values["digest"] = compute_digest(given["key"].encode())
         return OperatorAction(
             self.action,
-            _stream(deployment, given),
-            asked_values(values),
+            _find_stream(deployment, given),
+            build_recorded_arguments(values),
             by=given["by"],
             because=given["because"],
-            through=f"login {login_name()}",
+            through=f"login {read_login_name()}",
             at=datetime.now(UTC),
         )
 
 
-def _stream(deployment: Deployment, given: Mapping[str, Any]) -> str:
+def _find_stream(deployment: Deployment, given: Mapping[str, Any]) -> str:
     """The stream that a command is about: its argument, or the stream that reads the topic of its slice."""
     if "stream" in given:
         return str(given["stream"])
@@ -75,10 +77,10 @@ def _stream(deployment: Deployment, given: Mapping[str, Any]) -> str:
         topic = SliceKey.parse(text).topic
     except UnknownSliceError:
         return text
-    return next((stream.name for stream in deployment.streams().values() if topic in stream.all_topics), "")
+    return next((stream.name for stream in deployment.list_streams().values() if topic in stream.all_topics), "")
 
 
-def _options() -> list[click.Parameter]:
+def _build_options() -> list[click.Parameter]:
     """The options `--by` and `--because` as a command has them."""
 
     @click.command()

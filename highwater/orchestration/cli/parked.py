@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
 
 
-def _slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def _validate_slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     """A text that is no slice key is reported; it would mean no record, which looks like success."""
     try:
         return tuple(str(SliceKey.parse(text)) for text in texts)
@@ -42,7 +42,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the common options of the commands; those that choose records are passed as one `ParkedSelection`."""
 
     @wraps(command)
-    def chosen(
+    def call_with_choice(
         *,
         reasons: tuple[str, ...],
         slices: tuple[str, ...],
@@ -53,7 +53,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         from highwater.orchestration.operations.parked import ParkedSelection
 
-        command(choice=ParkedSelection(reasons, slices, keys, _in_utc(since), _in_utc(until)), **options)
+        command(
+            choice=ParkedSelection(reasons, slices, keys, _convert_to_utc(since), _convert_to_utc(until)), **options
+        )
 
     for option in (
         as_json_option,
@@ -64,13 +66,17 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
         click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
         click.option(
-            "--slice", "slices", multiple=True, callback=_slice_keys, help="Only what this slice rejected; repeatable."
+            "--slice",
+            "slices",
+            multiple=True,
+            callback=_validate_slice_keys,
+            help="Only what this slice rejected; repeatable.",
         ),
         click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
         click.argument("stream"),
     ):
-        chosen = option(chosen)
-    return chosen
+        call_with_choice = option(call_with_choice)
+    return call_with_choice
 
 
 @click.command("redrive-parked", cls=OperatorCommand)
@@ -108,9 +114,9 @@ def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Pa
 
     lines: list[str] = []
     found = reclaim_records(
-        deployment.ledger(),
-        deployment.lake(),
-        deployment.stream(stream),
+        deployment.open_ledger(),
+        deployment.open_lake(),
+        deployment.find_stream(stream),
         ReclaimRequest(choice, **options),
         lines.append,
     )
@@ -131,14 +137,14 @@ def _redrive_or_discard(
 
     lines: list[str] = []
     found = redrive_or_discard(
-        deployment.ledger(),
-        deployment.kafka(),
-        deployment.lake(),
-        deployment.stream(stream),
+        deployment.open_ledger(),
+        deployment.open_kafka(),
+        deployment.open_lake(),
+        deployment.find_stream(stream),
         ParkedRequest(choice, **options),
         lines.append,
     )
-    plain = {"stream": stream, "done": not options["dry_run"], "lines": lines, "meant": _plain(found)}
+    plain = {"stream": stream, "done": not options["dry_run"], "lines": lines, "meant": _to_plain(found)}
     _print(plain if as_json else None, found.table, lines)
 
 
@@ -152,9 +158,9 @@ def _print(plain: object, table: tuple[list[str], list[list[str]]], lines: list[
     print_lines(lines)
 
 
-def _in_utc(moment: datetime | None) -> datetime | None:
+def _convert_to_utc(moment: datetime | None) -> datetime | None:
     return None if moment is None else moment.replace(tzinfo=UTC)
 
 
-def _plain(found: Parked) -> list[dict[str, Any]]:
+def _to_plain(found: Parked) -> list[dict[str, Any]]:
     return [{"origin": origin._asdict(), **asdict(one)} for origin, one in sorted(found.waiting.items())]

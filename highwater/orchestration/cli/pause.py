@@ -29,7 +29,7 @@ from highwater.orchestration.operations.pausing import (
 from highwater.resources.ledger.pauses import ALL, PARTS
 
 
-def _options(*arguments: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _build_options(*arguments: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def add(command: Callable[..., None]) -> Callable[..., None]:
         for option in (as_json_option, dry_run_option, *reversed(arguments)):
             command = option(command)
@@ -38,8 +38,10 @@ def _options(*arguments: Callable[..., None]) -> Callable[[Callable[..., None]],
     return add
 
 
-_topic_options = _options(click.argument("stream"), click.argument("topic"))
-_part_options = _options(click.argument("stream"), click.argument("part", type=click.Choice(PARTS), required=False))
+_topic_options = _build_options(click.argument("stream"), click.argument("topic"))
+_part_options = _build_options(
+    click.argument("stream"), click.argument("part", type=click.Choice(PARTS), required=False)
+)
 
 
 @click.command("pause", cls=OperatorCommand)
@@ -88,7 +90,9 @@ def _pause_or_resume(
 ) -> None:
     lines: list[str] = []
     request = PauseRequest(part or ALL, resume, **options)
-    found = pause_or_resume(deployment.ledger(), deployment.stream(stream), request, datetime.now(UTC), lines.append)
+    found = pause_or_resume(
+        deployment.open_ledger(), deployment.find_stream(stream), request, datetime.now(UTC), lines.append
+    )
     if as_json:
         paused = {name or "stream": one.to_plain() for name, one in found.items()}
         print_json(
@@ -104,7 +108,7 @@ def _pause_or_resume_tier(
     lines: list[str] = []
     request = TierPauseRequest(topic, resume, **options)
     found = pause_or_resume_tier(
-        deployment.ledger(), deployment.stream(stream), request, datetime.now(UTC), lines.append
+        deployment.open_ledger(), deployment.find_stream(stream), request, datetime.now(UTC), lines.append
     )
     if as_json:
         paused = None if found is None else found.to_plain()

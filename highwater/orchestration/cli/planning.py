@@ -11,10 +11,10 @@ from highwater.orchestration.cli.terminal import (
     as_json_option,
     deployment_of,
     dry_run_option,
-    error_plain,
     print_json,
     print_lines,
     print_table,
+    to_plain_error,
 )
 from highwater.orchestration.deployment import Deployment
 
@@ -31,17 +31,19 @@ def plan(deployment: Deployment, stream: str, dry_run: bool, as_json: bool) -> N
     """Cut the new offsets of STREAM's topic into slices; a dry run unless --yes is given."""
     from highwater.orchestration.sensing.topic_planner import Planner
 
-    declared = deployment.stream(stream)
-    found = Planner(deployment.ledger(), deployment.kafka()).tick(declared, datetime.now(UTC), dry_run=dry_run)
+    declared = deployment.find_stream(stream)
+    found = Planner(deployment.open_ledger(), deployment.open_kafka()).tick(
+        declared, datetime.now(UTC), dry_run=dry_run
+    )
     if as_json:
         print_json(
             {
                 "stream": stream,
                 "recorded": not dry_run,
-                "slices": [_slice_plain(slice_) for slice_ in found.slices],
+                "slices": [_describe_slice(slice_) for slice_ in found.slices],
                 "lag": found.lag,
                 "skipped": {str(p): why for p, why in found.skipped.items()},
-                "errors": {str(p): error_plain(error) for p, error in found.errors.items()},
+                "errors": {str(p): to_plain_error(error) for p, error in found.errors.items()},
             }
         )
     else:
@@ -69,10 +71,10 @@ def slices(
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
     """List planned slices of STREAM, oldest first."""
-    declared = deployment.stream(stream)
-    found = deployment.ledger().slices(declared.name, topic, after=after, newest=newest)
+    declared = deployment.find_stream(stream)
+    found = deployment.open_ledger().list_slices(declared.name, topic, after=after, newest=newest)
     if as_json:
-        print_json([_slice_plain(slice_) for slice_ in found])
+        print_json([_describe_slice(slice_) for slice_ in found])
         return
     rows = [
         [
@@ -80,15 +82,15 @@ def slices(
             slice_.generation,
             f"{slice_.planned_at:%Y-%m-%d %H:%M:%S}",
             f"{slice_.offsets:,}",
-            _ranges(slice_),
+            _format_ranges(slice_),
         ]
         for slice_ in found
     ]
     print_table(["slice", "generation", "planned at (UTC)", "offsets", "ranges"], rows)
 
 
-def _slice_plain(slice_: Slice) -> dict[str, Any]:
-    from highwater.slices import ranges_to_plain
+def _describe_slice(slice_: Slice) -> dict[str, Any]:
+    from highwater.slices import encode_ranges
 
     return {
         "slice": slice_.key,
@@ -96,11 +98,11 @@ def _slice_plain(slice_: Slice) -> dict[str, Any]:
         "generation": slice_.generation,
         "planned_at": slice_.planned_at.isoformat(),
         "offsets": slice_.offsets,
-        "ranges": ranges_to_plain(slice_.ranges),
+        "ranges": encode_ranges(slice_.ranges),
     }
 
 
-def _ranges(slice_: Slice, most: int = 4) -> str:
+def _format_ranges(slice_: Slice, most: int = 4) -> str:
     filled = [f"{p}: {r}" for p, r in sorted(slice_.ranges.items()) if len(r)]
     more = [f"and {len(filled) - most} more"] if len(filled) > most else []
     return " ".join([*filled[:most], *more])

@@ -41,10 +41,10 @@ def rebuild_ledger(
     """
     from highwater.orchestration.operations.rebuilding import rebuild_from_lake
 
-    declared = deployment.stream(stream)
-    known = _known_to_dagster(declared)
+    declared = deployment.find_stream(stream)
+    known = _list_dagster_keys(declared)
     lines: list[str] = []
-    ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
+    ledger, lake, kafka = deployment.open_ledger(), deployment.open_lake(), deployment.open_kafka()
     found = rebuild_from_lake(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run)
     if as_json:
         plain = {
@@ -73,21 +73,21 @@ def rebuild_current(
 
     For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
     """
-    from highwater.orchestration.operations.rebuilding_current import rebuild_from_events, table
-    from highwater.orchestration.resources import session_of
+    from highwater.orchestration.operations.rebuilding_current import build_difference_table, rebuild_from_events
+    from highwater.orchestration.resources import use_session
 
-    declared = deployment.stream(stream)
+    declared = deployment.find_stream(stream)
     lines: list[str] = []
-    with session_of(deployment.settings) as spark:
-        found = rebuild_from_events(deployment.work(declared, spark, lines.append), dry_run=dry_run)
+    with use_session(deployment.settings) as spark:
+        found = rebuild_from_events(deployment.open_work(declared, spark, lines.append), dry_run=dry_run)
     if as_json:
-        names, rows = table(found)
+        names, rows = build_difference_table(found)
         samples = [dict(zip(names, row, strict=True)) for row in rows]
         print_json({"stream": stream, "written": not dry_run and not found.none, **vars(found), "samples": samples})
         return
     print_lines(lines[: len(found.lines)])
     if found.samples:
-        print_table(*table(found))
+        print_table(*build_difference_table(found))
     print_lines(lines[len(found.lines) :])
 
 
@@ -114,10 +114,10 @@ def rebuild_all(
     """
     from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 
-    declared = deployment.stream(stream)
-    known = _known_to_dagster(declared)
+    declared = deployment.find_stream(stream)
+    known = _list_dagster_keys(declared)
     lines: list[str] = []
-    ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
+    ledger, lake, kafka = deployment.open_ledger(), deployment.open_lake(), deployment.open_kafka()
     found = rebuild_from_kafka(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run, by=by, again=again)
     if as_json:
         losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
@@ -128,6 +128,6 @@ def rebuild_all(
         print_lines(lines)
 
 
-def _known_to_dagster(stream: Stream) -> Sequence[str]:
+def _list_dagster_keys(stream: Stream) -> Sequence[str]:
     with dagster_instance() as instance:
         return [] if instance is None else instance.get_dynamic_partitions(stream.partitions_name)

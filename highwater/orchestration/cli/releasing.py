@@ -54,7 +54,9 @@ def release_hold(deployment: Deployment, log: _Log, **options: Any) -> dict[str,
     parked topic.
     """
     request = releasing_holds.ReleaseRequest(**options)
-    hold = releasing_holds.release_slice(deployment.ledger(), deployment.streams(), request, datetime.now(UTC), log)
+    hold = releasing_holds.release_slice(
+        deployment.open_ledger(), deployment.list_streams(), request, datetime.now(UTC), log
+    )
     return {"hold": hold.to_plain()}
 
 
@@ -65,7 +67,7 @@ def retry_slice(deployment: Deployment, log: _Log, **options: Any) -> dict[str, 
     """Let repair, or the publisher, try SLICE again after all its attempts failed."""
     request = retrying_slices.RetryRequest(**options)
     found = retrying_slices.release_for_retries(
-        deployment.ledger(), deployment.streams(), request, datetime.now(UTC), log
+        deployment.open_ledger(), deployment.list_streams(), request, datetime.now(UTC), log
     )
     return {"exhausted_slice": found and found.to_plain()}
 
@@ -98,10 +100,12 @@ def accept_rejects(
         if len(slices) != 1 or revoke == bool(from_slice):
             raise click.UsageError("--reason needs one STREAM, and either --from SLICE or --revoke")
         by_reason = accepting_rejects.AcceptReasonsRequest(reasons, from_slice, revoke, **options)
-        accepting_rejects.accept_reasons(deployment.ledger(), deployment.stream(slices[0]), by_reason, now, log)
+        accepting_rejects.accept_reasons(
+            deployment.open_ledger(), deployment.find_stream(slices[0]), by_reason, now, log
+        )
         return {"stream": slices[0], "reasons": list(reasons)}
     if from_slice or revoke:
         raise click.UsageError("--from and --revoke need --reason")
     request = accepting_rejects.AcceptSlicesRequest(slices, **options)
-    fresh = accepting_rejects.accept_slices(deployment.ledger(), deployment.streams(), request, now, log)
+    fresh = accepting_rejects.accept_slices(deployment.open_ledger(), deployment.list_streams(), request, now, log)
     return {"slices": list(slices), "fresh": fresh}

@@ -14,14 +14,14 @@ from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.terminal import deployment_of
 from highwater.orchestration.dagster_home import dagster_instance
 from highwater.orchestration.deployment import Deployment
-from highwater.settings import DEFAULT_METRICS_LISTEN, METRICS_LISTEN, metrics_listen
+from highwater.settings import DEFAULT_METRICS_LISTEN, METRICS_LISTEN, parse_metrics_listen
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.orchestration.reporting.open_metrics import Samples
 
 
-def measured(streams: Sequence[Stream]) -> Samples:
+def measure_streams(streams: Sequence[Stream]) -> Samples:
     """Measure with the connections of the settings as they are now: secrets in files may have been replaced."""
     from highwater.orchestration.reporting import open_metrics
     from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource
@@ -53,17 +53,17 @@ def serve_metrics(deployment: Deployment, listen: str, seconds: float) -> None:
     Streams are declared when it starts: start it again after a change. It has no login and shows no secrets.
     """
     from highwater.orchestration.reporting import health
-    from highwater.orchestration.reporting.serving import HEALTH_SECONDS, Shared, application, server
+    from highwater.orchestration.reporting.serving import HEALTH_SECONDS, Shared, build_application, open_server
     from highwater.orchestration.resources import LedgerResource
 
-    host, port = metrics_listen(listen)
-    streams = [*deployment.streams().values()]
+    host, port = parse_metrics_listen(listen)
+    streams = [*deployment.list_streams().values()]
     open_ledger = LedgerResource().open
     open_ledger()  # settings that cannot be used are an error at once
-    metrics = Shared(lambda: measured(streams), seconds)
+    metrics = Shared(lambda: measure_streams(streams), seconds)
     state = Shared(lambda: health.examine(open_ledger, dagster_instance, datetime.now(UTC)), HEALTH_SECONDS)
     try:
-        serving = server(host, port, application(metrics, state))
+        serving = open_server(host, port, build_application(metrics, state))
     except OSError as error:
         raise ConfigurationError(
             f"{listen} cannot be listened on",

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 @deployment_of
 def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> None:  # noqa: FBT001 - click's flag
     """Show how far the topics are planned, and accepted events are sent, for the named STREAMS or all."""
-    from highwater.orchestration.reporting.plan_status import stream_status
+    from highwater.orchestration.reporting.plan_status import read_stream_status
 
-    declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
-    ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
-    counts = ledger.counts()
-    found: list[StreamStatus] = [stream_status(ledger, kafka, stream, counts, lake) for stream in declared]
+    declared = [deployment.find_stream(name) for name in streams] or list(deployment.list_streams().values())
+    ledger, kafka, lake = deployment.open_ledger(), deployment.open_kafka(), deployment.open_lake()
+    counts = ledger.count_slices()
+    found: list[StreamStatus] = [read_stream_status(ledger, kafka, stream, counts, lake) for stream in declared]
     if as_json:
         print_json([one.to_plain() for one in found])
     else:

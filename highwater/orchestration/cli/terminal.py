@@ -20,7 +20,7 @@ PERMANENT = 2
 TEMPORARY = 75
 
 
-def login_name() -> str:
+def read_login_name() -> str:
     """The login name of this process's user; its number where the system has no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -33,7 +33,7 @@ def exit_status(error: HighwaterError) -> int:
     return TEMPORARY if isinstance(error, TemporaryError) else PERMANENT
 
 
-def error_text(error: HighwaterError) -> str:
+def format_error(error: HighwaterError) -> str:
     """An error as a person reads it, one value a line."""
     lines = [f"error: {error.problem}"]
     lines += [f"  stored: {error.stored}"] if error.stored is not None else []
@@ -48,7 +48,7 @@ dry_run_option = click.option(
     "--dry-run/--yes", "dry_run", default=True, help="Only show what would happen, which is the default; or do it."
 )
 by_option = click.option(
-    "--by", default=login_name, show_default="your login name", help="Who decides it; goes into the record."
+    "--by", default=read_login_name, show_default="your login name", help="Who decides it; goes into the record."
 )
 
 
@@ -57,7 +57,7 @@ def with_dry_run_note(lines: Sequence[str], *, dry_run: bool) -> list[str]:
     return [*lines, "a dry run: nothing was recorded; add --yes --by NAME"] if dry_run else [*lines]
 
 
-def error_plain(error: HighwaterError) -> dict[str, Any]:
+def to_plain_error(error: HighwaterError) -> dict[str, Any]:
     values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
     return {"error": type(error).__name__, **{name: value for name, value in values.items() if value is not None}}
 
@@ -76,8 +76,8 @@ def print_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     cells = [[str(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     for line in [list(names), *cells]:
-        click.echo("  ".join(_padded(text, width) for text, width in zip(line, widths, strict=True)).rstrip())
+        click.echo("  ".join(_pad_cell(text, width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _padded(text: str, width: int) -> str:
+def _pad_cell(text: str, width: int) -> str:
     return text.rjust(width) if text.replace(",", "").isdigit() else text.ljust(width)

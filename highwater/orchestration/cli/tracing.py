@@ -20,11 +20,11 @@ def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # n
     status is 75, or 2 if a person has to fix that.
     """
     from highwater.orchestration.reporting.explaining import explain as gather
-    from highwater.orchestration.reporting.locating import stream_of
+    from highwater.orchestration.reporting.locating import find_stream
     from highwater.slices import SliceKey
 
-    stream = stream_of(deployment.streams().values(), SliceKey.parse(slice_key).topic)
-    found = gather(deployment.ledger(), deployment.lake(), stream, slice_key, dagster_instance)
+    stream = find_stream(deployment.list_streams().values(), SliceKey.parse(slice_key).topic)
+    found = gather(deployment.open_ledger(), deployment.open_lake(), stream, slice_key, dagster_instance)
     if as_json:
         print_json(found.to_plain())
     else:
@@ -54,11 +54,13 @@ def locate(
     TOPIC is a main topic, a tier or a parked topic. Where Kafka is needed and away, the known facts are printed all the
     same, and the exit status is 75.
     """
+    from highwater.orchestration.reporting.locating import find_stream
     from highwater.orchestration.reporting.locating import locate as follow
-    from highwater.orchestration.reporting.locating import stream_of
 
-    stream = stream_of(deployment.streams().values(), topic)
-    found = follow(deployment.ledger(), deployment.kafka(), deployment.lake(), stream, topic, partition, offset)
+    stream = find_stream(deployment.list_streams().values(), topic)
+    found = follow(
+        deployment.open_ledger(), deployment.open_kafka(), deployment.open_lake(), stream, topic, partition, offset
+    )
     if as_json:
         print_json([one.to_plain() for one in found])
     else:

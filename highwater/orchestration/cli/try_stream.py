@@ -37,15 +37,15 @@ def try_stream(deployment: Deployment, stream: str, most: int, file: Path | None
     """
     from highwater.sample_counts import COUNT_NAMES, count_sample
 
-    declared = deployment.stream(stream)
-    schemas = deployment.schemas()
+    declared = deployment.find_stream(stream)
+    schemas = deployment.open_schema_finder()
     if getattr(declared.value, "registry", False) and schemas is None:
         raise ConfigurationError(
             f"stream {stream} needs a schema registry, and none is configured",
             stored=f"value={type(declared.value).__name__}",
             remedy=f"set {SCHEMA_REGISTRY_URL} to the registry's address, then repeat the command",
         )
-    records = _records(deployment, declared, most, file)
+    records = _read_records(deployment, declared, most, file)
     counts = count_sample(declared, records, schemas)
     if as_json:
         print_json({"stream": stream, "topic": declared.topic, **counts.to_plain()})
@@ -57,14 +57,14 @@ def try_stream(deployment: Deployment, stream: str, most: int, file: Path | None
         print_table(COUNT_NAMES, counts.rows)
 
 
-def _records(deployment: Deployment, stream: Stream, most: int, file: Path | None) -> list[KafkaRecord]:
+def _read_records(deployment: Deployment, stream: Stream, most: int, file: Path | None) -> list[KafkaRecord]:
     from highwater.resources.sampling import sample
-    from highwater.sample_counts import records_from_lines
+    from highwater.sample_counts import parse_record_lines
 
     if file is None:
-        return sample(deployment.kafka(), stream.topic, most)
+        return sample(deployment.open_kafka(), stream.topic, most)
     try:
         lines = file.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{file.name} is not text in UTF-8", remedy="write a line of JSON a record") from error
-    return records_from_lines(lines, stream.topic)[:most]
+    return parse_record_lines(lines, stream.topic)[:most]

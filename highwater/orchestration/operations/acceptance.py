@@ -19,10 +19,14 @@ from highwater.errors import (
     TemporaryError,
     TopicTruncatedError,
 )
-from highwater.orchestration.sensing.slice_cutting import NOTHING, partition_errors
-from highwater.orchestration.sensing.topic_inspection import confirming_look, went_back, without_leaders
-from highwater.plans import Generation, Loss, Planned, left_to_read
-from highwater.resources.divergence import look_back, parted
+from highwater.orchestration.sensing.slice_cutting import NOTHING, find_partition_errors
+from highwater.orchestration.sensing.topic_inspection import (
+    describe_missing_leaders,
+    fetch_topic_again,
+    has_lower_offset,
+)
+from highwater.plans import Generation, Loss, Planned, subtract_losses
+from highwater.resources.divergence import locate_divergence, look_back
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -85,7 +89,7 @@ class _Case:
     now: datetime
     divergence: bool
 
-    def loss(self, generation: int, partition: int, offsets: OffsetRange, reason: str) -> Loss:
+    def build_loss(self, generation: int, partition: int, offsets: OffsetRange, reason: str) -> Loss:
         return Loss(
             stream=self.stream.name,
             topic=self.state.topic,
@@ -97,7 +101,7 @@ class _Case:
             recorded_at=self.now,
         )
 
-    def opened(self, starts: Mapping[int, int | None]) -> Generation:
+    def build_generation(self, starts: Mapping[int, int | None]) -> Generation:
         return Generation(
             stream=self.stream.name,
             topic=self.state.topic,
@@ -110,7 +114,7 @@ class _Case:
         )
 
 
-def acceptance(
+def compute_acceptance(
     stream: Stream,
     planned: Planned,
     state: TopicState,
@@ -152,41 +156,41 @@ def acceptance(
                 found=f"topic ID {state.topic_id}",
                 remedy="leave out --partition",
             )
-        return _recreated(case)
-    errors = partition_errors(stream, planned, state, diverged if divergence else NOTHING)
+        return _compute_recreated_acceptance(case)
+    errors = find_partition_errors(stream, planned, state, diverged if divergence else NOTHING)
     meant = {p: error for p, error in errors.items() if partitions is None or p in partitions}
     if divergence:
         # Offsets that expired are another loss, and are accepted by another command.
         meant = {p: error for p, error in meant.items() if isinstance(error, TopicTruncatedError)}
-    return _same_topic(case, meant, partitions, diverged)
+    return _compute_same_topic_acceptance(case, meant, partitions, diverged)
 
 
-def _recreated(case: _Case) -> Acceptance:
+def _compute_recreated_acceptance(case: _Case) -> Acceptance:
     """The new topic from its beginning; what was not read of the old one is lost."""
     reason = f"recreated: topic ID {case.planned.generation.topic_id} is gone"
     losses = [
-        case.loss(slice_.generation, p, offsets, reason)
+        case.build_loss(slice_.generation, p, offsets, reason)
         for slice_ in case.unread
         for p, offsets in slice_.ranges.items()
         if len(offsets)
     ]
     starts = {p: seen.log_start for p, seen in case.state.partitions.items()}
     cause = f"{reason}; its records beyond the plan are unknown"
-    return Acceptance(case.planned.generation, tuple(losses), case.opened(starts), (cause,))
+    return Acceptance(case.planned.generation, tuple(losses), case.build_generation(starts), (cause,))
 
 
-def _same_topic(
+def _compute_same_topic_acceptance(
     case: _Case, errors: Mapping[int, PermanentError], partitions: Partitions, diverged: Mapping[int, int]
 ) -> Acceptance:
     cut_off = _cut_off(case, errors, diverged)
     removed = {p for p, error in errors.items() if isinstance(error, PartitionsRemovedError)}
-    losses = [*_unplanned(case, errors), *_unread(case, partitions, cut_off, removed)]
+    losses = [*_build_unplanned_losses(case, errors), *_build_unread_losses(case, partitions, cut_off, removed)]
     opened = None
     if cut_off or removed:
         remaining = {p: end for p, end in case.planned.ends.items() if p not in removed}
         undecided: dict[int, int | None] = dict.fromkeys(case.planned.undecided)
         skipped = {loss.partition: loss.offsets.end for loss in losses if _is_unplanned(case, loss)}
-        opened = case.opened(undecided | remaining | skipped | cut_off)
+        opened = case.build_generation(undecided | remaining | skipped | cut_off)
     reasons = tuple(str(error) for error in errors.values())
     return Acceptance(case.planned.generation, tuple(losses), opened, reasons)
 
@@ -201,10 +205,10 @@ def _cut_off(case: _Case, errors: Mapping[int, PermanentError], diverged: Mappin
     return found
 
 
-def _unplanned(case: _Case, errors: Mapping[int, PermanentError]) -> list[Loss]:
+def _build_unplanned_losses(case: _Case, errors: Mapping[int, PermanentError]) -> list[Loss]:
     """The holes between the planned end and the log start."""
     return [
-        case.loss(
+        case.build_loss(
             case.planned.generation.number,
             partition,
             OffsetRange(case.planned.ends.get(partition, 0), case.state.partitions[partition].log_start or 0),
@@ -219,22 +223,24 @@ def _is_unplanned(case: _Case, loss: Loss) -> bool:
     return loss.offsets.start == case.planned.ends.get(loss.partition, 0)
 
 
-def _unread(case: _Case, partitions: Partitions, cut_off: Mapping[int, int], removed: Collection[int]) -> list[Loss]:
+def _build_unread_losses(
+    case: _Case, partitions: Partitions, cut_off: Mapping[int, int], removed: Collection[int]
+) -> list[Loss]:
     """Losses of slices that were never read.
 
     Those of earlier generations of the same topic are among them: what was left of them may be lost too.
     """
     return [
-        case.loss(slice_.generation, p, lost, reason)
+        case.build_loss(slice_.generation, p, lost, reason)
         for slice_ in case.unread
         if slice_.topic_id == case.planned.generation.topic_id
         for p, offsets in slice_.ranges.items()
         if partitions is None or p in partitions
-        for lost, reason in _parts_lost(case, p, offsets, cut_off, removed)
+        for lost, reason in _select_lost_ranges(case, p, offsets, cut_off, removed)
     ]
 
 
-def _parts_lost(
+def _select_lost_ranges(
     case: _Case, partition: int, offsets: OffsetRange, cut_off: Mapping[int, int], removed: Collection[int]
 ) -> Iterable[tuple[OffsetRange, str]]:
     if not len(offsets):
@@ -254,14 +260,14 @@ def _parts_lost(
 Unread = Callable[[Sequence[Slice]], Sequence[Slice]]
 
 
-def never_read(lake: Lake, stream: Stream) -> Unread:
+def build_unread_filter(lake: Lake, stream: Stream) -> Unread:
     """Returns the slices without a commit in raw; may raise DependencyAwayError."""
 
-    def unread(slices: Sequence[Slice]) -> Sequence[Slice]:
-        held = lake.committed(stream.name, "raw")
+    def filter_unread(slices: Sequence[Slice]) -> Sequence[Slice]:
+        held = lake.load_slice_commits(stream.name, "raw")
         return [slice_ for slice_ in slices if slice_.key not in held]
 
-    return unread
+    return filter_unread
 
 
 def accept_loss(
@@ -301,20 +307,20 @@ def accept_loss(
             do not agree on the loss; nothing was recorded.
         TemporaryError: the topic was planned on in the meantime; nothing was recorded.
     """
-    planned = ledger.topics.planned(stream.name, stream.topic)
+    planned = ledger.topics.read_planned_topic(stream.name, stream.topic)
     if planned is None:
         raise ConfigurationError(
             f"topic {stream.topic} of stream {stream.name} was never planned, so nothing of it can be lost",
             remedy=f"highwater plan {stream.name} --yes",
         )
-    recorded = ledger.losses(stream.name, stream.topic)
-    slices = ledger.slices(stream.name, stream.topic)
-    left = [left_to_read(slice_, recorded) for slice_ in unread(slices)]
+    recorded = ledger.list_losses(stream.name, stream.topic)
+    slices = ledger.list_slices(stream.name, stream.topic)
+    left = [subtract_losses(slice_, recorded) for slice_ in unread(slices)]
 
-    def work_out(state: TopicState) -> Acceptance:
+    def compute_for_state(state: TopicState) -> Acceptance:
         compared = look_back(kafka, state, planned, seconds=math.inf)
         _ensure_sure(stream, compared, partitions)
-        return acceptance(
+        return compute_acceptance(
             stream,
             planned,
             state,
@@ -322,25 +328,25 @@ def accept_loss(
             by=by,
             now=now,
             partitions=partitions,
-            diverged=_parted(kafka, planned, state, slices, compared),
+            diverged=_read_divergence_offsets(kafka, planned, state, slices, compared),
             divergence=divergence,
         )
 
     if state is not None:
-        return work_out(state)
-    first = kafka.topic_state(stream.topic)
-    found = work_out(first)
+        return compute_for_state(state)
+    first = kafka.read_topic_state(stream.topic)
+    found = compute_for_state(first)
     if not found.nothing:
         _ensure_led(first)
-        second = confirming_look(kafka, stream.topic)
+        second = fetch_topic_again(kafka, stream.topic)
         _ensure_led(second)
-        found = _agreed(found, work_out(second), first, second)
+        found = _ensure_acceptances_agree(found, compute_for_state(second), first, second)
     if not dry_run and not found.nothing:
         _record(ledger, stream, found)
     return found
 
 
-def _parted(
+def _read_divergence_offsets(
     kafka: Kafka, planned: Planned, state: TopicState, slices: Sequence[Slice], compared: Divergence
 ) -> dict[int, int]:
     """The offsets at which replaced partitions part from their plans, also from the older ones of the generation."""
@@ -349,7 +355,7 @@ def _parted(
     for p, at in compared.diverged.items():
         sound = OffsetRange(min(state.partitions[p].log_start or 0, at), at)
         prints = (slice_.fingerprints[p] for slice_ in newest if p in slice_.fingerprints and p in slice_.ranges)
-        found[p] = parted(kafka, state.topic, p, sound, prints)
+        found[p] = locate_divergence(kafka, state.topic, p, sound, prints)
     return found
 
 
@@ -357,21 +363,23 @@ def _ensure_led(state: TopicState) -> None:
     if state.unled:
         raise DependencyAwayError(
             f"topic {state.topic}: a loss cannot be confirmed now",
-            found=without_leaders(state),
+            found=describe_missing_leaders(state),
             remedy="nothing was recorded; see that every partition has a leader, then try again",
         )
 
 
-def _agreed(found: Acceptance, again: Acceptance, first: TopicState, second: TopicState) -> Acceptance:
+def _ensure_acceptances_agree(
+    found: Acceptance, again: Acceptance, first: TopicState, second: TopicState
+) -> Acceptance:
     """The newer of two acceptances that were worked out from two looks; offsets may only have grown in between."""
 
-    def kind(one: Acceptance) -> tuple[object, ...]:
+    def build_comparison_key(one: Acceptance) -> tuple[object, ...]:
         # Without the offsets: producers and retention move both ends of a log between the looks.
         lost = sorted((loss.generation, loss.partition, loss.reason) for loss in one.losses)
         return lost, one.opened and (one.opened.topic_id, sorted(one.opened.starts))
 
-    fell = [p for p in first.partitions if went_back(first, second, p)]
-    if fell or kind(found) != kind(again):
+    fell = [p for p in first.partitions if has_lower_offset(first, second, p)]
+    if fell or build_comparison_key(found) != build_comparison_key(again):
         raise DependencyAwayError(
             f"two looks at topic {second.topic} do not agree on the loss",
             stored=f"first: {'; '.join(found.lines) or 'nothing is lost'}",

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from highwater.orchestration.operations.acceptance import accept_loss, never_read
-from highwater.resources.deleted_topics import as_made, is_there, look_if_there, recreate_topic, vanished
-from highwater.routing import stream_of_topic
+from highwater.orchestration.operations.acceptance import accept_loss, build_unread_filter
+from highwater.resources.deleted_topics import (
+    find_vanished_error,
+    is_there,
+    look_if_there,
+    read_created_state,
+    recreate_topic,
+)
+from highwater.routing import build_stream_of_topic
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -50,13 +56,13 @@ def accept_losses(
         TopicVanishedError: the topic is not there any more, and not ours to make.
         As `accept_loss` and `recreate_topic`.
     """
-    view = stream_of_topic(stream, request.topic)
+    view = build_stream_of_topic(stream, request.topic)
     state, made = _recreate_if_vanished(ledger, kafka, stream, view.topic, dry_run=request.dry_run)
     found = accept_loss(
         ledger,
         kafka,
         view,
-        never_read(lake, view),
+        build_unread_filter(lake, view),
         by=request.by or "nobody yet",
         now=now,
         partitions=request.partitions,
@@ -64,7 +70,7 @@ def accept_losses(
         divergence=request.divergence,
         state=state,
     )
-    return found, [*made, *found.lines, *_next(stream, view.topic, found, now)]
+    return found, [*made, *found.lines, *_describe_next_steps(stream, view.topic, found, now)]
 
 
 def _recreate_if_vanished(
@@ -73,18 +79,18 @@ def _recreate_if_vanished(
     """Recreate a vanished tier if that is confirmed; else return the state it would have. Returns sentences too."""
     if is_there(kafka, topic):
         return None, []
-    gone = vanished(ledger, stream, topic)
+    gone = find_vanished_error(ledger, stream, topic)
     if gone is None or look_if_there(kafka, topic) is not None:
         return None, []
     if topic not in stream.tier_topics:
         raise gone
     if dry_run:
-        return as_made(kafka, stream, topic), [f"{topic} is gone, and would be recreated"]
+        return read_created_state(kafka, stream, topic), [f"{topic} is gone, and would be recreated"]
     recreate_topic(ledger, kafka, stream, topic)
     return None, [f"{topic} was gone, and is recreated"]
 
 
-def _next(stream: Stream, topic: str, found: Acceptance, now: datetime) -> list[str]:
+def _describe_next_steps(stream: Stream, topic: str, found: Acceptance, now: datetime) -> list[str]:
     """The outcome of records that waited on a tier: they are in raw and in rejects."""
     if found.nothing or topic not in stream.tier_topics:
         return []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.operator_actions import ensure_named
-from highwater.orchestration.operations.named_slices import slices_of
+from highwater.orchestration.operations.named_slices import load_slices
 from highwater.resources.ledger.breakers import AcceptedReason, AcceptedSlice
 
 if TYPE_CHECKING:
@@ -53,12 +53,15 @@ def accept_slices(
         ConfigurationError: it is to be recorded and nobody is named, or a slice cannot be let through.
     """
     ensure_named(request.by, "accept-rejects", dry_run=request.dry_run)
-    slices = slices_of(ledger, streams, request.slices)
+    slices = load_slices(ledger, streams, request.slices)
     if not slices:
         raise ConfigurationError("no slice is named", remedy="name the slices whose rejects are accepted")
-    judgements, known = ledger.breakers.judgements([*request.slices]), ledger.breakers.accepted([*request.slices])
+    judgements, known = (
+        ledger.breakers.read_judgements([*request.slices]),
+        ledger.breakers.read_accepted_slices([*request.slices]),
+    )
     for slice_ in slices:
-        log(_acceptance_line(slice_.key, judgements.get(slice_.key)))
+        log(_describe_judgement(slice_.key, judgements.get(slice_.key)))
     fresh = [slice_.key for slice_ in slices if slice_.key not in known]
     log(f"{len(fresh):,} of {len(slices):,} slices are not let through yet")
     if not request.dry_run:
@@ -70,7 +73,7 @@ def accept_slices(
     return len(fresh)
 
 
-def _acceptance_line(key: str, judgement: Judgement | None) -> str:
+def _describe_judgement(key: str, judgement: Judgement | None) -> str:
     if judgement is None:
         return f"{key}: never judged; its rejects, however many, would be published"
     state = "refused" if judgement.refused else "not refused"
@@ -111,7 +114,7 @@ def accept_reasons(
         UnknownSliceError: the slice was never planned.
         ConfigurationError: nobody is named, or a reason or the slice cannot be accepted.
     """
-    known = ledger.breakers.accepted_reasons(stream.name)
+    known = ledger.breakers.read_accepted_reasons(stream.name)
     for reason in request.reasons:
         log(known[reason].text if reason in known else f"rejects for {reason} are not accepted")
     ensure_named(request.by, "accept-rejects", dry_run=request.dry_run)
@@ -128,14 +131,14 @@ def accept_reasons(
         )
     if not request.from_slice:
         raise ConfigurationError("no first slice is named", remedy="name it with --from SLICE")
-    [slice_] = slices_of(ledger, [stream.name], [request.from_slice])
+    [slice_] = load_slices(ledger, [stream.name], [request.from_slice])
     if slice_.topic != stream.topic:
         raise ConfigurationError(
             f"{slice_.key} is no slice of {stream.topic}",
             found=f"a slice of {slice_.topic}, which the breaker does not judge",
             remedy=f"name a slice of {stream.topic}",
         )
-    refused = [one for one in ledger.breakers.refused(stream.name) if one.reasons.keys() & {*request.reasons}]
+    refused = [one for one in ledger.breakers.list_refused(stream.name) if one.reasons.keys() & {*request.reasons}]
     log(
         f"from {slice_.key} on, rejects for {', '.join(request.reasons)} would open the breaker no more, however many; "
         f"they go to the tiers and to the parked topic by their reasons; {len(refused):,} refused slices have such"
@@ -159,7 +162,7 @@ def _revoke(
         log(f"{reason}: revoked" if done else f"{reason}: it was not accepted")
 
 
-def accepting_command(ledger: Ledger, stream: Stream, refused: Sequence[Judgement]) -> str | None:
+def build_accept_command(ledger: Ledger, stream: Stream, refused: Sequence[Judgement]) -> str | None:
     """The command that accepts the most frequent reason of refused slices for the whole stream; None without one."""
     counts = Counter[str]()
     for one in refused:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table, publication_log
 from highwater.assets.erasing import KEYED, RowsOfKey, ensure_gone, ensure_same_keys, erase, find
-from highwater.batching import batched
-from highwater.erasing import Erasure, ensure_digest, moment_of
+from highwater.batching import split_by_count
+from highwater.erasing import Erasure, ensure_digest, to_moment
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import ensure_lake_there
-from highwater.orchestration.sensing.run_history import past_publishing, past_runs
-from highwater.orchestration.sensing.run_requests import in_flight
+from highwater.orchestration.sensing.run_history import read_past_runs, read_publishing_runs
+from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.tables import COMMON
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
     ensure_lake_there(ledger, work.lake)
     ensure_same_keys(work.lake, stream, request.digest)
     found = find(work.lake, stream, request.digest)
-    begun = _begun(ledger.erasures, stream, request.digest)
+    begun = _load_unfinished_erasures(ledger.erasures, stream, request.digest)
     keys = sorted({*found.rows, *begun})
-    later = _not_now(work, instance, keys, begun, now)
+    later = _list_postponed_slices(work, instance, keys, begun, now)
     if instance is None:
         work.log("DAGSTER_HOME is not set: slices that runs work on are not known, so let no run go on meanwhile")
     for key, why in later.items():
@@ -119,13 +119,13 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
     if request.dry_run:
         work.log(f"{len(keys):,} slices hold the key. A dry run: nothing was erased")
         return ErasureResult(found.rows, later=later)
-    with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:
+    with ledger.lease(build_lease_name(stream), LEASE_SECONDS) as lease:
         # A producer's clock may run ahead: existing records are older than the erasure, whatever their time says.
-        at = max(now, moment_of(found.newest_ms))
+        at = max(now, to_moment(found.newest_ms))
         number = ledger.erasures.add(Erasure(stream.name, request.digest, request.because, request.by, at))
         erasures_table.keep(ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name, timedelta(0))
-        done = _erased(replace(work, before_commit=lease.check), request.digest, number, found, keys, later)
+        done = _erase_slices(replace(work, before_commit=lease.check), request.digest, number, found, keys, later)
     work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
     accepted = [stream.publishes.topic] if stream.publishes else []
     for line in LEFT_TO_DO:
@@ -133,7 +133,7 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
     return ErasureResult(found.rows, done, later)
 
 
-def lease_of(stream: Stream) -> str:
+def build_lease_name(stream: Stream) -> str:
     """The lock of those who remove rows for good: one at a time."""
     return f"erase {stream.name}"
 
@@ -144,7 +144,7 @@ LEFT_TO_DO = (
 )
 
 
-def _not_now(
+def _list_postponed_slices(
     work: Work, instance: dg.DagsterInstance | None, keys: Sequence[str], begun: Collection[str], now: datetime
 ) -> dict[str, str]:
     """Slices whose turn is later: a run works on them, or their decision is not followed yet by all that it needs.
@@ -152,41 +152,46 @@ def _not_now(
     A run that reads a slice for the first time may have begun before the erasure was known.
     """
     stream = work.stream
-    busy = _busy(instance, stream, now) if instance else frozenset()
+    busy = _list_busy_slices(instance, stream, now) if instance else frozenset()
     candidates = sorted({*keys, *busy})
     if not candidates:
         return {}
-    held, sending = slice_status.attempts(work.lake, stream, candidates), publication_log.under_way(work.lake, stream)
+    held, sending = (
+        slice_status.read_attempts(work.lake, stream, candidates),
+        publication_log.list_sending_slices(work.lake, stream),
+    )
     found = {key: "a run reads it" for key in candidates if key not in held.raw}
     for key in keys:
         if key in busy:
             found[key] = "a run works on it"
         elif key in sending:
             found[key] = f"its publication broke off, materialise {stream.name}/{publication_log.TABLE} of it first"
-        elif key in held.events and held.lacking(key) and key not in begun:
-            found[key] = f"it is decided, and not in {', '.join(held.lacking(key))} yet"
+        elif key in held.events and held.select_missing_tables(key) and key not in begun:
+            found[key] = f"it is decided, and not in {', '.join(held.select_missing_tables(key))} yet"
     return found
 
 
-def _busy(instance: dg.DagsterInstance, stream: Stream, now: datetime) -> frozenset[str]:
+def _list_busy_slices(instance: dg.DagsterInstance, stream: Stream, now: datetime) -> frozenset[str]:
     """Slices that runs read, decide or send."""
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
-    return in_flight([*past_runs(instance, stream, order, now), *past_publishing(instance, stream, order, now)])
+    return list_in_flight(
+        [*read_past_runs(instance, stream, order, now), *read_publishing_runs(instance, stream, order, now)]
+    )
 
 
-def _erased(
+def _erase_slices(
     work: Work, digest: str, number: int, found: RowsOfKey, keys: Sequence[str], later: Collection[str]
 ) -> list[str]:
     erasures, done = work.ledger.erasures, list[str]()
-    open_ = _begun(erasures, work.stream, digest)
+    open_ = _load_unfinished_erasures(erasures, work.stream, digest)
     wanted = [key for key in keys if key not in later]
-    for some in batched(wanted, work.stream.limits.slices_per_run):
-        taken = {key: open_.get(key) or found.erased(key) for key in some}
+    for some in split_by_count(wanted, work.stream.limits.slices_per_run):
+        taken = {key: open_.get(key) or found.build_erased(key) for key in some}
         erasures.begin(number, [one for key, one in taken.items() if key not in open_])
         erasures_table.keep(work.ledger, work.lake, work.stream.name)
         _try(replace(work, slices=work.ledger.get(some)), digest, taken)
         ensure_gone(work.lake, work.stream, digest, some, [name for name in KEYED if name != CURRENT])
-        erasures.done(some, digest, datetime.now(UTC))
+        erasures.mark_done(some, digest, datetime.now(UTC))
         erasures_table.keep(work.ledger, work.lake, work.stream.name)
         done += some
         work.log(f"erased from {len(done):,} of {len(wanted):,} slices")
@@ -195,9 +200,9 @@ def _erased(
     return done
 
 
-def _begun(erasures: Erasures, stream: Stream, digest: str) -> dict[str, Erased]:
+def _load_unfinished_erasures(erasures: Erasures, stream: Stream, digest: str) -> dict[str, Erased]:
     """Erasures of the key that took rows from slices and did not finish."""
-    newest = {key: all_[-1] for key, all_ in erasures.of_key(stream.name, digest).items()}
+    newest = {key: all_[-1] for key, all_ in erasures.read_for_key(stream.name, digest).items()}
     return {key: one for key, one in newest.items() if one.done_at is None}
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from highwater.assets.publication_log import as_decided
-from highwater.batching import batched
+from highwater.assets.publication_log import ensure_unchanged
+from highwater.batching import split_by_count
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.maintenance import LiveKey, candidates, to_retire
-from highwater.orchestration.asset_keys import PUBLISHED, table_key, table_keys
+from highwater.maintenance import LiveKey, select_candidates, to_retire
+from highwater.orchestration.asset_keys import PUBLISHED, build_table_key, build_table_keys
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.sensing.run_history import RECORDS, past_publishing, past_runs
-from highwater.orchestration.sensing.run_requests import in_flight
+from highwater.orchestration.sensing.run_history import RECORDS, read_past_runs, read_publishing_runs
+from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
@@ -69,18 +69,18 @@ def retire(
         DependencyAwayError: the ledger or the lake is away, or what names keys is unknown; no key was retired.
     """
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
-    planned, recalled = ledger.planned_at(live), ledger.retired.recalled(stream.name)
-    half_done = ledger.retired.among(live)
+    planned, recalled = ledger.read_plan_times(live), ledger.retired.read_recall_times(stream.name)
+    half_done = ledger.retired.list_retired(live)
     keys = [LiveKey(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
-    wanted = candidates(keys, stream.maintenance.live_slices, stream.maintenance.live_for, now)[:MOST_KEYS]
-    named = named_keys(instance, stream, live, now)
+    wanted = select_candidates(keys, stream.maintenance.live_slices, stream.maintenance.live_for, now)[:MOST_KEYS]
+    named = list_keys_in_use(instance, stream, live, now)
     found, retained = to_retire(wanted, complete(lake, stream, wanted), named)
     gone = [*sorted(half_done - named), *found]
     if not dry_run and gone:
         ledger.retired.retire(stream.name, found, now)
         for key in gone:
             instance.delete_dynamic_partition(stream.partitions_name, key)
-        late = sorted(named_keys(instance, stream, live, now) & set(gone))
+        late = sorted(list_keys_in_use(instance, stream, live, now) & set(gone))
         if late:
             bring_back(instance, ledger, stream, late, now)
             gone = [key for key in gone if key not in late]
@@ -95,13 +95,18 @@ def complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
         DependencyAwayError: the lake could not be read.
     """
     found: set[str] = set()
-    for some in batched(keys, PAGE):
-        held = slice_status.attempts(lake, stream, some)
-        found.update(set(as_decided(lake, stream, some, held.events)) - {key for key in some if held.lacking(key)})
+    for some in split_by_count(keys, PAGE):
+        held = slice_status.read_attempts(lake, stream, some)
+        found.update(
+            set(ensure_unchanged(lake, stream, some, held.events))
+            - {key for key in some if held.select_missing_tables(key)}
+        )
     return found
 
 
-def named_keys(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> frozenset[str]:
+def list_keys_in_use(
+    instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime
+) -> frozenset[str]:
     """The keys that an unfinished run or backfill names.
 
     Args:
@@ -117,12 +122,16 @@ def named_keys(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str
 
     unfinished = instance.get_runs_count(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES))
     if unfinished > RECORDS:
-        raise _unclear(stream, f"{unfinished:,} runs are not finished, and {RECORDS:,} can be looked at")
-    runs = in_flight([*past_runs(instance, stream, order, now), *past_publishing(instance, stream, order, now)])
-    return runs.union(*(_of_backfill(stream, backfill) for backfill in _unfinished_backfills(instance)))
+        raise _build_unknown_keys_error(
+            stream, f"{unfinished:,} runs are not finished, and {RECORDS:,} can be looked at"
+        )
+    runs = list_in_flight(
+        [*read_past_runs(instance, stream, order, now), *read_publishing_runs(instance, stream, order, now)]
+    )
+    return runs.union(*(_select_backfill_keys(stream, backfill) for backfill in _fetch_unfinished_backfills(instance)))
 
 
-def _unfinished_backfills(instance: dg.DagsterInstance) -> list[PartitionBackfill]:
+def _fetch_unfinished_backfills(instance: dg.DagsterInstance) -> list[PartitionBackfill]:
     from dagster._core.execution.backfill import (
         BULK_ACTION_TERMINAL_STATUSES,
         BulkActionsFilter,
@@ -133,18 +142,20 @@ def _unfinished_backfills(instance: dg.DagsterInstance) -> list[PartitionBackfil
     return list(instance.get_backfills(filters=BulkActionsFilter(statuses=statuses)))
 
 
-def _of_backfill(stream: Stream, backfill: PartitionBackfill) -> frozenset[str]:
+def _select_backfill_keys(stream: Stream, backfill: PartitionBackfill) -> frozenset[str]:
     if backfill.serialized_asset_backfill_data is not None:  # the form of old versions, which names no keys
-        raise _unclear(stream, f"the backfill {backfill.backfill_id} does not name which keys it names")
+        raise _build_unknown_keys_error(
+            stream, f"the backfill {backfill.backfill_id} does not name which keys it names"
+        )
     if backfill.asset_backfill_data is None:
         return frozenset(backfill.partition_names or ())
     subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
-    assets = (*table_keys(stream), table_key(stream, PUBLISHED.name))
+    assets = (*build_table_keys(stream), build_table_key(stream, PUBLISHED.name))
     ours = [subsets[key] for key in assets if key in subsets]
     return frozenset(key for subset in ours for key in subset.get_partition_keys())
 
 
-def _unclear(stream: Stream, why: str) -> DependencyAwayError:
+def _build_unknown_keys_error(stream: Stream, why: str) -> DependencyAwayError:
     return DependencyAwayError(
         f"no key of {stream.name} was retired: unfinished runs or backfills may name some",
         found=why,
@@ -185,9 +196,9 @@ def recall(
             f"{first} to {last} are no slices of one topic of {stream.name}, the older one first",
             remedy=f"highwater slices {stream.name} --topic {begin.topic} lists them",
         )
-    later = ledger.slices(stream.name, begin.topic, after=first, limit=end.ordinal - begin.ordinal)
+    later = ledger.list_slices(stream.name, begin.topic, after=first, limit=end.ordinal - begin.ordinal)
     meant = [first, *[one.key for one in later if one.ordinal <= end.ordinal]]
-    retired = ledger.retired.among(meant)
+    retired = ledger.retired.list_retired(meant)
     keys = [key for key in meant if key in retired]
     log(f"{len(keys):,} of {len(meant):,} slices have a retired key")
     if dry_run:

@@ -20,7 +20,7 @@ from highwater.assets.metrics import TABLE as METRICS
 from highwater.assets.origins import SEEN
 from highwater.assets.publication_log import SENDING
 from highwater.assets.publication_log import TABLE as PUBLISHED
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.maintenance import (
     LONGEST_RUN,
@@ -30,28 +30,28 @@ from highwater.maintenance import (
     Horizon,
     to_compact,
     to_merge,
-    whole_hours,
+    to_whole_hours,
 )
 from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.operations.key_retirement import PAGE, Retirement, retire
 from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
 from highwater.orchestration.operations.raw_retention import Retained, retain
-from highwater.resources.catalog import name_in_catalog, register
+from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.commit_log_writer import complete
 from highwater.resources.numbered_commits import PlannedSlices
 from highwater.resources.table_maintenance import (
     Stock,
-    files_of,
     join_files,
     join_small,
-    parts_of,
-    removable,
+    list_files,
+    list_partitions,
+    list_removable_files,
+    measure_stock,
+    read_commit_times,
     remove_files,
-    stock_of,
-    times_of,
 )
-from highwater.tables import BY_SLICE, tables_of
+from highwater.tables import BY_SLICE, select_tables
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -153,7 +153,7 @@ class _Task:
 
     @property
     def path(self) -> str:
-        return self.work.lake.path(self.work.stream.name, self.name)
+        return self.work.lake.build_table_path(self.work.stream.name, self.name)
 
 
 def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, dry_run: bool) -> Report:
@@ -169,7 +169,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
         ConfigurationError: the declared horizon is shorter than what a run may need; nothing was done.
         DependencyAwayError: Spark, the ledger or the lake is away; what was done by then stays.
     """
-    stream, rule = work.stream, horizon_rule(instance, now)
+    stream, rule = work.stream, compute_minimum_horizon(instance, now)
     rule.ensure_enough(stream.maintenance.horizon)
     ensure_lake_there(work.ledger, work.lake)
     if not dry_run:
@@ -179,37 +179,39 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
         client_reads.remove_left_over(work.lake, stream.name)
     later = _read_later(work)
     found = []
-    for name in (*tables_of(stream), SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS):
-        table = work.lake.table(stream.name, name)
+    for name in (*select_tables(stream), SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS):
+        table = work.lake.open_stream_table(stream.name, name)
         if table is None:
             continue
-        if not dry_run and name in tables_of(stream):
+        if not dry_run and name in select_tables(stream):
             complete(table, PlannedSlices(work.ledger))  # a run may have died before it did
-        times = times_of(table, [*later.get(name, {}).values()])
+        times = read_commit_times(table, [*later.get(name, {}).values()])
         read = {key: times[version] for key, version in later.get(name, {}).items()}
-        outlived = rule.outlived(stream.maintenance.horizon, read, now)
-        task = _Task(work, name, table, whole_hours(stream.maintenance.horizon), outlived, dry_run)
-        found.append(_maintained(task))
-        if not dry_run and name in tables_of(stream):
+        outlived = rule.select_outlived_slices(stream.maintenance.horizon, read, now)
+        task = _Task(work, name, table, to_whole_hours(stream.maintenance.horizon), outlived, dry_run)
+        found.append(_maintain_table(task))
+        if not dry_run and name in select_tables(stream):
             complete(task.table, PlannedSlices(work.ledger))  # entries without records may be cleaned from now on
     retained = retain(work, instance, now, dry_run=dry_run)
     keys = retire(instance, work.ledger, work.lake, stream, now, dry_run=dry_run) if instance else None
     runs = delete_runs(instance, stream, now, dry_run=dry_run) if instance else None
-    groups, catalog = dlq_marks.clean_up(work, dry_run=dry_run), _registered(work, found, dry_run=dry_run)
+    groups, catalog = dlq_marks.clean_up(work, dry_run=dry_run), _register_in_catalog(work, found, dry_run=dry_run)
     return Report(found, keys, runs, not dry_run, retained, groups, catalog)
 
 
-def _registered(work: Work, found: Sequence[TableReport], *, dry_run: bool) -> str:
+def _register_in_catalog(work: Work, found: Sequence[TableReport], *, dry_run: bool) -> str:
     """Register the tables that a person reads, where the catalog lacks them."""
     if work.lake.catalog is None or dry_run:
         return ""
-    names = [one.table for one in found if one.table in (*tables_of(work.stream), COMMITS)]
-    paths = {name_in_catalog(work.stream.name, name): work.lake.path(work.stream.name, name) for name in names}
+    names = [one.table for one in found if one.table in (*select_tables(work.stream), COMMITS)]
+    paths = {
+        build_catalog_name(work.stream.name, name): work.lake.build_table_path(work.stream.name, name) for name in names
+    }
     fresh = register(work.spark, work.lake.catalog, paths)
     return f"registered in {work.lake.catalog}: {', '.join(fresh)}" if fresh else ""
 
 
-def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:
+def compute_minimum_horizon(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:
     """The least horizon, by Dagster's settings and the age of the oldest run that goes on."""
     if instance is None:
         return Horizon()
@@ -228,12 +230,12 @@ def _read_later(work: Work) -> dict[str, dict[str, int]]:
     One that is retired was whole, and is still, but for an erasure that has not done it yet.
     """
     stream, found = work.stream, {name: dict[str, int]() for name in READ_LATER}
-    keys = [slice_.key for topic in stream.delays for slice_ in work.ledger.slices(stream.name, topic)]
-    retired = work.ledger.retired.among(keys)
-    lost = work.ledger.erasures.slices([*retired])
+    keys = [slice_.key for topic in stream.delays for slice_ in work.ledger.list_slices(stream.name, topic)]
+    retired = work.ledger.retired.list_retired(keys)
+    lost = work.ledger.erasures.read_for_slices([*retired])
     opened = {key for key, all_ in lost.items() if any(one.done_at is None for one in all_)}
-    for some in batched([key for key in keys if key not in retired or key in opened], PAGE):
-        decided, rejects = (work.lake.committed(stream.name, name, some) for name in ("events", "rejects"))
+    for some in split_by_count([key for key in keys if key not in retired or key in opened], PAGE):
+        decided, rejects = (work.lake.load_slice_commits(stream.name, name, some) for name in ("events", "rejects"))
         for key, slice_commit in decided.items():
             follows = key in rejects and rejects[key].attempt == slice_commit.attempt
             for name, number in READ_LATER.items():
@@ -242,26 +244,26 @@ def _read_later(work: Work) -> dict[str, dict[str, int]]:
     return found
 
 
-def _maintained(task: _Task) -> TableReport:
-    begin, before = time.monotonic(), stock_of(task.table)
+def _maintain_table(task: _Task) -> TableReport:
+    begin, before = time.monotonic(), measure_stock(task.table)
     if task.name in WITHOUT_A_JVM:
-        _gently(task, lambda: _join_small(task))
+        _try_maintenance_step(task, lambda: _join_small(task))
     elif task.name in BY_SLICE:
-        _gently(task, lambda: _merge(task))
+        _try_maintenance_step(task, lambda: _merge(task))
     else:
-        _gently(task, lambda: _join(task))
+        _try_maintenance_step(task, lambda: _join(task))
     task.table.update_incremental()
     if not task.dry_run and task.joined:
         # The commit that replaced many files names each of them, and every reader would read it again.
         task.table.create_checkpoint()
     removed = _remove(task)
-    after = before if task.dry_run else stock_of(task.table)
+    after = before if task.dry_run else measure_stock(task.table)
     seconds = time.monotonic() - begin
     task.work.log(f"{task.name}: maintained in {seconds:.1f} s")
     return TableReport(task.name, before, after, task.joined, removed, seconds, task.notes)
 
 
-def _gently(task: _Task, step: Callable[[], None]) -> None:
+def _try_maintenance_step(task: _Task, step: Callable[[], None]) -> None:
     """A step that gives way to writers: it may be left to another day."""
     try:
         step()
@@ -271,7 +273,7 @@ def _gently(task: _Task, step: Callable[[], None]) -> None:
 
 def _join(task: _Task) -> None:
     """Join the small files of a table without partitions."""
-    if to_compact(parts_of(task.table)):
+    if to_compact(list_partitions(task.table)):
         if not task.dry_run:
             with commit_lock(task.work, task.name):
                 join_files(task.work.spark, task.path)
@@ -281,7 +283,7 @@ def _join(task: _Task) -> None:
 def _merge(task: _Task) -> None:
     """Join small files of slices, a group of neighbours at a time: writers take their turns in between."""
     rewritten = 0
-    for group in to_merge(files_of(task.table)):
+    for group in to_merge(list_files(task.table)):
         if rewritten + group.bytes > MOST_BYTES:
             return
         if task.dry_run or compact(task.work, task.name, group):
@@ -295,7 +297,7 @@ def _remove(task: _Task) -> int:
         task.notes.append(f"no file was removed: {key} {why}; finish it first")
     if task.outlived:
         return 0
-    return len(removable(task.table, task.hours)) if task.dry_run else remove_files(task.table, task.hours)
+    return len(list_removable_files(task.table, task.hours)) if task.dry_run else remove_files(task.table, task.hours)
 
 
 def _join_small(task: _Task) -> None:
@@ -307,7 +309,7 @@ def _join_small(task: _Task) -> None:
     wait = nullcontext() if task.dry_run else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()
-        for some in batched(to_compact(parts_of(task.table)), PARTITIONS_A_COMMIT):
+        for some in split_by_count(to_compact(list_partitions(task.table)), PARTITIONS_A_COMMIT):
             if lease is not None:
                 lease.check()
                 join_small(task.table, some)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 
-def slices_of(ledger: Ledger, streams: Collection[str], keys: Sequence[str]) -> list[Slice]:
+def load_slices(ledger: Ledger, streams: Collection[str], keys: Sequence[str]) -> list[Slice]:
     """The slices of these keys, in their order.
 
     Args:

@@ -62,13 +62,13 @@ def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, 
     age = stream.maintenance.runs_for
     if age is None:
         return None
-    live = _ordinals(instance.get_dynamic_partitions(stream.partitions_name))
+    live = _group_ordinals(instance.get_dynamic_partitions(stream.partitions_name))
     gone: list[str] = []
     retained, more = 0, False
-    for run in _ended_before(instance, stream, now - age):
+    for run in _fetch_finished_runs(instance, stream, now - age):
         if more := len(gone) == MOST_RUNS:
             break
-        if _names_live(run.tags, live):
+        if _has_live_key(run.tags, live):
             retained += 1
         else:
             gone.append(run.run_id)
@@ -78,7 +78,7 @@ def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, 
     return OldRuns(age, len(gone), retained, more)
 
 
-def _ended_before(instance: dg.DagsterInstance, stream: Stream, before: datetime) -> Iterator[dg.DagsterRun]:
+def _fetch_finished_runs(instance: dg.DagsterInstance, stream: Stream, before: datetime) -> Iterator[dg.DagsterRun]:
     """The stream's runs that changed no more since a time, the oldest first."""
     ended, last = dg.RunsFilter(statuses=list(FINISHED_STATUSES), updated_before=before), None
     while page := instance.get_run_records(ended, limit=PAGE, cursor=last, ascending=True):
@@ -86,7 +86,7 @@ def _ended_before(instance: dg.DagsterInstance, stream: Stream, before: datetime
         last = page[-1].dagster_run.run_id
 
 
-def _ordinals(keys: Iterable[str]) -> dict[str, list[int]]:
+def _group_ordinals(keys: Iterable[str]) -> dict[str, list[int]]:
     """The live slices of each topic, in order."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for key in map(SliceKey.parse, keys):
@@ -94,7 +94,7 @@ def _ordinals(keys: Iterable[str]) -> dict[str, list[int]]:
     return {topic: sorted(ordinals) for topic, ordinals in found.items()}
 
 
-def _names_live(tags: Mapping[str, str], live: Mapping[str, list[int]]) -> bool:
+def _has_live_key(tags: Mapping[str, str], live: Mapping[str, list[int]]) -> bool:
     """Whether a live key is among those that a run's tags name; of a range across topics, whether there is any."""
     names = [tags[name] for name in (PARTITION, RANGE_START, RANGE_END) if name in tags]
     try:

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import discards_table
 from highwater.assets.commit import LEASE_SECONDS
-from highwater.assets.events import retries_lease
+from highwater.assets.events import build_retries_lease_name
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, Envelope, Origin, opened
-from highwater.erasing import digest_of, milliseconds, until
+from highwater.envelope import ORIGIN, Envelope, Origin, open_envelope
+from highwater.erasing import compute_digest, to_milliseconds, until
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
 from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.origin_counts import count_parked
 from highwater.orchestration.dependencies import ensure_lake_there
-from highwater.orchestration.operations.redriving import headers_of, key_of, redrive
+from highwater.orchestration.operations.redriving import extract_headers, extract_key, redrive
 from highwater.plans import Discard
-from highwater.reclaims import numbers, stale
+from highwater.reclaims import count_reclaims, is_stale
 from highwater.resources.commit_log import ensure_all_rows_seen
-from highwater.resources.deleted_topics import state_of, vanished
-from highwater.resources.delta import count_in, query
+from highwater.resources.deleted_topics import find_vanished_error, read_state
+from highwater.resources.delta import query, read_count
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ParkedSelection:
     since: datetime | None = None
     until: datetime | None = None
 
-    def takes(self, reason: str, slices: Iterable[str], key: bytes | None, parked_ms: int) -> bool:
+    def matches(self, reason: str, slices: Iterable[str], key: bytes | None, parked_ms: int) -> bool:
         """Whether a record is meant that these slices rejected."""
         return (
             (not self.reasons or reason in self.reasons)
@@ -132,7 +132,7 @@ class Parked:
         shown = sorted(self.waiting.items(), key=lambda item: (item[1].partition, item[1].offset))[:SAMPLES]
         return names, [
             [
-                *(str(one.partition), str(one.offset), _text(origin)),
+                *(str(one.partition), str(one.offset), _format_origin(origin)),
                 *(one.key, one.reason, one.slice_key, one.left_out, one.detail),
             ]
             for origin, one in shown
@@ -144,7 +144,7 @@ class Parked:
         return {(one.partition, one.offset) for one in self.waiting.values()}
 
 
-def _text(origin: Origin) -> str:
+def _format_origin(origin: Origin) -> str:
     return f"{origin.topic}[{origin.partition}]@{origin.offset}"
 
 
@@ -187,13 +187,13 @@ def redrive_or_discard(
             "no reason is given for the discard",
             remedy="say why: --because TEXT, or `because` in the run's configuration",
         )
-    parked = only(look(ledger, kafka, lake, stream, request.choice), request.most)
+    parked = select_oldest(look(ledger, kafka, lake, stream, request.choice), request.most)
     for line in parked.lines:
         log(line)
     if request.dry_run:
         log("a dry run: nothing was done")
     elif request.because is None:
-        gone = partial(vanished, ledger, stream)
+        gone = partial(find_vanished_error, ledger, stream)
         for sent in redrive(kafka, lake, stream, parked.places, parked.ends, gone):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
@@ -215,7 +215,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Parke
     """
     known = count_parked(ledger, lake, stream, published=True)
     try:
-        state = state_of(ledger, kafka, stream, stream.parked_topic)
+        state = read_state(ledger, kafka, stream, stream.parked_topic)
     except TopicVanishedError:
         raise
     except TopicAbsentError:
@@ -226,21 +226,21 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Parke
         if seen.log_start is not None and seen.last_stable is not None
     }
     waiting: dict[Origin, tuple[ParkedRecord, bool]] = {}
-    reclaim_numbers, gone = numbers(ledger.reclaims.of(stream.name)), set[Origin]()
-    erased = until(ledger.erasures.of(stream.name))
+    reclaim_numbers, gone = count_reclaims(ledger.reclaims.list_for_stream(stream.name)), set[Origin]()
+    erased = until(ledger.erasures.list_for_stream(stream.name))
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
-        envelope = opened(headers_of(message), stream.is_origin)
+        envelope = open_envelope(extract_headers(message), stream.is_origin)
         if envelope is None:
             strange += 1
-        elif stale(reclaim_numbers, envelope.origin, envelope.reclaims):
+        elif is_stale(reclaim_numbers, envelope.origin, envelope.reclaims):
             gone.add(envelope.origin)  # its main slice reprocesses it; what that publishes carries another number
         elif _is_erased(message, envelope, erased):
             gone.add(envelope.origin)
         else:
-            chosen = choice.takes(envelope.reason, [envelope.slice_key], key_of(message), message.timestamp()[1])
-            waiting[envelope.origin] = _waiting(message, envelope), chosen
-    ended = _settled(ledger, lake, stream, waiting)
+            chosen = choice.matches(envelope.reason, [envelope.slice_key], extract_key(message), message.timestamp()[1])
+            waiting[envelope.origin] = _build_parked_record(message, envelope), chosen
+    ended = _load_settled_origins(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
     others = len(waiting) - len(meant) - len(ended)
     settled = len(ended) + len(gone - waiting.keys())
@@ -253,13 +253,13 @@ def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, dateti
 
     Sent back to a tier it would get a time of its own there, behind the erasure, and be taken again.
     """
-    key = key_of(message) if erased else None
-    moment = erased.get(digest_of(key)) if key is not None else None
+    key = extract_key(message) if erased else None
+    moment = erased.get(compute_digest(key)) if key is not None else None
     oldest_ms = min(envelope.timestamp, message.timestamp()[1])
-    return moment is not None and oldest_ms <= milliseconds(moment)
+    return moment is not None and oldest_ms <= to_milliseconds(moment)
 
 
-def _waiting(message: Message, envelope: Envelope) -> ParkedRecord:
+def _build_parked_record(message: Message, envelope: Envelope) -> ParkedRecord:
     return ParkedRecord(
         partition=message.partition() or 0,
         offset=message.offset() or 0,
@@ -267,24 +267,24 @@ def _waiting(message: Message, envelope: Envelope) -> ParkedRecord:
         reason=envelope.reason,
         slice_key=envelope.slice_key,
         detail=envelope.detail[:DETAIL],
-        key=(key_of(message) or b"").decode("utf-8", "replace"),
+        key=(extract_key(message) or b"").decode("utf-8", "replace"),
         left_out="" if envelope.reference is None else ",".join(envelope.reference.left_out),
         reclaims=envelope.reclaims,
     )
 
 
-def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
+def _load_settled_origins(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
     """The origins that are in events, or that a person discarded."""
     if not origins:
         return set()
-    found = {discard.origin for discard in ledger.discards.of(stream.name)}
-    events = lake.table(stream.name, "events")
+    found = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
+    events = lake.open_stream_table(stream.name, "events")
     if events is not None:
         ensure_all_rows_seen(events)  # a missed event would be sent back, or discarded
         # What was published is left to the DLQ: it became an event in a retry, or after it was reclaimed.
-        since = f"(retries > 0 OR {count_in(events, NUMBER)} > 0)"
+        since = f"(retries > 0 OR {read_count(events, NUMBER)} > 0)"
         accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE {since}")
-        found |= {Origin.of_row(row) for row in accepted}
+        found |= {Origin.from_row(row) for row in accepted}
     return found & set(origins)
 
 
@@ -295,15 +295,15 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
     discarded record later, even one that was sent back. The records stay on the topic, and are reported as discarded.
     """
     ensure_lake_there(ledger, lake)
-    with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+    with ledger.lease(build_retries_lease_name(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
         discards_table.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
-        reclaim_numbers = numbers(ledger.reclaims.of(stream.name))
-        ended = _settled(ledger, lake, stream, parked.waiting)
+        reclaim_numbers = count_reclaims(ledger.reclaims.list_for_stream(stream.name))
+        ended = _load_settled_origins(ledger, lake, stream, parked.waiting)
         meant = [
-            o for o, one in parked.waiting.items() if o not in ended and not stale(reclaim_numbers, o, one.reclaims)
+            o for o, one in parked.waiting.items() if o not in ended and not is_stale(reclaim_numbers, o, one.reclaims)
         ]
         # Decisions record by time which acts they saw.
-        last, now = ledger.discards.last_at(stream.name), datetime.now(UTC)
+        last, now = ledger.discards.read_last_discard_time(stream.name), datetime.now(UTC)
         now = now if last is None else max(now, last + timedelta(microseconds=1))
         lease.check()
         count = ledger.discards.add(
@@ -313,7 +313,7 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
     return count, len(parked.waiting) - count
 
 
-def only(parked: Parked, most: int | None) -> Parked:
+def select_oldest(parked: Parked, most: int | None) -> Parked:
     """At most N matching records, oldest first."""
     if most is None or most >= len(parked.waiting):
         return parked

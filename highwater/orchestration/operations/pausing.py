@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.operator_actions import ensure_named
-from highwater.resources.ledger.pauses import ALL, PARTS, Pause, name_of
+from highwater.resources.ledger.pauses import ALL, PARTS, Pause, build_name
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -76,12 +76,14 @@ def pause_or_resume_tier(
             remedy=f"name one of them; to pause all, highwater pause {stream.name} retries",
         )
     ensure_named(request.by, "a pause or its end", dry_run=request.dry_run)
-    found = ledger.paused.of(stream.name).get(request.topic)
+    found = ledger.paused.read_for_stream(stream.name).get(request.topic)
     if (found is None) == request.resume:
-        raise _as_it_is(found, request.topic)
-    log(_state(found, request.topic))
+        raise _build_unchanged_error(found, request.topic)
+    log(_describe_state(found, request.topic))
     if not request.dry_run and not _record(ledger, stream, request, now):
-        raise _as_it_is(ledger.paused.of(stream.name).get(request.topic), request.topic)  # somebody else was first
+        raise _build_unchanged_error(
+            ledger.paused.read_for_stream(stream.name).get(request.topic), request.topic
+        )  # somebody else was first
     if not request.dry_run and request.resume:
         log(f"{request.topic}: resumed by {request.by}; the next tick plans due records")
     elif not request.dry_run:
@@ -118,10 +120,13 @@ def pause_or_resume(
             remedy="name one of them, or none for the whole stream",
         )
     ensure_named(request.by, "a pause or its end", dry_run=request.dry_run)
-    name, found = name_of(stream.name, request.part), ledger.paused.parts(stream.name).get(stream.name, {})
+    name, found = (
+        build_name(stream.name, request.part),
+        ledger.paused.read_parts_by_stream(stream.name).get(stream.name, {}),
+    )
     mine = [*found] if request.resume and request.part == ALL else [part for part in found if part == request.part]
     if bool(mine) != request.resume:
-        raise _part_as_it_is(stream, request, found)
+        raise _build_part_state_error(stream, request, found)
     for pause in found.values():
         log(pause.text)
     if not found:
@@ -135,7 +140,9 @@ def pause_or_resume(
             stream.name, request.part, Pause(name, now, request.by, request.because)
         )
     if not done:  # somebody else was first
-        raise _part_as_it_is(stream, request, ledger.paused.parts(stream.name).get(stream.name, {}))
+        raise _build_part_state_error(
+            stream, request, ledger.paused.read_parts_by_stream(stream.name).get(stream.name, {})
+        )
     log(f"{name}: resumed by {request.by}" if request.resume else f"{name}: paused; runs that are requested go on")
     return found
 
@@ -146,18 +153,18 @@ def _record(ledger: Ledger, stream: Stream, request: TierPauseRequest, now: date
     return ledger.paused.pause(stream.name, Pause(request.topic, now, request.by, request.because))
 
 
-def _state(found: Pause | None, topic: str) -> str:
+def _describe_state(found: Pause | None, topic: str) -> str:
     return found.text if found else f"{topic} is not paused"
 
 
-def _as_it_is(found: Pause | None, topic: str) -> ConfigurationError:
-    return ConfigurationError(_state(found, topic), remedy="nothing is to be done: highwater status shows it")
+def _build_unchanged_error(found: Pause | None, topic: str) -> ConfigurationError:
+    return ConfigurationError(_describe_state(found, topic), remedy="nothing is to be done: highwater status shows it")
 
 
-def _part_as_it_is(stream: Stream, request: PauseRequest, found: dict[str, Pause]) -> ConfigurationError:
+def _build_part_state_error(stream: Stream, request: PauseRequest, found: dict[str, Pause]) -> ConfigurationError:
     pauses = "; ".join(pause.text for pause in found.values())
     if request.resume and ALL in found:
         remedy = f"the whole stream is paused: highwater resume {stream.name}"
     else:
         remedy = f"nothing is to be done: highwater status {stream.name} shows it"
-    return ConfigurationError(pauses or f"{name_of(stream.name, request.part)} is not paused", remedy=remedy)
+    return ConfigurationError(pauses or f"{build_name(stream.name, request.part)} is not paused", remedy=remedy)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.events import TABLE as EVENTS
 from highwater.assets.reclaims import SEEN
-from highwater.batching import batched
-from highwater.resources.commit_log import slice_commits_in
-from highwater.tables import stages_of
+from highwater.batching import split_by_count
+from highwater.resources.commit_log import read_slice_commits
+from highwater.tables import select_stages
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -50,7 +50,7 @@ class ReclaimedRecords:
         return {**vars(self), "since": self.since.isoformat()}
 
 
-def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[ReclaimedRecords]:
+def list_pending_slices(ledger: Ledger, lake: Lake, stream: Stream) -> list[ReclaimedRecords]:
     """The slices of a stream that are to be reprocessed, the first that were reclaimed first.
 
     It costs one question to the ledger, and where anything was ever reclaimed a look at the commits of those slices.
@@ -58,11 +58,11 @@ def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[ReclaimedRecords
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    acts = ledger.reclaims.by_slice(stream.name)
-    seen = _seen(lake, stream, sorted(acts)) if acts else {}
+    acts = ledger.reclaims.read_acts_by_slice(stream.name)
+    seen = _load_reclaim_numbers(lake, stream, sorted(acts)) if acts else {}
     unseen = {key: [act for act in mine if act.number > seen.get(key, 0)] for key, mine in acts.items()}
     unseen = {key: mine for key, mine in unseen.items() if mine}
-    retired = ledger.retired.among(sorted(unseen))
+    retired = ledger.retired.list_retired(sorted(unseen))
     # No origin is reclaimed a second time before it was reprocessed: the acts' counts are those of different records.
     found = [
         ReclaimedRecords(key, sum(act.records for act in mine), mine[0].at, mine[0].by, key in retired)
@@ -71,18 +71,18 @@ def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[ReclaimedRecords
     return sorted(found, key=lambda one: (one.since, one.slice_key))
 
 
-def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, int]:
+def _load_reclaim_numbers(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, int]:
     """The number of reclaims that each slice's decision in events saw."""
-    table = lake.table(stream.name, EVENTS)
+    table = lake.open_stream_table(stream.name, EVENTS)
     if table is None:
         return {}
     slice_commits = [
-        slice_commit for some in batched(keys, PAGE) for slice_commit in slice_commits_in(table, some).values()
+        slice_commit for some in split_by_count(keys, PAGE) for slice_commit in read_slice_commits(table, some).values()
     ]
     return {slice_commit.key: slice_commit.counts.get(SEEN, 0) for slice_commit in slice_commits}
 
 
-def summary(found: Sequence[ReclaimedRecords]) -> str:
+def describe_pending_slices(found: Sequence[ReclaimedRecords]) -> str:
     """Slices that wait, one or more, in a sentence."""
     records = sum(one.records for one in found)
     return (
@@ -91,7 +91,7 @@ def summary(found: Sequence[ReclaimedRecords]) -> str:
     )
 
 
-def remedy(stream: Stream, found: Sequence[ReclaimedRecords]) -> str:
+def build_reprocess_command(stream: Stream, found: Sequence[ReclaimedRecords]) -> str:
     """The command that decides slices again, for a shell; first the one that brings their keys back, if it needs to.
 
     If the command is not for all slices, the number of remaining ones precedes it in brackets.
@@ -102,14 +102,14 @@ def remedy(stream: Stream, found: Sequence[ReclaimedRecords]) -> str:
         for one in first
         if one.retired
     ]
-    tables = stages_of(stream)[1:]
+    tables = select_stages(stream)[1:]
     asked = " or ".join(f"key:{stream.name}/{table}" for table in tables)
     materialise = f'.venv/bin/dagster asset materialize -m orchestration.definitions --select "{asked}" --partition'
     keys = [one.slice_key for one in first]
-    command = f"{materialise} {keys[0]}" if len(keys) == 1 else _loop(keys, materialise)
+    command = f"{materialise} {keys[0]}" if len(keys) == 1 else _build_shell_loop(keys, materialise)
     rest = f"({len(found) - NAMED:,} more are named when these are done) " if len(found) > NAMED else ""
     return rest + " && ".join([*back, command])
 
 
-def _loop(keys: Sequence[str], command: str) -> str:
+def _build_shell_loop(keys: Sequence[str], command: str) -> str:
     return f'for slice in {" ".join(keys)}; do {command} "$slice"; done'

@@ -16,19 +16,26 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets import erasures_table
 from highwater.assets.raw import TABLE as RAW
 from highwater.assets.raw_expiry import put_back, take
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, BY_AGE, Erased, Erasure
 from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.maintenance import hours
-from highwater.orchestration.checking.last_rejections import left_over, same
-from highwater.orchestration.checking.offset_queries import rows_in_raw
-from highwater.orchestration.operations.erasing import LEASE_SECONDS, lease_of
-from highwater.orchestration.operations.key_retirement import PAGE, complete, named_keys
-from highwater.orchestration.operations.pending_reprocessing import waiting
-from highwater.resources.commit_log import ensure_all_rows_seen, recorded_rows
+from highwater.maintenance import format_hours
+from highwater.orchestration.checking.last_rejections import build_left_over_clause, build_origin_condition
+from highwater.orchestration.checking.offset_queries import read_raw_rows
+from highwater.orchestration.operations.erasing import LEASE_SECONDS, build_lease_name
+from highwater.orchestration.operations.key_retirement import PAGE, complete, list_keys_in_use
+from highwater.orchestration.operations.pending_reprocessing import list_pending_slices
+from highwater.resources.commit_log import ensure_all_rows_seen, read_recorded_rows
 from highwater.resources.delta import ensure_complete, query, query_all, slice_is_one_of
-from highwater.retention import MOST_SLICES, Needed, aged, free, old_enough, planned_before
+from highwater.retention import (
+    MOST_SLICES,
+    Needed,
+    count_expired_rows,
+    select_free_slices,
+    select_old_slices,
+    select_planned_before,
+)
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -66,7 +73,7 @@ class Retained:
     @property
     def lines(self) -> list[str]:
         """The outcome in sentences."""
-        keys, age_text = [*self.rows], f"retained for {hours(self.age)}"
+        keys, age_text = [*self.rows], f"retained for {format_hours(self.age)}"
         ends = f": {keys[0]} .. {keys[-1]}" if keys else ""
         lines = [f"raw, {age_text}: {len(keys):,} slices lose {sum(self.rows.values()):,} rows{ends}"]
         lines += [f"raw: {count:,} slices keep their rows, {why}" for why, count in self.retained.items()]
@@ -114,64 +121,66 @@ def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, dr
     if dry_run:
         return _look(work, instance, age, now)
     try:
-        with work.ledger.lease(lease_of(work.stream), LEASE_SECONDS) as lease:
-            return _done(replace(work, before_commit=lease.check), instance, age, now)
+        with work.ledger.lease(build_lease_name(work.stream), LEASE_SECONDS) as lease:
+            return _remove_expired_rows(replace(work, before_commit=lease.check), instance, age, now)
     except (SupersededAttemptError, LeaseHeldError) as error:
         return Retained(age, notes=[f"gave way to another writer, and the next maintenance goes on: {error.problem}"])
 
 
 def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
     """The slices whose rows would go, and the reasons that keep the others."""
-    stream, table = work.stream, work.lake.table(work.stream.name, RAW)
+    stream, table = work.stream, work.lake.open_stream_table(work.stream.name, RAW)
     if table is None:
         return Retained(age)
     there = {
         key: slice_commit
-        for key, slice_commit in work.lake.committed(stream.name, RAW).items()
-        if not aged(slice_commit)
+        for key, slice_commit in work.lake.load_slice_commits(stream.name, RAW).items()
+        if not count_expired_rows(slice_commit)
     }
-    wanted = planned_before({key: slice_commit.slice_.planned_at for key, slice_commit in there.items()}, age, now)
+    wanted = select_planned_before(
+        {key: slice_commit.slice_.planned_at for key, slice_commit in there.items()}, age, now
+    )
     if not wanted:
         return Retained(age)
-    needed = replace(_needed(work, instance, now), in_dlq=in_dlq(work.ledger, work.lake, stream))
+    needed = replace(_load_needed_slices(work, instance, now), in_dlq=read_dlq_slices(work.ledger, work.lake, stream))
     old, retained = dict[str, int](), Counter[str]()
-    for some in batched(wanted, PAGE):
-        found, stay = free(some, replace(needed, whole=complete(work.lake, stream, some)))
+    for some in split_by_count(wanted, PAGE):
+        found, stay = select_free_slices(some, replace(needed, whole=complete(work.lake, stream, some)))
         retained.update(stay)
-        times, rows = _newest(table, found) if found else ({}, {})
-        old |= {key: rows[key] for key in old_enough(found, times, age, now)}
+        times, rows = _load_times_and_counts(table, found) if found else ({}, {})
+        old |= {key: rows[key] for key in select_old_slices(found, times, age, now)}
         if len(old) > MOST_SLICES:
             break
     more = [f"{MOST_SLICES:,} slices are what one maintenance takes: the next one goes on"]
     return Retained(age, dict([*old.items()][:MOST_SLICES]), retained, notes=more if len(old) > MOST_SLICES else ())
 
 
-def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+def _load_times_and_counts(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     """The greatest timestamp of each slice's rows in milliseconds, and how many rows there are."""
     where = slice_is_one_of(keys)
     rows = query(table, f"SELECT slice, max(timestamp_ms) AS ms, count(*) AS n FROM t WHERE {where} GROUP BY slice")
-    ensure_complete(table, {row["slice"]: row["n"] for row in rows}, recorded_rows(table, keys))
+    ensure_complete(table, {row["slice"]: row["n"] for row in rows}, read_recorded_rows(table, keys))
     return {row["slice"]: row["ms"] for row in rows}, {row["slice"]: row["n"] for row in rows}
 
 
-def _needed(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:
+def _load_needed_slices(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:
     """The slices whose rows are needed now, but for the DLQ and incomplete slices."""
     ledger, lake, stream = work.ledger, work.lake, work.stream
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
     return Needed(
-        named=named_keys(instance, stream, live, now),
-        reclaimed_slices={one.slice_key for one in waiting(ledger, lake, stream)},
+        named=list_keys_in_use(instance, stream, live, now),
+        reclaimed_slices={one.slice_key for one in list_pending_slices(ledger, lake, stream)},
     )
 
 
-def in_dlq(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
+def read_dlq_slices(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
     """The slices with a rejected record that was neither accepted nor discarded; also the slice that read it.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     # Downstream first, so that what was decided meanwhile is not taken for what was not.
-    tables = {name: lake.table(stream.name, name) for name in ("dlq", "rejects", "events")}
+    tables = {name: lake.open_stream_table(stream.name, name) for name in ("dlq", "rejects", "events")}
     opened = {name: table for name, table in tables.items() if table is not None}
     if "rejects" not in opened:
         return set()
@@ -179,29 +188,29 @@ def in_dlq(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
     mine, origin = "true", ", ".join(f"r.{name}" for name in ORIGIN)
     rows = query_all(
         opened,
-        f"{left_over(opened, mine)} SELECT DISTINCT r.slice, {origin} "
-        f"FROM (SELECT * FROM rejects WHERE {mine}) r JOIN left_over l ON {same('r', 'l')}",
+        f"{build_left_over_clause(opened, mine)} SELECT DISTINCT r.slice, {origin} "
+        f"FROM (SELECT * FROM rejects WHERE {mine}) r JOIN left_over l ON {build_origin_condition('r', 'l')}",
     )
-    discarded_origins = {discard.origin for discard in ledger.discards.of(stream.name)}
-    return {row["slice"] for row in rows if Origin.of_row(row) not in discarded_origins}
+    discarded_origins = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
+    return {row["slice"] for row in rows if Origin.from_row(row) not in discarded_origins}
 
 
-def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
+def _remove_expired_rows(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
     """Finish started removals first; then remove rows that are old enough now."""
     stream, erasures = work.stream, work.ledger.erasures
-    back = _settle(work, instance, _open(work, now), now)
+    back = _settle(work, instance, _find_open_work(work, now), now)
     preview = _look(work, instance, age, now)
     # A run that began and ended since then may have rejected records of them.
-    late = in_dlq(work.ledger, work.lake, stream) if preview.rows else set()
+    late = read_dlq_slices(work.ledger, work.lake, stream) if preview.rows else set()
     wanted = [key for key in preview.rows if key not in late]
     if not wanted:
         return replace(preview, rows={}, back=back)
-    reason = f"raw is retained for {hours(age)}"
+    reason = f"raw is retained for {format_hours(age)}"
     number = erasures.add(Erasure(stream.name, BY_AGE, reason, BY, now))
     gone: dict[str, int] = {}
     # Each round reads all that was ever recorded, in ledger and lake, so there are few.
-    for some in batched(wanted, PAGE):
-        recorded = _recorded(work, some)
+    for some in split_by_count(wanted, PAGE):
+        recorded = _load_rows_to_erase(work, some)
         erasures.begin(number, [*recorded.values()])
         erasures_table.keep(work.ledger, work.lake, stream.name)
         mine = replace(work, slices=work.ledger.get(some))
@@ -214,21 +223,21 @@ def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     return replace(preview, rows=gone, back=back)
 
 
-def _recorded(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
+def _load_rows_to_erase(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
     """The removed rows of each slice: all of its rows. The query sorts rows, so it covers few slices at a time."""
-    table = work.lake.table(work.stream.name, RAW)
+    table = work.lake.open_stream_table(work.stream.name, RAW)
     assert table is not None, "the slices' rows were just read there"
     found: dict[str, Erased] = {}
-    for some in batched(keys, work.stream.limits.slices_per_run):
-        held = rows_in_raw(table, work.ledger.get(some))
+    for some in split_by_count(keys, work.stream.limits.slices_per_run):
+        held = read_raw_rows(table, work.ledger.get(some))
         found |= {key: Erased(key, rows.held, {AGED: rows.rows}) for key, rows in held.items()}
     return found
 
 
-def _open(work: Work, now: datetime) -> list[str]:
+def _find_open_work(work: Work, now: datetime) -> list[str]:
     """Slices whose rows a maintenance that died began to take; after the horizon their files are gone."""
     since = now - work.stream.maintenance.horizon
-    recorded = [one for one in work.ledger.erasures.recorded(work.stream.name) if one.erasure.by_age]
+    recorded = [one for one in work.ledger.erasures.list_recorded(work.stream.name) if one.erasure.by_age]
     young = [one for one in recorded if one.erasure.erased_at > since]
     return sorted({key for one in young for key, it in one.slices.items() if it.done_at is None})
 
@@ -239,13 +248,17 @@ def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: 
     A later result of a record is no reason: the DLQ has all of it, as it is rejected now. A slice that has its
     rows is not done: none were taken, or they were read from Kafka again.
     """
-    gone = [key for key, slice_commit in work.lake.committed(work.stream.name, RAW, keys).items() if aged(slice_commit)]
+    gone = [
+        key
+        for key, slice_commit in work.lake.load_slice_commits(work.stream.name, RAW, keys).items()
+        if count_expired_rows(slice_commit)
+    ]
     if not gone:
         return []
-    needed = replace(_needed(work, instance, now), whole=complete(work.lake, work.stream, gone))
-    wanted = [key for key in gone if needed.why(key) is not None]
+    needed = replace(_load_needed_slices(work, instance, now), whole=complete(work.lake, work.stream, gone))
+    wanted = [key for key in gone if needed.find_reason(key) is not None]
     back: list[str] = []
-    for some in batched(wanted, work.stream.limits.slices_per_run):
+    for some in split_by_count(wanted, work.stream.limits.slices_per_run):
         back += put_back(replace(work, slices=work.ledger.get(some)))
-    work.ledger.erasures.done([key for key in gone if key not in wanted], BY_AGE, datetime.now(UTC))
+    work.ledger.erasures.mark_done([key for key in gone if key not in wanted], BY_AGE, datetime.now(UTC))
     return back

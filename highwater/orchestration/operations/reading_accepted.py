@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from highwater.assets import accepted_copies, publication_log_writer
 from highwater.assets.work import Work
 from highwater.errors import ConfigurationError, TopicAbsentError
-from highwater.resources.topic_facts import topic_settings
+from highwater.resources.topic_facts import fetch_topic_settings
 from highwater.resources.transactions import PublicationMark, Transactions
 from highwater.slices import OffsetRange
 
@@ -66,7 +66,7 @@ class OnAccepted:
         if since is None or copied_ms < since:
             self.older[topic] += 1
 
-    def unknown(self, number: int, log: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
+    def select_unknown_ranges(self, number: int, log: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
         """By partition the offsets of the main topic whose events may have been sent, and are not there any more.
 
         The records in order begin with an offset, and nothing behind that is gone: late records of earlier ones
@@ -110,26 +110,28 @@ def keep(
         DependencyAwayError: Kafka, the lake or the ledger is away.
     """
     topic = "" if stream.publishes is None or again else stream.publishes.topic
-    if not dry_run and lake.table(stream.name, accepted_copies.TABLE) is not None:
+    if not dry_run and lake.open_stream_table(stream.name, accepted_copies.TABLE) is not None:
         accepted_copies.write(lake, stream.name, [], {})  # of a command that died
     try:
-        state = kafka.topic_state(topic) if topic else None
+        state = kafka.read_topic_state(topic) if topic else None
     except TopicAbsentError:
         state = None
     if state is None:
         return OnAccepted()
     _ensure_not_compacted(kafka, topic)
     if dry_run:
-        found = OnAccepted(state.log())
-        for _ in _batches(kafka, stream, topic, found, see):
+        found = OnAccepted(state.list_offset_ranges())
+        for _ in _read_copy_batches(kafka, stream, topic, found, see):
             pass  # read to be counted
         return found
     with Transactions(kafka, f"highwater.pub.{topic}", topic) as transactions:
-        mark, state = transactions.mark(), kafka.topic_state(topic)
-        found = OnAccepted(state.log())
+        mark, state = transactions.mark(), kafka.read_topic_state(topic)
+        found = OnAccepted(state.list_offset_ranges())
         # A fenced reader had read no further.
-        ends = {stream.topic: {p: held.end for p, held in kafka.topic_state(stream.topic).log().items()}}
-        accepted_copies.write(lake, stream.name, _batches(kafka, stream, topic, found, see), ends)
+        ends = {
+            stream.topic: {p: held.end for p, held in kafka.read_topic_state(stream.topic).list_offset_ranges().items()}
+        }
+        accepted_copies.write(lake, stream.name, _read_copy_batches(kafka, stream, topic, found, see), ends)
         work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
         book = publication_log_writer.Book(work, state.topic_id)
         book.follow(0 if mark is None else mark.attempt)
@@ -138,7 +140,7 @@ def keep(
 
 
 def _ensure_not_compacted(kafka: Kafka, topic: str) -> None:
-    settings = topic_settings(kafka, topic)
+    settings = fetch_topic_settings(kafka, topic)
     policy = "" if settings is None else str(settings["cleanup.policy"].value)
     if "compact" in policy:
         raise ConfigurationError(
@@ -149,7 +151,7 @@ def _ensure_not_compacted(kafka: Kafka, topic: str) -> None:
         )
 
 
-def _batches(
+def _read_copy_batches(
     kafka: Kafka, stream: Stream, topic: str, found: OnAccepted, see: Callable[[accepted_copies.Copy], None]
 ) -> Iterator[list[dict[str, Any]]]:
     """The records as rows, in batches, partition by partition: so files hold neighbouring offsets."""
@@ -160,7 +162,7 @@ def _batches(
             sent_ms = message.timestamp()[1]
             found.see(copy, partition, sent_ms, stream.topic)
             see(copy)
-            batch.append(copy.row(sent_ms))
+            batch.append(copy.build_row(sent_ms))
             if len(batch) == ROWS_A_BATCH:
                 yield batch
                 batch = []

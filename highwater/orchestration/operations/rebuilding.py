@@ -19,17 +19,17 @@ from highwater.assets import discards_table, erasures_table, publication_log
 from highwater.assets.dlq import SENT
 from highwater.assets.dlq_marks import parse_groups
 from highwater.assets.reclaims import NUMBER
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.declaration import Start
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, IncompleteReadError, UnknownSliceError
-from highwater.maintenance import LiveKey, candidates
-from highwater.orchestration.checking.slice_status import attempts_of, committed
+from highwater.maintenance import LiveKey, select_candidates
+from highwater.orchestration.checking.slice_status import read_commit_attempts, read_stream_commits
 from highwater.orchestration.operations.key_retirement import PAGE
 from highwater.plans import Generation, Loss, Publication
 from highwater.reclaims import Reclaim
 from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
-from highwater.resources.delta import count_in, query
+from highwater.resources.delta import query, read_count
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange, Slice, SliceKey
 
@@ -118,7 +118,7 @@ class Rebuilt:
         return [f"{len(self.retired):,} keys are retired: {ends}"] if self.retired else []
 
 
-def rebuilt(stream: Stream, some_slices: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
+def rebuild_plans(stream: Stream, some_slices: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
     """Work out plans from the slices that the lake holds.
 
     Args:
@@ -133,7 +133,7 @@ def rebuilt(stream: Stream, some_slices: Iterable[Slice], highest: Mapping[str, 
         by_topic.setdefault(slice_.topic, []).append(slice_)
     for topic, mine in sorted(by_topic.items()):
         ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
-        part = _of_topic(stream, ordered, max(highest.get(topic, 0), ordered[-1].ordinal), now)
+        part = _rebuild_topic_plans(stream, ordered, max(highest.get(topic, 0), ordered[-1].ordinal), now)
         found = Rebuilt(
             [*found.generations, *part.generations],
             [*found.slices, *part.slices],
@@ -144,7 +144,7 @@ def rebuilt(stream: Stream, some_slices: Iterable[Slice], highest: Mapping[str, 
     return found
 
 
-def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: datetime) -> Rebuilt:
+def _rebuild_topic_plans(stream: Stream, some_slices: Sequence[Slice], highest: int, now: datetime) -> Rebuilt:
     generations: list[Generation] = []
     slices: list[Slice] = []
     unread: list[str] = []
@@ -157,15 +157,15 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
         skipped = slice_.ordinal > (before.ordinal if before else -1) + 1
         opens = not generations or generations[-1].number != slice_.generation
         if opens:
-            generations.append(_generation(slice_))
+            generations.append(_build_generation(slice_))
             ends, prints = {}, {}
-        if opens and skipped and not _begins_at_zero(stream, slice_, before):
+        if opens and skipped and not _has_zero_start(stream, slice_, before):
             unknown.append(
                 f"{slice_.key} is the first of generation {slice_.generation} that was read: what was planned "
                 "before it, if anything, is not known"
             )
         # A partition that joins later begins at 0. One that had no leader at first begins where its first slice does.
-        zero = skipped and (not opens or _begins_at_zero(stream, slice_, before))
+        zero = skipped and (not opens or _has_zero_start(stream, slice_, before))
         joined = {p: 0 if zero else r.start for p, r in slice_.ranges.items() if p not in ends}
         generations[-1] = replace(generations[-1], starts={**generations[-1].starts, **joined})
         ends |= joined
@@ -174,7 +174,7 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
             # It was planned under one of the ordinals in between, and will be read under the first of them.
             ordinal = before.ordinal + 1 if before else 0
             # It was planned before this one, so nothing in it can be of a later epoch either.
-            missing = replace(slice_, ordinal=ordinal, ranges=_between(slice_, holes), fingerprints=prints)
+            missing = replace(slice_, ordinal=ordinal, ranges=_build_missing_ranges(slice_, holes), fingerprints=prints)
             slices.append(missing)
             unread.append(missing.key)
         else:
@@ -190,18 +190,18 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
     return Rebuilt(generations, slices, unread, losses, unknown)
 
 
-def _begins_at_zero(stream: Stream, first: Slice, before: Slice | None) -> bool:
+def _has_zero_start(stream: Stream, first: Slice, before: Slice | None) -> bool:
     """Whether a generation whose first slices are not there began at offset 0: a new topic, or one read whole."""
     if before is not None:
         return first.topic_id != before.topic_id
     return first.topic != stream.topic or stream.start == Start.EARLIEST
 
 
-def _between(slice_: Slice, holes: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
+def _build_missing_ranges(slice_: Slice, holes: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
     return {p: holes.get(p, OffsetRange(r.start, r.start)) for p, r in slice_.ranges.items()}
 
 
-def _generation(first: Slice) -> Generation:
+def _build_generation(first: Slice) -> Generation:
     return Generation(
         stream=first.stream,
         topic=first.topic,
@@ -227,22 +227,22 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         IncompleteReadError: not all rows that the tables' logs count could be read.
         DependencyAwayError: the lake or Kafka could not be read.
     """
-    slice_commits, now = committed(lake, stream), datetime.now(UTC)
+    slice_commits, now = read_stream_commits(lake, stream), datetime.now(UTC)
     raw, dlq = slice_commits["raw"], slice_commits["dlq"]
-    if unread := sorted(lake.slices_in(stream.name, "raw") - raw.keys()):
+    if unread := sorted(lake.list_slices_in_rows(stream.name, "raw") - raw.keys()):
         raise IncompleteReadError(
             f"a read of raw of {stream.name} did not return the commits of all slices that rows name",
             stored=f"{len(unread):,} more slices by their rows",
             found=f"no commit of {unread[0]}",
             remedy="nothing was rebuilt; see IncompleteReadError in the runbook",
         )
-    if (table := lake.table(stream.name, "raw")) is not None:
+    if (table := lake.open_stream_table(stream.name, "raw")) is not None:
         ensure_all_records_seen(table)  # a slice without rows has no file that names it
-    marked = [one.slice_key for one in parse_groups(kafka.groups()).values()]
-    highest_seen = highest([*raw, *known, *marked])
-    found = rebuilt(stream, [slice_commit.slice_ for slice_commit in raw.values()], highest_seen, now)
-    attempts = attempts_of(lake, stream, slice_commits)
-    tables = attempts.tables().values()
+    marked = [one.slice_key for one in parse_groups(kafka.list_group_names()).values()]
+    highest_seen = find_highest_ordinals([*raw, *known, *marked])
+    found = rebuild_plans(stream, [slice_commit.slice_ for slice_commit in raw.values()], highest_seen, now)
+    attempts = read_commit_attempts(lake, stream, slice_commits)
+    tables = attempts.group_by_table().values()
     numbers = {slice_.key: max(table.get(slice_.key, 0) for table in tables) for slice_ in found.slices}
     published = {
         key: Publication(slice_commit.attempt, slice_commit.counts.get(SENT, slice_commit.rows or 0), now)
@@ -253,54 +253,56 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         found,
         attempts=numbers,
         publications=published,
-        reclaims=_reclaims(lake, stream),
-        erasures=_erasures(lake, stream, numbers),
-        retired=_retired(lake, stream, found.slices, attempts, known, now),
+        reclaims=_load_reclaims(lake, stream),
+        erasures=_load_erasures(lake, stream, numbers),
+        retired=_list_retired_keys(lake, stream, found.slices, attempts, known, now),
         discards=len(discards_table.read(lake, stream.name)),
     )
 
 
-def _erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[RecordedErasure]:
+def _load_erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[RecordedErasure]:
     """The erasures that the lake keeps; of slices that are not known any more there is nothing to account for."""
     found = erasures_table.read(lake, stream.name)
     return [replace(one, slices={key: it for key, it in one.slices.items() if key in slices}) for one in found]
 
 
-def _retired(
+def _list_retired_keys(
     lake: Lake, stream: Stream, some_slices: Sequence[Slice], attempts: Attempts, known: Sequence[str], now: datetime
 ) -> list[str]:
     """The keys that maintenance would retire and Dagster has not: it has retired them, or would have to again."""
     live = {*known}
-    wanted = candidates(
+    wanted = select_candidates(
         [LiveKey(slice_.key, slice_.planned_at) for slice_ in some_slices],
         stream.maintenance.live_slices,
         stream.maintenance.live_for,
         now,
     )
-    whole = [key for key in wanted if key not in live and not attempts.lacking(key)]
+    whole = [key for key in wanted if key not in live and not attempts.select_missing_tables(key)]
     return [
-        key for some in batched(whole, PAGE) for key in publication_log.as_decided(lake, stream, some, attempts.events)
+        key
+        for some in split_by_count(whole, PAGE)
+        for key in publication_log.ensure_unchanged(lake, stream, some, attempts.events)
     ]
 
 
-def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
+def _load_reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
     """The reclaims that the decisions of the main topic's slices saw: by whom and why is not known."""
     topic = stream.topic.replace("'", "''")
     found: dict[Origin, Reclaim] = {}
     for name in ("events", "rejects"):
-        table = lake.table(stream.name, name)
-        number = "0" if table is None else count_in(table, NUMBER)
+        table = lake.open_stream_table(stream.name, name)
+        number = "0" if table is None else read_count(table, NUMBER)
         if table is None or number == "0":
             continue  # from before anything could be reclaimed
         ensure_all_rows_seen(table)
         where = f"starts_with(slice, '{topic}@') AND {number} > 0"
         for row in query(table, f"SELECT slice, {', '.join(ORIGIN)}, {number} AS {NUMBER} FROM t WHERE {where}"):
-            origin = Origin.of_row(row)
+            origin = Origin.from_row(row)
             found[origin] = Reclaim(origin, row["slice"], row[NUMBER], f"found by {BY}", BY, datetime.now(UTC))
     return [*found.values()]
 
 
-def highest(keys: Iterable[str]) -> dict[str, int]:
+def find_highest_ordinals(keys: Iterable[str]) -> dict[str, int]:
     """By topic the highest ordinal among some slice keys."""
     found: dict[str, int] = {}
     for text in keys:
@@ -328,7 +330,7 @@ def rebuild_from_lake(
         ConfigurationError: the ledger holds slices of the stream: nothing is written over them.
         DependencyAwayError: the lake, Kafka or the ledger is away.
     """
-    held = sum(count for (name, _), count in ledger.counts().items() if name == stream.name)
+    held = sum(count for (name, _), count in ledger.count_slices().items() if name == stream.name)
     if held:
         raise ConfigurationError(
             f"the ledger holds slices of {stream.name}",

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets import discards_table, dlq_copies, erasures_table, publication_log
 from highwater.assets.dlq_marks import parse_groups
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, Envelope, Origin, opened
-from highwater.erasing import moment_of
+from highwater.envelope import ORIGIN, Envelope, Origin, open_envelope
+from highwater.erasing import to_moment
 from highwater.errors import ConfigurationError, TopicAbsentError, UnknownSliceError
 from highwater.operator_actions import ensure_named
-from highwater.orchestration.checking.slice_status import committed
+from highwater.orchestration.checking.slice_status import read_stream_commits
 from highwater.orchestration.operations import reading_accepted
 from highwater.orchestration.operations.reading_accepted import OnAccepted
-from highwater.orchestration.operations.rebuilding import highest
+from highwater.orchestration.operations.rebuilding import find_highest_ordinals
 from highwater.plans import Generation, Loss
-from highwater.resources.groups import group_offsets
+from highwater.resources.groups import read_group_offsets
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange, SliceKey
 
@@ -64,11 +64,11 @@ class Copies:
     def see(self, topic: str, envelope: Envelope, main: str) -> None:
         """Take note of a copy."""
         self.count[topic] += 1
-        self.note(envelope.origin, envelope.timestamp, envelope.slice_key, main)
+        self.note_origin(envelope.origin, envelope.timestamp, envelope.slice_key, main)
 
-    def note(self, origin: Origin, ms: int, slice_key: str, main: str) -> None:
+    def note_origin(self, origin: Origin, ms: int, slice_key: str, main: str) -> None:
         """Note the slices and the main topic that a copy names."""
-        for name, ordinal in highest([slice_key]).items():
+        for name, ordinal in find_highest_ordinals([slice_key]).items():
             self.slices[name] = max(self.slices.get(name, 0), ordinal)
         if origin.topic == main:
             place, seen = (origin.generation, origin.partition), (origin.offset, ms)
@@ -99,8 +99,8 @@ class Begun:
     def lines(self) -> list[str]:
         """The result, in sentences."""
         lines = [
-            f"{one.topic}: generation {one.number}, {_offsets(self.log[one.topic]):,} offsets are planned again, from "
-            f"ordinal {one.first_ordinal} on"
+            f"{one.topic}: generation {one.number}, {_count_offsets(self.log[one.topic]):,} offsets are planned again, "
+            f"from ordinal {one.first_ordinal} on"
             for one in self.generations
         ]
         lines += [
@@ -119,7 +119,7 @@ class Begun:
         found, main = self.accepted, self.generations[0]
         if found.log:
             yield f"{found.count:,} accepted events are sent, and are not sent again while their content stays the same"
-        for p, offsets in sorted(found.unknown(main.number, self.log[main.topic]).items()):
+        for p, offsets in sorted(found.select_unknown_ranges(main.number, self.log[main.topic]).items()):
             yield (
                 f"partition {p}: {offsets} may be sent again: what was accepted of these {len(offsets):,} offsets "
                 "is no longer on the topic of accepted events"
@@ -131,11 +131,11 @@ class Begun:
             )
 
 
-def _offsets(log: Mapping[int, OffsetRange]) -> int:
+def _count_offsets(log: Mapping[int, OffsetRange]) -> int:
     return sum(len(offsets) for offsets in log.values())
 
 
-def begun(
+def build_new_generations(
     stream: Stream, states: Mapping[str, TopicState], ordinals: Mapping[str, int], number: int, by: str, now: datetime
 ) -> tuple[list[Generation], list[Loss]]:
     """The generations with which the topics begin, and what the main topic lacks.
@@ -185,7 +185,9 @@ def begun(
     return generations, losses
 
 
-def number_of(kafka: Kafka, state: TopicState, newest: Mapping[tuple[int, int], tuple[int, int]]) -> int:
+def compute_generation_number(
+    kafka: Kafka, state: TopicState, newest: Mapping[tuple[int, int], tuple[int, int]]
+) -> int:
     """The main topic's generation: the highest that its copies name, or the next if its log holds other records now.
 
     Args:
@@ -239,19 +241,19 @@ def rebuild_from_kafka(
     """
     ensure_named(by, "rebuild-all", dry_run=dry_run)
     ensure_nothing_there(ledger, lake, stream)
-    states = _states(kafka, stream)
-    logs = {topic: state.log() for topic, state in states.items()}
+    states = _fetch_topic_states(kafka, stream)
+    logs = {topic: state.list_offset_ranges() for topic, state in states.items()}
     seen = Copies()
     accepted = reading_accepted.keep(
         ledger,
         lake,
         kafka,
         stream,
-        lambda copy: seen.note(copy.origin, copy.ms, copy.slice_key, stream.topic),
+        lambda copy: seen.note_origin(copy.origin, copy.ms, copy.slice_key, stream.topic),
         dry_run=dry_run,
         again=again,
     )
-    batches = _batches(kafka, stream, logs, seen, accepted)
+    batches = _read_copy_batches(kafka, stream, logs, seen, accepted)
     if not dry_run:
         dlq_copies.write(
             lake, stream.name, batches, {topic: {p: r.end for p, r in log.items()} for topic, log in logs.items()}
@@ -262,11 +264,16 @@ def rebuild_from_kafka(
     # Its slices are gone, and the keys are not to come back: the table may be restored without the rest of the lake.
     stored = erasures_table.read(lake, stream.name)
     taken = [key for one in stored for key in one.slices]
-    ordinals = highest(
-        [*known, *_marked(kafka, stream, logs), *[str(SliceKey(*one)) for one in seen.slices.items()], *taken]
+    ordinals = find_highest_ordinals(
+        [
+            *known,
+            *_list_marked_slices(kafka, stream, logs),
+            *[str(SliceKey(*one)) for one in seen.slices.items()],
+            *taken,
+        ]
     )
-    number = number_of(kafka, states[stream.topic], seen.newest)
-    generations, losses = begun(stream, states, ordinals, number, by or "nobody yet", datetime.now(UTC))
+    number = compute_generation_number(kafka, states[stream.topic], seen.newest)
+    generations, losses = build_new_generations(stream, states, ordinals, number, by or "nobody yet", datetime.now(UTC))
     found = Begun(generations, losses, dict(seen.count), seen.strange, logs, accepted)
     for line in found.lines:
         log(line)
@@ -288,8 +295,8 @@ def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
     Raises:
         ConfigurationError: one of them does.
     """
-    planned = [topic for topic in (stream.topic, *stream.delays) if ledger.topics.generations(stream.name, topic)]
-    slices = sum(count for (name, _), count in ledger.counts().items() if name == stream.name)
+    planned = [topic for topic in (stream.topic, *stream.delays) if ledger.topics.list_generations(stream.name, topic)]
+    slices = sum(count for (name, _), count in ledger.count_slices().items() if name == stream.name)
     if planned or slices:
         raise ConfigurationError(
             f"the ledger knows {stream.name}",
@@ -297,8 +304,10 @@ def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
             found="a rebuild from Kafka is for a ledger and a lake that were lost",
             remedy="nothing is to be done; to discard both, point HIGHWATER_LEDGER_URL at an empty database",
         )
-    proven = {table: len(slice_commits) for table, slice_commits in committed(lake, stream).items() if slice_commits}
-    if published := lake.holds(stream.name, publication_log.TABLE):
+    proven = {
+        table: len(slice_commits) for table, slice_commits in read_stream_commits(lake, stream).items() if slice_commits
+    }
+    if published := lake.list_slice_keys(stream.name, publication_log.TABLE):
         proven[publication_log.TABLE] = len(published)
     if proven:
         raise ConfigurationError(
@@ -309,39 +318,39 @@ def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
         )
 
 
-def _marked(kafka: Kafka, stream: Stream, topics: Mapping[str, Mapping[int, OffsetRange]]) -> list[str]:
+def _list_marked_slices(kafka: Kafka, stream: Stream, topics: Mapping[str, Mapping[int, OffsetRange]]) -> list[str]:
     """The slices that Kafka's groups name: published ones, and the last position of the mirror."""
-    published = [one.slice_key for one in parse_groups(kafka.groups()).values()]
-    mirrored = group_offsets(kafka, stream.group, [(topic, p) for topic, log in topics.items() for p in log])
+    published = [one.slice_key for one in parse_groups(kafka.list_group_names()).values()]
+    mirrored = read_group_offsets(kafka, stream.group, [(topic, p) for topic, log in topics.items() for p in log])
     return [*published, *[one.mark.last for one in mirrored.values() if one.mark is not None]]
 
 
-def _states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
+def _fetch_topic_states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
     """The stream's topics that are there."""
-    found = {stream.topic: kafka.topic_state(stream.topic)}
+    found = {stream.topic: kafka.read_topic_state(stream.topic)}
     for topic in (*stream.delays, stream.parked_topic):
         try:
-            found[topic] = kafka.topic_state(topic)
+            found[topic] = kafka.read_topic_state(topic)
         except TopicAbsentError:
             continue  # nothing was published to it
     return found
 
 
-def _batches(
+def _read_copy_batches(
     kafka: Kafka, stream: Stream, logs: Mapping[str, Mapping[int, OffsetRange]], seen: Copies, accepted: OnAccepted
 ) -> Iterator[list[dict[str, Any]]]:
     """The copies on tiers and on the parked topic as rows, in batches; `seen` takes note of each."""
     batch: list[dict[str, Any]] = []
     for topic in stream.dlq_topics:
         for message in kafka.read(topic, logs[topic]) if topic in logs else ():
-            envelope = opened(_headers(message), stream.is_origin)
+            envelope = open_envelope(_extract_headers(message), stream.is_origin)
             if envelope is None:
                 seen.strange += 1
                 continue
             seen.see(topic, envelope, stream.topic)
             if topic in stream.delays and envelope.topic == stream.topic:
                 accepted.ensure_on_tier(topic, envelope.partition, message.timestamp()[1])
-            batch.append(_row(topic, envelope, message.timestamp()[1]))
+            batch.append(_build_row(topic, envelope, message.timestamp()[1]))
             if len(batch) == COPIES_A_BATCH:
                 yield batch
                 batch = []
@@ -349,12 +358,12 @@ def _batches(
         yield batch
 
 
-def _headers(message: Message) -> list[tuple[str, Any]]:
+def _extract_headers(message: Message) -> list[tuple[str, Any]]:
     found: Any = message.headers()
     return list(found or [])
 
 
-def _row(topic: str, envelope: Envelope, copied_ms: int) -> dict[str, Any]:
+def _build_row(topic: str, envelope: Envelope, copied_ms: int) -> dict[str, Any]:
     return {
         **dict(zip(ORIGIN, envelope.origin, strict=True)),
         "origin_ms": envelope.timestamp,
@@ -364,12 +373,12 @@ def _row(topic: str, envelope: Envelope, copied_ms: int) -> dict[str, Any]:
         "detail": envelope.detail,
         "next_topic": topic,
         "first_failed_at": envelope.first_failed_at,
-        "sent_by": _topic_of(envelope.slice_key),
-        dlq_copies.COPIED_AT: moment_of(copied_ms),
+        "sent_by": _parse_topic(envelope.slice_key),
+        dlq_copies.COPIED_AT: to_moment(copied_ms),
     }
 
 
-def _topic_of(slice_key: str) -> str | None:
+def _parse_topic(slice_key: str) -> str | None:
     try:
         return SliceKey.parse(slice_key).topic
     except UnknownSliceError:

@@ -25,7 +25,7 @@ def rebuild_from_events(work: Work, *, dry_run: bool) -> Differences:
         SupersededAttemptError: other writers were first again and again; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was written.
     """
-    found = current_rebuild.differences(work, current_rebuild.RebuildSnapshot.take(work))
+    found = current_rebuild.compare_with_events(work, current_rebuild.RebuildSnapshot.take(work))
     for line in found.lines:
         work.log(line)
     if found.none:
@@ -37,6 +37,6 @@ def rebuild_from_events(work: Work, *, dry_run: bool) -> Differences:
     return found
 
 
-def table(found: Differences) -> tuple[list[str], list[list[str]]]:
+def build_difference_table(found: Differences) -> tuple[list[str], list[list[str]]]:
     """Some of what differs, as names of columns and rows."""
     return [*NAMES], [[str(row[name]) for name in NAMES] for row in found.samples]

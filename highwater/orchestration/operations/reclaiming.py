@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.commit import LEASE_SECONDS
 from highwater.assets.events import TABLE as EVENTS
-from highwater.assets.events import retries_lease
+from highwater.assets.events import build_retries_lease_name
 from highwater.assets.raw import TABLE as RAW
 from highwater.assets.reclaims import NUMBER, SEEN
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.envelope import MOST_COUNT, ORIGIN, Origin
 from highwater.errors import ConfigurationError
 from highwater.operator_actions import ensure_named
-from highwater.orchestration.checking.last_rejections import left_over, same
+from highwater.orchestration.checking.last_rejections import build_left_over_clause, build_origin_condition
 from highwater.orchestration.operations.parked import ParkedSelection
-from highwater.reclaims import Reclaim, numbers, stale
+from highwater.reclaims import Reclaim, count_reclaims, is_stale
 from highwater.resources.commit_log import ensure_all_rows_seen
 from highwater.resources.delta import query_all
-from highwater.retention import aged
-from highwater.tables import stages_of
+from highwater.retention import count_expired_rows
+from highwater.tables import select_stages
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -176,33 +176,33 @@ def reclaim_records(
             remedy="say why: --because TEXT, or `because` in the run's configuration",
         )
     if request.dry_run:
-        found = _logged(look(ledger, lake, stream, request.choice, request.most, request.on), log)
+        found = _log_findings(look(ledger, lake, stream, request.choice, request.most, request.on), log)
         _log_retired(ledger, stream, found.slices, log)
         log("a dry run: nothing was recorded")
         return found
-    with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=LEASE_SECONDS) as lease:
-        found = _logged(look(ledger, lake, stream, request.choice, request.most, request.on), log)
+    with ledger.lease(build_retries_lease_name(stream), seconds=LEASE_SECONDS, wait=LEASE_SECONDS) as lease:
+        found = _log_findings(look(ledger, lake, stream, request.choice, request.most, request.on), log)
         lease.check()
         now = datetime.now(UTC)
-        meant = [_reclaim(origin, one, request, now) for origin, one in found.meant.items()]
-        ledger.reclaims.add(stream.name, meant, after=_seen(lake, stream, found.slices))
+        meant = [_build_reclaim(origin, one, request, now) for origin, one in found.meant.items()]
+        ledger.reclaims.add(stream.name, meant, after=_load_last_reclaim_number(lake, stream, found.slices))
     log(f"{len(found.meant):,} reclaimed by {request.by}: {request.because}")
     _log_retired(ledger, stream, found.slices, log)
     if found.meant:
-        log(f"now materialise {', '.join(stages_of(stream)[1:])} of {_some(found.slices)}")
+        log(f"now materialise {', '.join(select_stages(stream)[1:])} of {_format_slice_keys(found.slices)}")
     return found
 
 
-def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> int:
+def _load_last_reclaim_number(lake: Lake, stream: Stream, keys: Sequence[str]) -> int:
     """The last act that a decision of these slices saw."""
-    decided = [lake.committed(stream.name, EVENTS, some) for some in batched(keys, PAGE)]
+    decided = [lake.load_slice_commits(stream.name, EVENTS, some) for some in split_by_count(keys, PAGE)]
     return max(
         (slice_commit.counts.get(SEEN, 0) for slice_commits in decided for slice_commit in slice_commits.values()),
         default=0,
     )
 
 
-def _logged(found: RecordsOnDlq, log: Callable[[str], object]) -> RecordsOnDlq:
+def _log_findings(found: RecordsOnDlq, log: Callable[[str], object]) -> RecordsOnDlq:
     for line in found.lines:
         log(line)
     return found
@@ -210,17 +210,17 @@ def _logged(found: RecordsOnDlq, log: Callable[[str], object]) -> RecordsOnDlq:
 
 def _log_retired(ledger: Ledger, stream: Stream, keys: Sequence[str], log: Callable[[str], object]) -> None:
     """Log the slices that have no key in Dagster: without it nobody can materialise them."""
-    if retired := sorted(ledger.retired.among(keys)):
+    if retired := sorted(ledger.retired.list_retired(keys)):
         back = f"highwater recall-keys {stream.name} {retired[0]} {retired[-1]} --yes"
         log(f"{len(retired):,} of {len(keys):,} slices have a retired key: first {back}")
 
 
-def _some(keys: Sequence[str]) -> str:
+def _format_slice_keys(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - NAMED:,} more" if len(keys) > NAMED else ""
     return ", ".join(keys[:NAMED]) + more
 
 
-def _reclaim(origin: Origin, one: DlqRecord, request: ReclaimRequest, now: datetime) -> Reclaim:
+def _build_reclaim(origin: Origin, one: DlqRecord, request: ReclaimRequest, now: datetime) -> Reclaim:
     return Reclaim(origin, one.home, one.number + 1, request.because, request.by, now)
 
 
@@ -240,23 +240,25 @@ def look(
         ConfigurationError: nothing is published to one of the topics.
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    in_dlq = _in_dlq(lake, stream)
+    in_dlq = _read_dlq_records(lake, stream)
     _ensure_published_to(stream, on, {one.next_topic for one in in_dlq.values()})
-    discarded = {discard.origin for discard in ledger.discards.of(stream.name)}
+    discarded = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
 
-    def takes(one: DlqRecord) -> bool:
+    def is_selected(one: DlqRecord) -> bool:
         # A header may name any number: beyond the greatest no copy could be believed.
-        return one.number < MOST_COUNT and _takes(choice, one) and (not on or one.next_topic in on)
+        return one.number < MOST_COUNT and _matches_selection(choice, one) and (not on or one.next_topic in on)
 
-    old = _aged(lake, stream, sorted({one.home for one in in_dlq.values()}))
+    old = _list_aged_slices(lake, stream, sorted({one.home for one in in_dlq.values()}))
     there = {origin: one for origin, one in in_dlq.items() if one.home not in old}
-    found = _chosen(there, numbers(ledger.reclaims.of(stream.name)), discarded, takes, most)
+    found = _select_records(
+        there, count_reclaims(ledger.reclaims.list_for_stream(stream.name)), discarded, is_selected, most
+    )
     return replace(found, aged=len(in_dlq) - len(there))
 
 
-def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, DlqRecord]:
+def _read_dlq_records(lake: Lake, stream: Stream) -> dict[Origin, DlqRecord]:
     # Downstream first, so that what was decided meanwhile is not taken for what was not.
-    tables = {name: lake.table(stream.name, name) for name in ("dlq", "rejects", "events")}
+    tables = {name: lake.open_stream_table(stream.name, name) for name in ("dlq", "rejects", "events")}
     opened = {name: table for name, table in tables.items() if table is not None}
     if not {"dlq", "rejects"} <= opened.keys():
         return {}
@@ -267,10 +269,10 @@ def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, DlqRecord]:
     homes = f"SELECT slice AS home, {_ORIGIN} FROM rejects WHERE {mine} AND starts_with(slice, '{topic}@')"
     rows = query_all(
         opened,
-        f"{left_over(opened, mine, more=('reason', 'key'))}, homes AS ({homes}) "
-        f"SELECT l.*, h.home FROM left_over l JOIN homes h ON {same('l', 'h')} WHERE l.published",
+        f"{build_left_over_clause(opened, mine, more=('reason', 'key'))}, homes AS ({homes}) "
+        f"SELECT l.*, h.home FROM left_over l JOIN homes h ON {build_origin_condition('l', 'h')} WHERE l.published",
     )
-    return {Origin.of_row(row): _published(row) for row in rows}
+    return {Origin.from_row(row): _build_dlq_record(row) for row in rows}
 
 
 def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str]) -> None:
@@ -288,13 +290,15 @@ def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str])
         )
 
 
-def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+def _list_aged_slices(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     """The slices whose rows of raw have expired."""
-    read = [lake.committed(stream.name, RAW, some) for some in batched(keys, PAGE)]
-    return {key for slice_commits in read for key, slice_commit in slice_commits.items() if aged(slice_commit)}
+    read = [lake.load_slice_commits(stream.name, RAW, some) for some in split_by_count(keys, PAGE)]
+    return {
+        key for slice_commits in read for key, slice_commit in slice_commits.items() if count_expired_rows(slice_commit)
+    }
 
 
-def _published(row: Mapping[str, Any]) -> DlqRecord:
+def _build_dlq_record(row: Mapping[str, Any]) -> DlqRecord:
     key = row["key"]
     return DlqRecord(
         home=row["home"],
@@ -307,7 +311,7 @@ def _published(row: Mapping[str, Any]) -> DlqRecord:
     )
 
 
-def _chosen(
+def _select_records(
     in_dlq: Mapping[Origin, DlqRecord],
     reclaim_numbers: Mapping[Origin, int],
     discarded: Collection[Origin],
@@ -316,7 +320,7 @@ def _chosen(
 ) -> RecordsOnDlq:
     """The selected records, and the numbers of the others by their reason."""
     remaining = {origin: one for origin, one in in_dlq.items() if origin not in discarded}
-    free = {origin: one for origin, one in remaining.items() if not stale(reclaim_numbers, origin, one.number)}
+    free = {origin: one for origin, one in remaining.items() if not is_stale(reclaim_numbers, origin, one.number)}
     meant = {origin: one for origin, one in free.items() if takes(one)}
     if most is not None:
         first = sorted(meant.items(), key=lambda item: (item[1].published_at, item[0]))[:most]
@@ -324,6 +328,6 @@ def _chosen(
     return RecordsOnDlq(meant, len(free) - len(meant), len(remaining) - len(free), len(in_dlq) - len(remaining))
 
 
-def _takes(choice: ParkedSelection, one: DlqRecord) -> bool:
+def _matches_selection(choice: ParkedSelection, one: DlqRecord) -> bool:
     at_ms = int(one.published_at.timestamp() * 1000)
-    return choice.takes(one.reason, [one.home, one.slice_key], one.key, at_ms)
+    return choice.matches(one.reason, [one.home, one.slice_key], one.key, at_ms)

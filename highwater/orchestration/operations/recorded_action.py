@@ -31,11 +31,11 @@ def recorded_action(ledger: Ledger, operators: Collection[str] | None, action: O
     try:
         yield
     except BaseException as error:
-        _end(ledger, number, type(error).__name__)
+        _end_action(ledger, number, type(error).__name__)
         raise
-    _end(ledger, number, DONE)
+    _end_action(ledger, number, DONE)
 
 
-def _end(ledger: Ledger, number: int, outcome: str) -> None:
+def _end_action(ledger: Ledger, number: int, outcome: str) -> None:
     with suppress(HighwaterError):  # the action is over: a ledger that is away now leaves the outcome open
         ledger.operator_actions.end(number, outcome)

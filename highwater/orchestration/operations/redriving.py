@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.assets.parked_references import Original, original
-from highwater.batching import batched_by_size
-from highwater.envelope import Envelope, Place, opened, wrapped
+from highwater.assets.parked_references import Original, read_original
+from highwater.batching import split_by_size
+from highwater.envelope import Envelope, Place, add_envelope, open_envelope
 from highwater.errors import ConfigurationError, RecordTooLargeError, UnbalancedError
-from highwater.message_size import SizeLimits, size_of, too_large
+from highwater.message_size import SizeLimits, build_too_large_error, measure_message
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -46,9 +46,9 @@ class _Stay:
 
     def raise_for(self, stream: str, topic: str, client: int, bootstrap: str) -> None:
         if self.large:
-            error = too_large([(topic, size) for _, size in self.large], client, bootstrap)
-            names = _named([f"{name}: {size:,} bytes" for name, size in self.large])
-            lost = f"; and raw does not hold {_named([name for name, _ in self.lost])}" if self.lost else ""
+            error = build_too_large_error([(topic, size) for _, size in self.large], client, bootstrap)
+            names = _format_names([f"{name}: {size:,} bytes" for name, size in self.large])
+            lost = f"; and raw does not hold {_format_names([name for name, _ in self.lost])}" if self.lost else ""
             raise RecordTooLargeError(
                 f"{len(self.large):,} records stay parked, since {topic} does not take them; the others were sent",
                 found=f"{names}; the producer sends {client:,} bytes at the most{lost}",
@@ -59,14 +59,14 @@ class _Stay:
         if self.lost:
             raise UnbalancedError(
                 f"{len(self.lost):,} records that are parked by reference stay parked; the others were sent",
-                stored=_named([f"{name} at {p.topic}[{p.partition}]@{p.offset}" for name, p in self.lost]),
+                stored=_format_names([f"{name} at {p.topic}[{p.partition}]@{p.offset}" for name, p in self.lost]),
                 found="raw holds nothing there",
                 remedy="materialise raw of their slices again, or restore it; what was erased, or is gone for good, is "
                 f"discarded: highwater discard-parked {stream}",
             )
 
 
-def _named(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
 
 
@@ -112,14 +112,16 @@ def redrive(
     with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:
         transactions.mark()
         limits = SizeLimits(rooms, transactions.most_bytes, transactions.compresses)
-        found = _fitting(_whole(kafka, lake, stream, wanted, ends, topics[to].partitions, stay), limits, stay)
-        for batch in batched_by_size(found, lambda one: one.size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
-            sent += _sent(transactions, batch, stay, sent)
+        found = _filter_by_size(
+            _read_whole_records(kafka, lake, stream, wanted, ends, topics[to].partitions, stay), limits, stay
+        )
+        for batch in split_by_size(found, lambda one: one.size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+            sent += _send_batch(transactions, batch, stay, sent)
             yield sent
         stay.raise_for(stream.name, to, transactions.most_bytes, kafka.bootstrap)
 
 
-def _whole(
+def _read_whole_records(
     kafka: Kafka,
     lake: Lake,
     stream: Stream,
@@ -132,47 +134,47 @@ def _whole(
     for message in kafka.read(stream.parked_topic, ends):
         if (message.partition(), message.offset()) not in wanted:
             continue
-        envelope = opened(headers_of(message))
+        envelope = open_envelope(extract_headers(message))
         assert envelope is not None, "only records with one were chosen"
         value: Any = message.value()
-        found: Original | None = Original(key_of(message), value, headers_of(message))
+        found: Original | None = Original(extract_key(message), value, extract_headers(message))
         name = f"{envelope.topic}[{envelope.partition}]@{envelope.offset}"
         if envelope.reference is not None:
-            found = original(lake, stream, envelope.reference.place)
+            found = read_original(lake, stream, envelope.reference.place)
             if found is None:
                 stay.lost.append((name, envelope.reference.place))
         if found is not None:
-            yield _back(name, stream.tier_topics[0], envelope, found, partitions)
+            yield _build_redrive_record(name, stream.tier_topics[0], envelope, found, partitions)
 
 
-def _back(name: str, topic: str, envelope: Envelope, found: Original, partitions: int) -> _Back:
+def _build_redrive_record(name: str, topic: str, envelope: Envelope, found: Original, partitions: int) -> _Back:
     # One try more, whatever it has behind it: where it fails again it is parked again.
-    headers = wrapped(replace(envelope, reference=None), found.headers)
+    headers = add_envelope(replace(envelope, reference=None), found.headers)
     record = Record(topic, found.key, found.value, headers, partition=envelope.partition % partitions)
-    return _Back(name, record, size_of(found.key, found.value, headers))
+    return _Back(name, record, measure_message(found.key, found.value, headers))
 
 
-def headers_of(message: Message) -> list[tuple[str, Any]]:
+def extract_headers(message: Message) -> list[tuple[str, Any]]:
     """A record's headers."""
     found: Any = message.headers()
     return list(found or [])
 
 
-def key_of(message: Message) -> bytes | None:
+def extract_key(message: Message) -> bytes | None:
     """A record's key."""
     found: Any = message.key()
     return found if found is None or isinstance(found, bytes) else str(found).encode()
 
 
-def _fitting(found: Iterator[_Back], limits: SizeLimits, stay: _Stay) -> Iterator[_Back]:
+def _filter_by_size(found: Iterator[_Back], limits: SizeLimits, stay: _Stay) -> Iterator[_Back]:
     for one in found:
-        if limits.admits(one.record.topic, one.size):
+        if limits.can_send_whole(one.record.topic, one.size):
             yield one
         else:
             stay.large.append((one.name, one.size))
 
 
-def _sent(transactions: Transactions, batch: list[_Back], stay: _Stay, before: int) -> int:
+def _send_batch(transactions: Transactions, batch: list[_Back], stay: _Stay, before: int) -> int:
     """Send a batch, without records that are refused for their size; returns how many were sent."""
     while batch:
         try:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from highwater.errors import ConfigurationError
 from highwater.holds import Release
 from highwater.operator_actions import ensure_named
-from highwater.orchestration.operations.named_slices import slices_of
-from highwater.routing import destination
+from highwater.orchestration.operations.named_slices import load_slices
+from highwater.routing import find_destination
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -55,26 +55,26 @@ def release_slice(
         ConfigurationError: it is not held, was released before, is of another stream, or nobody is named.
     """
     ensure_named(request.by, "release-hold", dry_run=request.dry_run)
-    [slice_] = slices_of(ledger, streams, [request.slice_key])
-    hold = ledger.holds.of([slice_.key]).get(slice_.key)
+    [slice_] = load_slices(ledger, streams, [request.slice_key])
+    hold = ledger.holds.read_for_slices([slice_.key]).get(slice_.key)
     if hold is None or hold.release is not None:
-        raise _nothing_to_release(slice_.key, hold)
+        raise _build_not_held_error(slice_.key, hold)
     log(hold.text)
     stream = streams[slice_.stream]
     # A reason that was declared otherwise since holds no more; its slice is decided when it is asked for.
-    goes = {destination(stream, reason, 0, park=request.park) for reason in stream.holding or {hold.found.reason}}
+    goes = {find_destination(stream, reason, 0, park=request.park) for reason in stream.holding or {hold.found.reason}}
     log(f"the records that hold it would go to {', '.join(sorted(goes))}; slices behind it go on")
     if not request.dry_run:
         if not ledger.holds.release(slice_.key, Release(request.park, request.by, request.because, now)):
-            raise _nothing_to_release(slice_.key, ledger.holds.of([slice_.key]).get(slice_.key))
-        circuit = ledger.breakers.circuit(slice_.stream)
+            raise _build_not_held_error(slice_.key, ledger.holds.read_for_slices([slice_.key]).get(slice_.key))
+        circuit = ledger.breakers.read_circuit(slice_.stream)
         log(f"{slice_.key}: recorded; the sensor repair requests it, or materialise it by hand")
         if not circuit.closed:
             log(f"it waits for the breaker of {slice_.stream} before it is decided, which is {circuit.text}")
     return hold
 
 
-def _nothing_to_release(key: str, hold: Hold | None) -> ConfigurationError:
+def _build_not_held_error(key: str, hold: Hold | None) -> ConfigurationError:
     return ConfigurationError(
         f"{key} is not held" if hold is None else f"{key} was released before",
         found=None if hold is None else hold.text,

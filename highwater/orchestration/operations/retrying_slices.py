@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.operator_actions import ensure_named
-from highwater.orchestration.operations.named_slices import slices_of
+from highwater.orchestration.operations.named_slices import load_slices
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -54,15 +54,15 @@ def release_for_retries(
         ConfigurationError: it is not exhausted and never published, is of another stream, or nobody is named.
     """
     ensure_named(request.by, "retry-slice", dry_run=request.dry_run)
-    [slice_] = slices_of(ledger, streams, [request.slice_key])
-    found = ledger.exhausted_slices.of([slice_.key]).get(slice_.key)
+    [slice_] = load_slices(ledger, streams, [request.slice_key])
+    found = ledger.exhausted_slices.read_for_slices([slice_.key]).get(slice_.key)
     if found is None or found.released_at is not None:
         _release_for_publication(ledger, streams[slice_.stream], slice_.key, request, now, log)
         return None
     log(found.text)
     if not request.dry_run:
         if not ledger.exhausted_slices.release(slice_.key, by=request.by, because=request.because, now=now):
-            raise _not_exhausted(slice_.key)
+            raise _build_not_exhausted_error(slice_.key)
         log(f"{slice_.key}: recorded; the sensor repair requests it")
     return found
 
@@ -71,14 +71,14 @@ def _release_for_publication(
     ledger: Ledger, stream: Stream, key: str, request: RetryRequest, now: datetime, log: Callable[[str], object]
 ) -> None:
     if stream.publishes is None:
-        raise _not_exhausted(key)
+        raise _build_not_exhausted_error(key)
     log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
     if not request.dry_run:
         ledger.exhausted_slices.release_any(stream.name, key, by=request.by, because=request.because, now=now)
         log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
 
 
-def _not_exhausted(key: str) -> ConfigurationError:
+def _build_not_exhausted_error(key: str) -> ConfigurationError:
     return ConfigurationError(
         f"{key} is not exhausted",
         remedy="nothing to do; highwater status names the slices that are, highwater explain its runs",

@@ -10,27 +10,27 @@ from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, Topi
 from highwater.instances import ONE_INSTANCE
 from highwater.orchestration.checking.origin_counts import count_parked
 from highwater.orchestration.operations import pending_reprocessing
-from highwater.orchestration.operations.accepting_rejects import accepting_command
+from highwater.orchestration.operations.accepting_rejects import build_accept_command
 from highwater.orchestration.reporting.alert_inputs import SLICES, Evaluate, StreamInputs
-from highwater.orchestration.reporting.publication_status import behind
+from highwater.orchestration.reporting.publication_status import measure_publication_lag
 from highwater.orchestration.reporting.stalled_work import (
-    losses_recorded,
-    planning_stopped,
-    retries_stopped,
-    slices_expired,
-    slices_waiting,
+    measure_expired_slices,
+    measure_planning,
+    measure_recorded_losses,
+    measure_retry_planning,
+    measure_unread_age,
 )
 from highwater.orchestration.reporting.topic_conditions import measure_open_transaction, measure_retention_left
-from highwater.resources.deleted_topics import parked_lost, state_of
-from highwater.resources.topic_facts import stamped_by_broker
+from highwater.resources.deleted_topics import find_parked_loss, read_state
+from highwater.resources.topic_facts import has_broker_timestamps
 from highwater.routing import RETRY_JITTER
-from highwater.wording import span
+from highwater.wording import format_duration
 
 
-def _reject_ratio(inputs: StreamInputs) -> Condition | None:
+def _measure_reject_ratio(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
-    keys = [slice_.key for slice_ in inputs.ledger.slices(stream.name, stream.topic, newest=SLICES)]
-    slice_commits = inputs.lake.committed(stream.name, "events", keys).values()
+    keys = [slice_.key for slice_ in inputs.ledger.list_slices(stream.name, stream.topic, newest=SLICES)]
+    slice_commits = inputs.lake.load_slice_commits(stream.name, "events", keys).values()
     records, rejects = (
         sum(slice_commit.counts.get(name, 0) for slice_commit in slice_commits) for name in ("raw", "rejects")
     )
@@ -47,7 +47,7 @@ def _reject_ratio(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _parked(inputs: StreamInputs) -> Condition | None:
+def _measure_parked_records(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     count, limit = inputs.parked, stream.alerts.parked
     return Condition(
@@ -60,12 +60,12 @@ def _parked(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _parked_topic(inputs: StreamInputs) -> Condition | None:
+def _measure_parked_topic(inputs: StreamInputs) -> Condition | None:
     stream, error = inputs.stream, None
     # A topic that holds as many as all that wait has those that are published, which need not be counted then.
-    if inputs.parked and _lost_on_parked(inputs, inputs.parked):
+    if inputs.parked and _find_parked_loss(inputs, inputs.parked):
         waiting = count_parked(inputs.ledger, inputs.lake, stream, published=True)
-        error = _lost_on_parked(inputs, waiting) if waiting else None
+        error = _find_parked_loss(inputs, waiting) if waiting else None
     return Condition(
         stream.name,
         "parked topic",
@@ -76,34 +76,34 @@ def _parked_topic(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _lost_on_parked(inputs: StreamInputs, waiting: int) -> HighwaterError | None:
+def _find_parked_loss(inputs: StreamInputs, waiting: int) -> HighwaterError | None:
     try:
-        return parked_lost(inputs.kafka, inputs.stream, waiting)
+        return find_parked_loss(inputs.kafka, inputs.stream, waiting)
     except TopicAbsentError:
-        return _gone_topic(inputs, inputs.stream.parked_topic)
+        return _find_vanished_error(inputs, inputs.stream.parked_topic)
 
 
-def _gone_topic(inputs: StreamInputs, topic: str) -> TopicVanishedError | None:
+def _find_vanished_error(inputs: StreamInputs, topic: str) -> TopicVanishedError | None:
     """The error for a topic that was absent a moment ago; None where it may be absent.
 
     Raises:
         DependencyAwayError: Kafka or the ledger is away, or the brokers disagree on whether the topic exists.
     """
     try:
-        state_of(inputs.ledger, inputs.kafka, inputs.stream, topic)
+        read_state(inputs.ledger, inputs.kafka, inputs.stream, topic)
     except TopicVanishedError as gone:
         return gone
     except TopicAbsentError:
         return None
-    raise inputs.kafka.away(f"one broker did not know topic {topic}, another one does")
+    raise inputs.kafka.build_away_error(f"one broker did not know topic {topic}, another one does")
 
 
-def _late_retries(inputs: StreamInputs) -> Condition | None:
+def _measure_retry_age(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     if not stream.delays:
-        return Condition.of_nothing(stream.name, "age of retries", "no tier is declared")
+        return Condition.without_subject(stream.name, "age of retries", "no tier is declared")
     try:
-        found = [_lateness(inputs, topic) for topic in stream.delays]
+        found = [_measure_tier_lateness(inputs, topic) for topic in stream.delays]
     except TopicVanishedError as error:
         return Condition(
             stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy
@@ -114,14 +114,14 @@ def _late_retries(inputs: StreamInputs) -> Condition | None:
     return Condition(
         stream.name,
         "age of retries",
-        f"the oldest retry is {span(late)} late",
+        f"the oldest retry is {format_duration(late)} late",
         str(limit),
         late > limit,
         f"see that the sensors dlq_retries and repair run, and what their ticks and highwater status {stream.name} say",
     )
 
 
-def _lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:
+def _measure_tier_lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:
     """The time for which a tier's oldest due record is not in raw; and whether all partitions could be asked.
 
     Raises:
@@ -130,22 +130,22 @@ def _lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:
     """
     stream = inputs.stream
     try:
-        ages = inputs.ages(topic)
-        if topic in stream.foreign_topics and not stamped_by_broker(inputs.kafka, topic):
+        ages = inputs.measure_ages(topic)
+        if topic in stream.foreign_topics and not has_broker_timestamps(inputs.kafka, topic):
             return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
-        if (gone := _gone_topic(inputs, topic)) is not None:
+        if (gone := _find_vanished_error(inputs, topic)) is not None:
             raise gone from None
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
     return max(age - stream.delays[topic] * (1 + RETRY_JITTER), timedelta(0)), ages.sure
 
 
-def _breaker(inputs: StreamInputs) -> Condition | None:
+def _measure_breaker(inputs: StreamInputs) -> Condition | None:
     """One alert, however many slices are refused, and however often probes close the breaker meanwhile."""
     stream = inputs.stream
-    found, refused = inputs.ledger.breakers.circuit(stream.name), inputs.ledger.breakers.refused(stream.name)
-    command = accepting_command(inputs.ledger, stream, refused)
+    found, refused = inputs.ledger.breakers.read_circuit(stream.name), inputs.ledger.breakers.list_refused(stream.name)
+    command = build_accept_command(inputs.ledger, stream, refused)
     each = "highwater accept-rejects lets one through as it is"
     return Condition(
         stream.name,
@@ -158,9 +158,9 @@ def _breaker(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _held(inputs: StreamInputs) -> Condition | None:
+def _measure_holds(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
-    found = inputs.ledger.holds.open(stream.name)
+    found = inputs.ledger.holds.read_open(stream.name)
     return Condition(
         stream.name,
         "held",
@@ -171,9 +171,9 @@ def _held(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _exhausted(inputs: StreamInputs) -> Condition | None:
+def _measure_exhausted_slices(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
-    found = inputs.ledger.exhausted_slices.open(stream.name)
+    found = inputs.ledger.exhausted_slices.read_open(stream.name)
     return Condition(
         stream.name,
         "retries exhausted",
@@ -187,9 +187,9 @@ def _exhausted(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _stalled(inputs: StreamInputs) -> Condition | None:
+def _measure_stalled_slices(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
-    found = inputs.ledger.stalled_slices.open(stream.name)
+    found = inputs.ledger.stalled_slices.read_open(stream.name)
     return Condition(
         stream.name,
         "stalled",
@@ -203,9 +203,9 @@ def _stalled(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _instances(inputs: StreamInputs) -> Condition | None:
+def _measure_instances(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
-    found = inputs.ledger.instances.live_together(stream.name, datetime.now(UTC))
+    found = inputs.ledger.instances.list_concurrent(stream.name, datetime.now(UTC))
     return Condition(
         stream.name,
         "Dagster instances",
@@ -216,17 +216,17 @@ def _instances(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _published_late(inputs: StreamInputs) -> Condition | None:
+def _measure_publication_age(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     now = datetime.now(UTC)
-    found = behind(inputs.ledger, inputs.lake, stream)
+    found = measure_publication_lag(inputs.ledger, inputs.lake, stream)
     if found is None:
-        return Condition.of_nothing(stream.name, "age of accepted events", "the stream sends none")
-    late, limit = found.age(now), stream.alerts.published_late
+        return Condition.without_subject(stream.name, "age of accepted events", "the stream sends none")
+    late, limit = found.compute_age(now), stream.alerts.published_late
     return Condition(
         stream.name,
         "age of accepted events",
-        f"the oldest that is not sent to {found.topic} was accepted {span(late)} ago"
+        f"the oldest that is not sent to {found.topic} was accepted {format_duration(late)} ago"
         if found.waits
         else "none waits to be sent",
         str(limit),
@@ -235,53 +235,56 @@ def _published_late(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _reclaimed_late(inputs: StreamInputs) -> Condition | None:
+def _measure_reclaim_age(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
-    found, limit = pending_reprocessing.waiting(inputs.ledger, inputs.lake, stream), stream.alerts.reclaimed_late
+    found, limit = (
+        pending_reprocessing.list_pending_slices(inputs.ledger, inputs.lake, stream),
+        stream.alerts.reclaimed_late,
+    )
     age = datetime.now(UTC) - found[0].since if found else timedelta(0)
     records = sum(one.records for one in found)
     return Condition(
         stream.name,
         "reclaimed",
-        f"{records:,} records of {len(found):,} slices wait to be reprocessed, the first for {span(age)}"
+        f"{records:,} records of {len(found):,} slices wait to be reprocessed, the first for {format_duration(age)}"
         if found
         else "none waits to be reprocessed",
         str(limit),
         age > limit,
-        pending_reprocessing.remedy(stream, found) if found else "nothing is to be done",
+        pending_reprocessing.build_reprocess_command(stream, found) if found else "nothing is to be done",
     )
 
 
 CONDITIONS: tuple[Evaluate, ...] = (
-    planning_stopped,
-    retries_stopped,
-    slices_expired,
-    slices_waiting,
-    losses_recorded,
-    _breaker,
-    _held,
-    _exhausted,
-    _stalled,
-    _instances,
-    _reject_ratio,
-    _parked,
-    _parked_topic,
-    _late_retries,
+    measure_planning,
+    measure_retry_planning,
+    measure_expired_slices,
+    measure_unread_age,
+    measure_recorded_losses,
+    _measure_breaker,
+    _measure_holds,
+    _measure_exhausted_slices,
+    _measure_stalled_slices,
+    _measure_instances,
+    _measure_reject_ratio,
+    _measure_parked_records,
+    _measure_parked_topic,
+    _measure_retry_age,
     measure_retention_left,
     measure_open_transaction,
-    _published_late,
-    _reclaimed_late,
+    _measure_publication_age,
+    _measure_reclaim_age,
 )
 DEPENDENCIES: Mapping[Evaluate, Sequence[str]] = {
-    planning_stopped: (KAFKA,),
-    retries_stopped: (KAFKA,),
-    slices_expired: (KAFKA,),
-    _reject_ratio: (LAKE,),
-    _parked: (LAKE,),
-    _parked_topic: (LAKE, KAFKA),
-    _late_retries: (KAFKA,),
+    measure_planning: (KAFKA,),
+    measure_retry_planning: (KAFKA,),
+    measure_expired_slices: (KAFKA,),
+    _measure_reject_ratio: (LAKE,),
+    _measure_parked_records: (LAKE,),
+    _measure_parked_topic: (LAKE, KAFKA),
+    _measure_retry_age: (KAFKA,),
     measure_retention_left: (KAFKA,),
     measure_open_transaction: (KAFKA,),
-    _published_late: (LAKE,),
-    _reclaimed_late: (LAKE,),
+    _measure_publication_age: (LAKE,),
+    _measure_reclaim_age: (LAKE,),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from highwater.alerting import Condition
 from highwater.orchestration.checking.origin_counts import count_parked
-from highwater.orchestration.reporting.consumer_lag import Ages, in_raw, unread_ages
+from highwater.orchestration.reporting.consumer_lag import Ages, measure_unread_ages, read_raw_slices
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -33,7 +33,7 @@ class StreamInputs:
     @cached_property
     def in_raw(self) -> Collection[str] | None:
         """The slices that are in raw, read once; None if the lake cannot be asked now."""
-        return in_raw(self.ledger, self.lake, self.stream)
+        return read_raw_slices(self.ledger, self.lake, self.stream)
 
     @cached_property
     def parked(self) -> int:
@@ -44,7 +44,7 @@ class StreamInputs:
         """
         return count_parked(self.ledger, self.lake, self.stream)
 
-    def ages(self, topic: str) -> Ages:
+    def measure_ages(self, topic: str) -> Ages:
         """The offsets of a topic that are not in raw, read once.
 
         Raises:
@@ -52,7 +52,7 @@ class StreamInputs:
             DependencyAwayError: Kafka or the ledger is away.
         """
         if topic not in self._ages:
-            self._ages[topic] = unread_ages(self.ledger, self.kafka, self.stream, topic, self.in_raw)
+            self._ages[topic] = measure_unread_ages(self.ledger, self.kafka, self.stream, topic, self.in_raw)
         return self._ages[topic]
 
     @cached_property

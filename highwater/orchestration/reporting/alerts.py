@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from highwater.alerting import DEPLOYMENT, Alert, Condition, after, mark_reported, watch
+from highwater.alerting import DEPLOYMENT, Alert, Condition, mark_reported, update_alerts, update_watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError
-from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
+from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_there
 from highwater.orchestration.reporting.alert_conditions import CONDITIONS, DEPENDENCIES
 from highwater.orchestration.reporting.alert_inputs import Evaluate, StreamInputs
-from highwater.orchestration.sensing.rounds import streams_from
+from highwater.orchestration.sensing.rounds import rotate_streams
 from highwater.resources import dependency_guards
-from highwater.resources.dependency_guards import guarded
+from highwater.resources.dependency_guards import guard_dependencies
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -76,12 +76,12 @@ def tick(
     now = datetime.now(UTC)
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
-        due = [stream for stream in streams_from(streams, begin) if stream.name not in resting]
+        due = [stream for stream in rotate_streams(streams, begin) if stream.name not in resting]
         conditions, calm, left = _measure_each(ledger, kafka, lake, due, lines)
-        conditions += [*_dependencies(ledger, streams), *sensors()]
-        known = ledger.alerts.open()
-        conditions += _gone(ledger, streams, known.values(), now)
-        open_ = after(known, conditions, now)
+        conditions += [*_measure_dependencies(ledger, streams), *sensors()]
+        known = ledger.alerts.read_open()
+        conditions += _close_undeclared_alerts(ledger, streams, known.values(), now)
+        open_ = update_alerts(known, conditions, now)
         if open_ != known:
             ledger.alerts.record(open_)
         for alert in [alert for alert in open_.values() if alert.is_unreported]:
@@ -112,14 +112,14 @@ def _measure_each(
         if time.monotonic() > deadline:
             return conditions, calm, streams[number:]
         unknown, before = list[str](), len(lines)
-        found = [*_measured(ledger, kafka, lake, stream, lines, unknown)]
-        conditions += [*found, _not_measured(stream, unknown)]
+        found = [*_measure_stream(ledger, kafka, lake, stream, lines, unknown)]
+        conditions += [*found, _build_unmeasured_condition(stream, unknown)]
         if len(lines) == before and not any(one.over for one in found):
             calm.append(stream.name)
     return conditions, calm, ()
 
 
-def _not_measured(stream: Stream, why: Sequence[str]) -> Condition:
+def _build_unmeasured_condition(stream: Stream, why: Sequence[str]) -> Condition:
     """A measurement that failed for a permanent reason, so that its alert cannot be measured."""
     return Condition(
         stream.name,
@@ -131,18 +131,21 @@ def _not_measured(stream: Stream, why: Sequence[str]) -> Condition:
     )
 
 
-def _measured(
+def _measure_stream(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str], unknown: list[str]
 ) -> Iterator[Condition]:
     inputs = StreamInputs(ledger, kafka, lake, stream)
 
-    def guards_of(condition: Evaluate) -> list[dependency_guards.Guard]:
+    def build_guards(condition: Evaluate) -> list[dependency_guards.Guard]:
         names = DEPENDENCIES.get(condition, ())
-        return [lake_guard(ledger, lake, stream) if name == LAKE else kafka_guard(ledger, kafka) for name in names]
+        return [
+            build_lake_guard(ledger, lake, stream) if name == LAKE else build_kafka_guard(ledger, kafka)
+            for name in names
+        ]
 
     for condition in CONDITIONS:
         try:
-            with guarded(*guards_of(condition)):
+            with guard_dependencies(*build_guards(condition)):
                 if LAKE in DEPENDENCIES.get(condition, ()):
                     ensure_lake_there(ledger, lake)
                 found = condition(inputs)
@@ -160,29 +163,33 @@ def _measured(
                 yield found
 
 
-def _asked_by(streams: Sequence[Stream]) -> list[str]:
+def _list_dependencies(streams: Sequence[Stream]) -> list[str]:
     """The dependencies of these streams."""
     return [KAFKA, LAKE, *(stream.lookup.dependency for stream in streams if stream.lookup)]
 
 
-def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], now: datetime) -> list[Condition]:
+def _close_undeclared_alerts(
+    ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], now: datetime
+) -> list[Condition]:
     """Ends the alerts of streams and reference tables that no code location declares any more."""
     about = {alert: alert.what if alert.stream == DEPLOYMENT else alert.stream for alert in alerts}
-    breakers = [f"circuit breaker of {name}"[:100] for name in _asked_by(streams)]
-    found = watch([*about.values()], [*(stream.name for stream in streams), *breakers], ledger.alerts.watched(), now)
+    breakers = [f"circuit breaker of {name}"[:100] for name in _list_dependencies(streams)]
+    found = update_watch(
+        [*about.values()], [*(stream.name for stream in streams), *breakers], ledger.alerts.read_watch_times(), now
+    )
     if found.added:
         ledger.alerts.watch(sorted(found.added), now)
     why = "nothing declares it any more: it was not measured for a day"
-    return [Condition.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
+    return [Condition.without_subject(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
 
 
-def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Condition]:
+def _measure_dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Condition]:
     """The breakers of the dependencies, which are the deployment's, not a stream's.
 
     The breaker of a reference table that no stream has any more never changes, since nobody asks for the table: it is
     left out.
     """
-    names = _asked_by(streams)
+    names = _list_dependencies(streams)
     return [
         Condition(
             DEPLOYMENT,
@@ -192,6 +199,6 @@ def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Condition]:
             one.state != CLOSED,
             f"bring {one.name} back; highwater doctor tries every connection",
         )
-        for one in ledger.breakers.dependencies()
+        for one in ledger.breakers.list_dependencies()
         if one.name in names
     ]

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError, HighwaterError, PermanentError, UnbalancedError
 from highwater.orchestration.checking.completeness import compare_with_topic
-from highwater.orchestration.checking.key_places import key_places
+from highwater.orchestration.checking.key_places import read_key_places
 from highwater.orchestration.checking.origin_counts import count_ends
-from highwater.orchestration.checking.orphan_rows import orphan_slices, slices_there
-from highwater.orchestration.checking.plan_checks import all_tiling_faults
+from highwater.orchestration.checking.orphan_rows import describe_orphan_slices, read_table_slices
+from highwater.orchestration.checking.plan_checks import list_all_tiling_faults
 from highwater.orchestration.checking.producer_audit import check_producers
-from highwater.orchestration.checking.published_checks import publication_line
-from highwater.orchestration.checking.sent_records import held_on_topics
-from highwater.orchestration.checking.slice_status import attempts
+from highwater.orchestration.checking.published_checks import describe_publication
+from highwater.orchestration.checking.sent_records import compare_sent_records
+from highwater.orchestration.checking.slice_status import read_attempts
 from highwater.orchestration.checking.topic_audit import check_published_topics
-from highwater.orchestration.checking.version_checks import over_the_stream
+from highwater.orchestration.checking.version_checks import check_stream_versions
 from highwater.orchestration.reporting.audit_report import Audit, PartitionAudit, VersionResult
-from highwater.orchestration.reporting.consumer_lag import Ages, unread_ages
-from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.reporting.publication_status import accepted_vanished
-from highwater.orchestration.resources import schemas
-from highwater.partition_counts import eras
-from highwater.plans import left_to_read
-from highwater.reclaims import numbers
-from highwater.resources.deleted_topics import parked_lost
-from highwater.resources.topic_facts import topic_facts
-from highwater.topic_rules import Finding, TopicFacts, check_topic, endurance
+from highwater.orchestration.reporting.consumer_lag import Ages, measure_unread_ages
+from highwater.orchestration.reporting.plan_status import read_stream_status
+from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
+from highwater.orchestration.resources import open_schema_finder
+from highwater.partition_counts import build_eras
+from highwater.plans import subtract_losses
+from highwater.reclaims import count_reclaims
+from highwater.resources.deleted_topics import find_parked_loss
+from highwater.resources.topic_facts import fetch_topic_facts
+from highwater.topic_rules import Finding, TopicFacts, check_topic, describe_endurance
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -75,29 +75,29 @@ def audit(
         DependencyAwayError: the ledger or the lake could not be read.
     """
     # The lake before the plan: a slice that is committed in between appears at worst as unfinished.
-    ends, in_tables = count_ends(ledger, lake, stream), attempts(lake, stream)
-    there = slices_there(lake, stream)
-    slices = ledger.slices(stream.name)
+    ends, in_tables = count_ends(ledger, lake, stream), read_attempts(lake, stream)
+    there = read_table_slices(lake, stream)
+    slices = ledger.list_slices(stream.name)
     newest = slices[-records_of:] if records_of else []
-    whole = [slice_.key for slice_ in newest if not in_tables.lacking(slice_.key)]
-    status = stream_status(ledger, kafka, stream, {})
+    whole = [slice_.key for slice_ in newest if not in_tables.select_missing_tables(slice_.key)]
+    status = read_stream_status(ledger, kafka, stream, {})
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
-    dlq_errors += _parked_lost(kafka, stream, status, ends.parked)
-    ages = _ages(ledger, kafka, stream, status, in_tables.raw)
-    findings, facts, problems = _looked_at(kafka, stream, ages)
+    dlq_errors += _list_parked_loss_errors(kafka, stream, status, ends.parked)
+    ages = _measure_ages(ledger, kafka, stream, status, in_tables.raw)
+    findings, facts, problems = _check_main_topic(kafka, stream, ages)
     published_to, unseen = (
-        check_published_topics(kafka, stream, partial(accepted_vanished, ledger, lake, stream), facts)
+        check_published_topics(kafka, stream, partial(find_accepted_vanished_error, ledger, lake, stream), facts)
         if facts
         else ({}, [])
     )
-    failing, not_decided = _failing(ledger, kafka, lake, stream, whole)
-    losses = ledger.losses(stream.name)
-    lost = _lost(losses, stream.topic)
-    waiting = _waiting([slice_ for slice_ in slices if slice_.key not in in_tables.raw], status, losses)
-    committed = committed_ends(ledger.topics.planned(stream.name, stream.topic), slices, in_tables)
-    found_eras = eras(
+    failing, not_decided = _run_slice_checks(ledger, kafka, lake, stream, whole)
+    losses = ledger.list_losses(stream.name)
+    lost = _count_lost_offsets(losses, stream.topic)
+    waiting = _count_waiting_offsets([slice_ for slice_ in slices if slice_.key not in in_tables.raw], status, losses)
+    committed = compute_committed_ends(ledger.topics.read_planned_topic(stream.name, stream.topic), slices, in_tables)
+    found_eras = build_eras(
         [slice_ for slice_ in slices if slice_.topic == stream.topic],
-        ledger.topics.generations(stream.name, stream.topic),
+        ledger.topics.list_generations(stream.name, stream.topic),
     )
     producers, refused = check_producers(kafka, stream, others, facts)
     return Audit(
@@ -117,33 +117,33 @@ def audit(
             for p in status.partitions
         ],
         slices=len(slices),
-        unfinished=[slice_.key for slice_ in slices if in_tables.lacking(slice_.key)],
+        unfinished=[slice_.key for slice_ in slices if in_tables.select_missing_tables(slice_.key)],
         losses=losses,
         ends=ends,
         dlq=status.dlq,
         findings=findings,
-        endurance="" if facts is None else endurance(facts),
-        problems=_by_text([*status.errors, *dlq_errors, *problems, *unseen, *refused])
+        endurance="" if facts is None else describe_endurance(facts),
+        problems=_deduplicate_errors([*status.errors, *dlq_errors, *problems, *unseen, *refused])
         | not_decided
-        | _of_dagster(unasked),
+        | _build_dagster_problems(unasked),
         red=red,
         dagster_unasked=unasked is not None,
         compared=compare_with_topic(ledger, kafka, lake, stream, newest),
-        versions=_versions(ledger, lake, stream) if versions else {},
-        tiling_faults=[fault.text for fault in all_tiling_faults(ledger, stream, slices)],
+        versions=_check_versions(ledger, lake, stream) if versions else {},
+        tiling_faults=[fault.text for fault in list_all_tiling_faults(ledger, stream, slices)],
         checked=len(whole),
         failing=failing,
         eras=found_eras,
         producers=producers,
-        keys=key_places(lake, stream, found_eras) if keys else None,
-        published=publication_line(lake, stream),
-        on_topics=held_on_topics(kafka, lake, stream, newest),
+        keys=read_key_places(lake, stream, found_eras) if keys else None,
+        published=describe_publication(lake, stream),
+        on_topics=compare_sent_records(kafka, lake, stream, newest),
         published_to=published_to,
-        orphan_slices=orphan_slices(there, {slice_.key for slice_ in slices}, stream.name),
+        orphan_slices=describe_orphan_slices(there, {slice_.key for slice_ in slices}, stream.name),
     )
 
 
-def outcome(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
+def find_audit_error(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
     """The error that a command or a run ends with that made these pages; None if they have none.
 
     Only where all that is wrong is that something was away is it a temporary one.
@@ -161,7 +161,7 @@ def outcome(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
     return UnbalancedError(f"the audit found {len(errors)} errors", found=errors[0], remedy=remedy)
 
 
-def _by_text(errors: Iterable[HighwaterError]) -> dict[str, HighwaterError]:
+def _deduplicate_errors(errors: Iterable[HighwaterError]) -> dict[str, HighwaterError]:
     """A failure of several looks is reported once, also where each client has its own words for it."""
     distinct: dict[tuple[type, str], HighwaterError] = {}
     for error in errors:
@@ -170,31 +170,31 @@ def _by_text(errors: Iterable[HighwaterError]) -> dict[str, HighwaterError]:
     return {str(error): error for error in distinct.values()}
 
 
-def _of_dagster(unasked: HighwaterError | None) -> dict[str, HighwaterError]:
+def _build_dagster_problems(unasked: HighwaterError | None) -> dict[str, HighwaterError]:
     return {} if unasked is None else {f"Dagster could not be asked: {unasked}": unasked}
 
 
-def _failing(
+def _run_slice_checks(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Sequence[str]
 ) -> tuple[list[str], dict[str, HighwaterError]]:
     """Failing checks of slices in the tables as they are now, warnings left out; and checks that could not be made."""
-    from highwater.orchestration.checking.checks import CHECKS, Sources, failures
+    from highwater.orchestration.checking.checks import CHECKS, Sources, select_failures
 
     found: list[str] = []
     unasked: dict[str, HighwaterError] = {}
     for checks in CHECKS if keys else ():
         try:
-            results = checks.results(Sources(ledger, kafka, lake, schemas()), stream, keys)
+            results = checks.check_slices(Sources(ledger, kafka, lake, open_schema_finder()), stream, keys)
         except Exception as error:  # noqa: BLE001 - a table that breaks one check must not hide what the others say
-            reported = error if isinstance(error, HighwaterError) else _broke(error)
-            unasked[f"{', '.join(checks.names(stream))}: {reported}"] = reported
+            reported = error if isinstance(error, HighwaterError) else _build_check_error(error)
+            unasked[f"{', '.join(checks.select_names(stream))}: {reported}"] = reported
         else:
-            red = failures(stream, results, warned=False)
+            red = select_failures(stream, results, warned=False)
             found += [f"{key}: {name}: {result.text}" for name, key, result in red]
     return found, unasked
 
 
-def _broke(error: Exception) -> PermanentError:
+def _build_check_error(error: Exception) -> PermanentError:
     return PermanentError(
         "the checks failed on the rows of the tables",
         found=f"{type(error).__name__}: {error}",
@@ -202,12 +202,12 @@ def _broke(error: Exception) -> PermanentError:
     )
 
 
-def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, VersionResult]:
-    results = over_the_stream(lake, stream, numbers(ledger.reclaims.of(stream.name)))
-    return {name: VersionResult(found, stream.severity(name)) for name, found in results.items()}
+def _check_versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, VersionResult]:
+    results = check_stream_versions(lake, stream, count_reclaims(ledger.reclaims.list_for_stream(stream.name)))
+    return {name: VersionResult(found, stream.find_severity(name)) for name, found in results.items()}
 
 
-def committed_ends(planned: Planned | None, slices: Sequence[Slice], in_tables: Attempts) -> dict[int, int]:
+def compute_committed_ends(planned: Planned | None, slices: Sequence[Slice], in_tables: Attempts) -> dict[int, int]:
     """For each partition the end of the slices, without a gap from the first one on, that are complete in all tables.
 
     Args:
@@ -221,33 +221,33 @@ def committed_ends(planned: Planned | None, slices: Sequence[Slice], in_tables: 
     mine = [p for p in slices if p.topic == generation.topic and p.generation == generation.number]
     found = {p: start for p, start in generation.starts.items() if start is not None}
     ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
-    for slice_ in takewhile(lambda slice_: not in_tables.lacking(slice_.key), ordered):
+    for slice_ in takewhile(lambda slice_: not in_tables.select_missing_tables(slice_.key), ordered):
         found.update({p: offsets.end for p, offsets in slice_.ranges.items()})
     return found
 
 
-def _waiting(unread: Sequence[Slice], status: StreamStatus, losses: Sequence[Loss]) -> Counter[int]:
+def _count_waiting_offsets(unread: Sequence[Slice], status: StreamStatus, losses: Sequence[Loss]) -> Counter[int]:
     """For each partition of the main topic the offsets of these slices, without recorded losses."""
     found: Counter[int] = Counter()
     for slice_ in unread:
         if (slice_.topic, slice_.topic_id) == (status.topic, status.topic_id):
-            found.update({p: len(offsets) for p, offsets in left_to_read(slice_, losses).ranges.items()})
+            found.update({p: len(offsets) for p, offsets in subtract_losses(slice_, losses).ranges.items()})
     return found
 
 
-def _parked_lost(kafka: Kafka, stream: Stream, status: StreamStatus, waiting: int) -> list[HighwaterError]:
+def _list_parked_loss_errors(kafka: Kafka, stream: Stream, status: StreamStatus, waiting: int) -> list[HighwaterError]:
     """The error of a parked topic that is there and holds less than waits there."""
     there = [one for one in status.dlq if one.topic == stream.parked_topic and one.waiting is not None]
     if not there:
         return []
     try:
-        found = parked_lost(kafka, stream, waiting)
+        found = find_parked_loss(kafka, stream, waiting)
     except HighwaterError as error:
         return [error]
     return [] if found is None else [found]
 
 
-def _lost(losses: Sequence[Loss], topic: str) -> Counter[int]:
+def _count_lost_offsets(losses: Sequence[Loss], topic: str) -> Counter[int]:
     """For each partition of a topic the offsets that are recorded as lost."""
     found: Counter[int] = Counter()
     for loss in losses:
@@ -255,21 +255,21 @@ def _lost(losses: Sequence[Loss], topic: str) -> Counter[int]:
     return found
 
 
-def _ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus, read: Collection[str]) -> Ages:
+def _measure_ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus, read: Collection[str]) -> Ages:
     """The ages of waiting records; the reason why they could not be asked is in the status."""
     nothing = Ages({}, sure=False)
     try:
         # A broker that is away is waited for once.
-        return unread_ages(ledger, kafka, stream, stream.topic, read) if status.partitions else nothing
+        return measure_unread_ages(ledger, kafka, stream, stream.topic, read) if status.partitions else nothing
     except HighwaterError:
         return nothing
 
 
-def _looked_at(
+def _check_main_topic(
     kafka: Kafka, stream: Stream, ages: Ages
 ) -> tuple[list[Finding], TopicFacts | None, list[HighwaterError]]:
     try:
-        facts = topic_facts(kafka, stream.topic, ages.oldest, age_known=ages.sure)
+        facts = fetch_topic_facts(kafka, stream.topic, ages.oldest, age_known=ages.sure)
     except HighwaterError as error:
         return [], None, [error]
     return check_topic(facts), facts, []

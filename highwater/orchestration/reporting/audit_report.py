@@ -13,9 +13,9 @@ from highwater.errors import HighwaterError, TemporaryError
 from highwater.orchestration.checking.completeness import TopicComparison
 from highwater.orchestration.checking.origin_counts import Ends
 from highwater.orchestration.checking.sent_records import OnTopic
-from highwater.orchestration.reporting.status_report import DlqStatus, times_plain
+from highwater.orchestration.reporting.status_report import DlqStatus, to_plain_times
 from highwater.topic_rules import Finding, Level
-from highwater.wording import number, span
+from highwater.wording import format_duration, format_number
 
 if TYPE_CHECKING:
     from highwater.orchestration.checking.check_rules import CheckResult
@@ -142,14 +142,14 @@ class Audit:
             f"{self.stream} --on {tier} reclaims them, to be reprocessed from raw"
             for tier, count in self.ends.stranded.items()
         ]
-        found += _broken("", self.findings)
+        found += _describe_broken_rules("", self.findings)
         for name, findings in self.published_to.items():
-            found += _broken(f"{name}: ", findings)
+            found += _describe_broken_rules(f"{name}: ", findings)
         for name, findings in self.producers.items():
-            found += _broken(f"producer {name}: ", findings)
+            found += _describe_broken_rules(f"producer {name}: ", findings)
         found += [one.error for one in self.compared if one.error]
         found += [one.error for one in self.on_topics if one.error]
-        found += self._checks_with("error")
+        found += self._describe_version_checks("error")
         found += [*self.tiling_faults, *self.orphan_slices, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
@@ -159,7 +159,7 @@ class Audit:
         """The errors that pass by waiting: something could not be read, no fault was found."""
         return [error for error in self.problems.values() if isinstance(error, TemporaryError)]
 
-    def _checks_with(self, result: str) -> list[str]:
+    def _describe_version_checks(self, result: str) -> list[str]:
         """The checks of versions with this result, in sentences."""
         return [
             f"{name} over the stream: {one.check.text}" for name, one in self.versions.items() if one.result == result
@@ -173,7 +173,7 @@ class Audit:
             *[f"error: {text}" for text in self.errors],
         ]
         lines += [f"incomplete: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
-        lines += [f"warning: {text}" for text in self._checks_with("warning")]
+        lines += [f"warning: {text}" for text in self._describe_version_checks("warning")]
         lines += [f"warning: {text}" for text in (self.keys.warnings if self.keys else [])]
         lines += self.keys.lines if self.keys else []
         lines += [line for line in (self.published, self.endurance) if line]
@@ -199,18 +199,25 @@ class Audit:
                 self._rows,
             ),
             ("Ends of origins", ["end", "records"], self.ends.rows),
-            ("DLQ", ["topic", "waits", "due", "next due", "all due by", "paused"], [_dlq(one) for one in self.dlq]),
+            (
+                "DLQ",
+                ["topic", "waits", "due", "next due", "all due by", "paused"],
+                [_build_dlq_row(one) for one in self.dlq],
+            ),
             (
                 "Losses",
                 ["generation", "partition", "offsets", "reason", "accepted by"],
-                [_loss(one) for one in self.losses],
+                [_build_loss_row(one) for one in self.losses],
             ),
             *self._versions,
             ("Keys in several partitions", ["key", "generation", "why", "places"], self._keys),
             ("Generations", ["generation", "since", "planned at", "partitions", "topic ID", "what"], self._eras),
-            ("Topic", _RULES, [_finding(one) for one in self.findings]),
+            ("Topic", _RULES, [_build_finding_row(one) for one in self.findings]),
             ("Topics that are published to", ["topic", *_RULES], self._published_to),
-            *[(f"Producer: {name}", _RULES, [*map(_finding, found)]) for name, found in self.producers.items()],
+            *[
+                (f"Producer: {name}", _RULES, [*map(_build_finding_row, found)])
+                for name, found in self.producers.items()
+            ],
         ]
 
     @property
@@ -248,7 +255,7 @@ class Audit:
     def _published_to(self) -> Rows:
         """The violated rules."""
         return [
-            [name, *_finding(one)]
+            [name, *_build_finding_row(one)]
             for name, findings in self.published_to.items()
             for one in findings
             if one.level is not Level.OK
@@ -259,10 +266,10 @@ class Audit:
         return [
             [
                 str(p.partition),
-                *map(number, (p.planned, p.committed, p.last_stable)),
-                number(p.unread),
-                "" if p.age is None else span(p.age),
-                number(p.lost),
+                *map(format_number, (p.planned, p.committed, p.last_stable)),
+                format_number(p.unread),
+                "" if p.age is None else format_duration(p.age),
+                format_number(p.lost),
             ]
             for p in self.partitions
         ]
@@ -273,7 +280,14 @@ class Audit:
         parts = [*[f"- {line}" for line in self.head], ""]
         for title, names, rows in self.tables:
             if rows:
-                parts += [f"### {title}", "", _row(names), _row(["---"] * len(names)), *map(_row, rows), ""]
+                parts += [
+                    f"### {title}",
+                    "",
+                    _format_markdown_row(names),
+                    _format_markdown_row(["---"] * len(names)),
+                    *map(_format_markdown_row, rows),
+                    "",
+                ]
         return "\n".join(parts)
 
     def to_plain(self) -> dict[str, Any]:
@@ -300,17 +314,19 @@ class Audit:
                     "waiting": d.waiting,
                     "due": d.due,
                     "pause": None if d.pause is None else d.pause.to_plain(),
-                    **times_plain(d.times),
+                    **to_plain_times(d.times),
                 }
                 for d in self.dlq
             ],
             "losses": [
-                dict(zip(("generation", "partition", "offsets", "reason", "by"), _loss(x), strict=True))
+                dict(zip(("generation", "partition", "offsets", "reason", "by"), _build_loss_row(x), strict=True))
                 for x in self.losses
             ],
-            "topic_rules": [_plain(f) for f in self.findings],
-            "published_to_rules": {name: [_plain(f) for f in findings] for name, findings in self.published_to.items()},
-            "producers": {name: [_plain(f) for f in findings] for name, findings in self.producers.items()},
+            "topic_rules": [_to_plain_finding(f) for f in self.findings],
+            "published_to_rules": {
+                name: [_to_plain_finding(f) for f in findings] for name, findings in self.published_to.items()
+            },
+            "producers": {name: [_to_plain_finding(f) for f in findings] for name, findings in self.producers.items()},
             "generations": [{**vars(era), "planned_at": era.planned_at.isoformat()} for era in self.eras],
             "keys": None if self.keys is None else self.keys.to_plain(),
             "endurance": self.endurance,
@@ -334,16 +350,22 @@ class Audit:
         }
 
 
-def _row(cells: Sequence[str]) -> str:
+def _format_markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _dlq(one: DlqStatus) -> list[str]:
+def _build_dlq_row(one: DlqStatus) -> list[str]:
     times = ["", ""] if one.times is None else [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next, one.times.all)]
-    return [one.topic, number(one.waiting), number(one.due), *times, "" if one.pause is None else one.pause.text]
+    return [
+        one.topic,
+        format_number(one.waiting),
+        format_number(one.due),
+        *times,
+        "" if one.pause is None else one.pause.text,
+    ]
 
 
-def _loss(one: Loss) -> list[str]:
+def _build_loss_row(one: Loss) -> list[str]:
     return [
         str(one.generation),
         str(one.partition),
@@ -353,7 +375,7 @@ def _loss(one: Loss) -> list[str]:
     ]
 
 
-def _broken(of: str, findings: Sequence[Finding]) -> list[str]:
+def _describe_broken_rules(of: str, findings: Sequence[Finding]) -> list[str]:
     return [f"{of}{one.rule}: {one.value}" for one in findings if one.level is Level.ERROR]
 
 
@@ -361,9 +383,9 @@ _NO_HOME = "was not asked for their last results, DAGSTER_HOME is not set"
 _RULES = ["rule", "level", "found", "set in", "remedy"]
 
 
-def _plain(one: Finding) -> dict[str, str]:
+def _to_plain_finding(one: Finding) -> dict[str, str]:
     return {**vars(one), "level": one.level.value}
 
 
-def _finding(one: Finding) -> list[str]:
+def _build_finding_row(one: Finding) -> list[str]:
     return [one.rule, one.level.value, one.value, one.where, one.remedy]

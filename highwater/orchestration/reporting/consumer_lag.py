@@ -14,10 +14,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
-from highwater.orchestration.dependencies import ensure_lake_there, lake_guard
-from highwater.orchestration.sensing.slice_cutting import positions
-from highwater.plans import left_to_read
-from highwater.resources.dependency_guards import guarded
+from highwater.orchestration.dependencies import build_lake_guard, ensure_lake_there
+from highwater.orchestration.sensing.slice_cutting import compute_positions
+from highwater.plans import subtract_losses
+from highwater.resources.dependency_guards import guard_dependencies
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -82,17 +82,17 @@ class Ages:
         return max(self.by_partition.values(), default=None)
 
 
-def in_raw(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | None:
+def read_raw_slices(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | None:
     """The slices that are in raw; None if the lake cannot be asked now."""
     try:
-        with guarded(lake_guard(ledger, lake, stream)):
+        with guard_dependencies(build_lake_guard(ledger, lake, stream)):
             ensure_lake_there(ledger, lake)
-            return lake.holds(stream.name, "raw")
+            return lake.list_slice_keys(stream.name, "raw")
     except HighwaterError:
         return None
 
 
-def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None) -> Ages:
+def measure_unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None) -> Ages:
     """The ages of a topic's records that are not in raw.
 
     Args:
@@ -106,11 +106,11 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
         TopicAbsentError: there is no such topic.
         DependencyAwayError: Kafka or the ledger is away.
     """
-    state, planned = kafka.topic_state(topic), ledger.topics.planned(stream.name, topic)
+    state, planned = kafka.read_topic_state(topic), ledger.topics.read_planned_topic(stream.name, topic)
     # Planned ends of another topic under the same name say nothing of this one.
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
-    unread, last = unread_slices(ledger, same, read) if same else ([], None)
-    begins = _begins(state, same, unread, last)
+    unread, last = load_unread_slices(ledger, same, read) if same else ([], None)
+    begins = _compute_unread_starts(state, same, unread, last)
     # What retention took cannot be read any more.
     starts = {p: max(start, state.partitions[p].log_start or 0) for p, start in begins.items()}
     waiting = {
@@ -119,8 +119,8 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
         if (start := starts.get(p)) is not None and seen.last_stable is not None and start < seen.last_stable
     }
     sure = read is not None and all(seen.known for seen in state.partitions.values())
-    found = _ages(kafka, state, waiting, [slice_.key for slice_ in unread], starts, sure=sure)
-    held_back = _held_back(kafka, state)
+    found = _measure_ages(kafka, state, waiting, [slice_.key for slice_ in unread], starts, sure=sure)
+    held_back = _measure_held_back(kafka, state)
     known = {p: held.age for p, held in held_back.items() if held.age is not None}
     expired = {p: OffsetRange(begin, starts[p]) for p, begin in begins.items() if same and begin < starts[p]}
     return replace(
@@ -135,36 +135,40 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
     )
 
 
-def _held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
+def _measure_held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
     """The records that open transactions hold back, read by one consumer: the first is at the last stable offset."""
     held = {p: seen for p, seen in state.partitions.items() if seen.last_stable is not None and seen.held_back}
     firsts = {p: OffsetRange(seen.last_stable or 0, (seen.last_stable or 0) + 1) for p, seen in held.items()}
     ages: dict[int | None, timedelta] = {}
     with suppress(HighwaterError):
         for message in kafka.read(state.topic, firsts, seconds=READ_SECONDS, committed=False) if firsts else ():
-            if (age := age_of(message)) is not None:
+            if (age := compute_age(message)) is not None:
                 ages[message.partition()] = age
     return {p: HeldBack(seen.last_stable or 0, seen.held_back, ages.get(p)) for p, seen in held.items()}
 
 
-def unread_slices(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
+def load_unread_slices(
+    ledger: Ledger, planned: Planned, read: Collection[str] | None
+) -> tuple[list[Slice], Slice | None]:
     """The oldest slices of a topic that are not in raw, without recorded losses.
 
     And the last that was looked at, if there are more.
     """
     topic = planned.generation
-    tried = ledger.attempts_at(topic.stream, topic.topic, topic.topic_id)
+    tried = ledger.read_attempts(topic.stream, topic.topic, topic.topic_id)
     # No attempt commits before the ledger gave it a number.
     keys = [key for key, number in tried.items() if (not number if read is None else key not in read)]
-    losses = ledger.losses(topic.stream, topic.topic) if keys else []
+    losses = ledger.list_losses(topic.stream, topic.topic) if keys else []
     looked_at = ledger.get(keys[:SLICES_ASKED])
-    left = [left_to_read(slice_, losses) for slice_ in looked_at]
+    left = [subtract_losses(slice_, losses) for slice_ in looked_at]
     return [slice_ for slice_ in left if slice_.offsets], looked_at[-1] if len(keys) > SLICES_ASKED else None
 
 
-def _begins(state: TopicState, planned: Planned | None, unread: Sequence[Slice], last: Slice | None) -> dict[int, int]:
+def _compute_unread_starts(
+    state: TopicState, planned: Planned | None, unread: Sequence[Slice], last: Slice | None
+) -> dict[int, int]:
     """For each partition where the first of these slices begins that has some of it; else where the plan ends."""
-    ends = positions(planned, state) if planned else {}
+    ends = compute_positions(planned, state) if planned else {}
     if last is not None:  # nothing is known of a partition behind it
         ends |= {p: offsets.end for p, offsets in last.ranges.items()}
     first: dict[int, int] = {}
@@ -176,7 +180,7 @@ def _begins(state: TopicState, planned: Planned | None, unread: Sequence[Slice],
     return {p: first.get(p, ends.get(p, seen.log_start or 0)) for p, seen in known.items()}
 
 
-def _ages(
+def _measure_ages(
     kafka: Kafka,
     state: TopicState,
     waiting: Mapping[int, OffsetRange],
@@ -186,7 +190,7 @@ def _ages(
     sure: bool,
 ) -> Ages:
     """The age of the first record of each range; of very many those of the oldest."""
-    partitions = list(waiting) if len(waiting) <= PARTITIONS_ASKED else _oldest(kafka, state, waiting)
+    partitions = list(waiting) if len(waiting) <= PARTITIONS_ASKED else _list_oldest_partitions(kafka, state, waiting)
     found = {}
     for partition in partitions:
         try:
@@ -194,7 +198,7 @@ def _ages(
         except HighwaterError:
             sure = False
         else:
-            age = None if first is None else age_of(first)
+            age = None if first is None else compute_age(first)
             found.update({} if age is None else {partition: age})
             sure &= first is None or age is not None
     # One with markers alone may have taken the place of one with a record.
@@ -202,7 +206,7 @@ def _ages(
     return Ages(found, sure, slices, starts)
 
 
-def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange]) -> list[int]:
+def _list_oldest_partitions(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange]) -> list[int]:
     """At most this many partitions, among them that of the oldest record; of several as old, to a tenth, some.
 
     The broker is asked nine times at the most where each partition was at some time. A record with a producer's wrong
@@ -213,17 +217,17 @@ def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange])
     now = time.time_ns() // 1_000_000
 
     @cache
-    def older(age: timedelta) -> list[int]:
-        at = kafka.offsets_at(state.topic, max(now - age // timedelta(milliseconds=1), 0), state)
+    def list_older_partitions(age: timedelta) -> list[int]:
+        at = kafka.read_offsets_at(state.topic, max(now - age // timedelta(milliseconds=1), 0), state)
         return [p for p, unread in waiting.items() if p not in at or unread.start < at[p]]
 
-    first = bisect_left(AGES, x=True, key=lambda age: len(older(age)) <= PARTITIONS_ASKED)
-    few = older(AGES[first]) if first < len(AGES) else []
-    many = older(AGES[first - 1]) if first else [*waiting]
+    first = bisect_left(AGES, x=True, key=lambda age: len(list_older_partitions(age)) <= PARTITIONS_ASKED)
+    few = list_older_partitions(AGES[first]) if first < len(AGES) else []
+    many = list_older_partitions(AGES[first - 1]) if first else [*waiting]
     return [*dict.fromkeys([*few, *many])][:PARTITIONS_ASKED]
 
 
-def age_of(message: Message) -> timedelta | None:
+def compute_age(message: Message) -> timedelta | None:
     """The age of a record's timestamp; 0 for one in the future, which a producer's clock may name.
 
     None for a record without a timestamp, which Kafka reports as -1.

@@ -28,22 +28,22 @@ from highwater.instances import ONE_INSTANCE
 from highwater.message_size import configure
 from highwater.orchestration.checking.topic_audit import check_published_topics
 from highwater.orchestration.dagster_home import ensure_home, translate_errors
-from highwater.orchestration.reporting.publication_status import accepted_vanished
+from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.orchestration.reporting.spark_trial import try_spark
-from highwater.orchestration.reporting.tried import Tried, Try, tried
-from highwater.resources.deleted_topics import state_of, vanished
+from highwater.orchestration.reporting.tried import Tried, Try, run_trial
+from highwater.resources.deleted_topics import find_vanished_error, read_state
 from highwater.resources.delta import open_table
 from highwater.resources.delta_rs_writes import try_storage
 from highwater.resources.dlq_topics import check_accepted, ensure_no_drift
-from highwater.resources.groups import denied, ensure_no_member
+from highwater.resources.groups import build_denied_error, ensure_no_member
 from highwater.resources.object_store import ensure_conditional_put, is_s3
-from highwater.resources.permissions import permitted
-from highwater.resources.topic_facts import stamped_by_broker, topic_facts, topic_settings
+from highwater.resources.permissions import fetch_allowed_operations
+from highwater.resources.topic_facts import fetch_topic_facts, fetch_topic_settings, has_broker_timestamps
 from highwater.resources.transactions import Transactions
 from highwater.routing import RETRY_JITTER
 from highwater.slices import OffsetRange
-from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, check_topic, retention
-from highwater.wording import span
+from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, check_topic, find_retention
+from highwater.wording import format_duration
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -68,44 +68,44 @@ def examine(
         without: what is not started yet, and is not tried; without `Kafka` no stream is.
     """
     parts: dict[str, Try] = {
-        "declarations": lambda: _declarations(deployment),
-        "ledger": lambda: _ledger(deployment),
-        "lake": lambda: _lake(settings.lake),
-        "Dagster": lambda: _dagster(environment),
-        "Kafka's configuration for Spark": lambda: _translated(deployment),
-        "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
+        "declarations": lambda: _check_declarations(deployment),
+        "ledger": lambda: _check_ledger(deployment),
+        "lake": lambda: _check_lake(settings.lake),
+        "Dagster": lambda: _check_dagster(environment),
+        "Kafka's configuration for Spark": lambda: _check_spark_options(deployment),
+        "Kafka": lambda: f"{len(deployment.open_kafka().list_topic_names()):,} topics at {settings.kafka_bootstrap}",
     }
     if settings.alerts_url is not None:
         url = settings.alerts_url
-        parts["receiver of alerts"] = lambda: _receiver(url)
-    if settings.schema_registry_url is not None or any(map(_needs_registry, _declared(deployment))):
-        parts["schema registry"] = lambda: _registry(settings)
+        parts["receiver of alerts"] = lambda: _check_receiver(url)
+    if settings.schema_registry_url is not None or any(map(_needs_registry, _list_declared_streams(deployment))):
+        parts["schema registry"] = lambda: _check_registry(settings)
     for what, trial in parts.items():
         if what not in without:
-            yield tried(what, trial)
+            yield run_trial(what, trial)
     if "Spark" not in without:
-        yield from try_spark(settings, environment, avro=any(map(_is_avro, _declared(deployment))))
+        yield from try_spark(settings, environment, avro=any(map(_is_avro, _list_declared_streams(deployment))))
     if "Kafka" in without:
         yield Tried("streams", "not tried before their broker runs: highwater doctor tries it then")
         return
     try:
-        streams = deployment.streams().values()
+        streams = deployment.list_streams().values()
     except HighwaterError:
         return  # reported above
     for stream in streams:
-        yield from _stream(deployment, stream)
+        yield from _check_stream(deployment, stream)
 
 
-def _declarations(deployment: Deployment) -> str:
+def _check_declarations(deployment: Deployment) -> str:
     for error in deployment.declarations.faults.values():
         raise error
-    return ", ".join(sorted(deployment.streams()))
+    return ", ".join(sorted(deployment.list_streams()))
 
 
-def _declared(deployment: Deployment) -> list[Stream]:
+def _list_declared_streams(deployment: Deployment) -> list[Stream]:
     """The declared streams; none where they cannot be read, which is reported by itself."""
     try:
-        return list(deployment.streams().values())
+        return list(deployment.list_streams().values())
     except HighwaterError:
         return []
 
@@ -119,7 +119,7 @@ def _is_avro(stream: Stream) -> bool:
     return any(isinstance(one, Avro) for one in (stream.value, stream.key_format))
 
 
-def _registry(settings: Settings) -> str:
+def _check_registry(settings: Settings) -> str:
     from highwater.resources.schema_registry import open_registry
 
     found = open_registry(settings)
@@ -128,116 +128,125 @@ def _registry(settings: Settings) -> str:
             "a stream has its schemas in a registry, and none is configured",
             remedy=f"set {names.SCHEMA_REGISTRY_URL}, as docs/configuration.md says",
         )
-    return f"{len(found.subjects()):,} subjects"
+    return f"{len(found.list_subjects()):,} subjects"
 
 
-def _translated(deployment: Deployment) -> str:
+def _check_spark_options(deployment: Deployment) -> str:
     """The number of properties that Spark's client gets; not their values, since some are secrets."""
-    return f"{len(deployment.kafka().spark_options())} properties"
+    return f"{len(deployment.open_kafka().build_spark_options())} properties"
 
 
-def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
-    def topic() -> str:
-        return f"{len(state_of(deployment.ledger(), deployment.kafka(), stream, stream.topic).partitions)} partitions"
+def _check_stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+    def check_main_topic() -> str:
+        state = read_state(deployment.open_ledger(), deployment.open_kafka(), stream, stream.topic)
+        return f"{len(state.partitions)} partitions"
 
-    found = tried(f"topic {stream.topic}", topic)
+    found = run_trial(f"topic {stream.topic}", check_main_topic)
     yield found
     if found.error is None:
-        yield tried(f"reading {stream.topic}", lambda: _reading(deployment, stream.topic))
-        yield tried(f"permissions of {stream.name}", lambda: _permissions(deployment, stream))
-        yield from _rules(deployment, stream)
-        yield _dlq(deployment, stream)
+        yield run_trial(f"reading {stream.topic}", lambda: _check_reading(deployment, stream.topic))
+        yield run_trial(f"permissions of {stream.name}", lambda: _check_permissions(deployment, stream))
+        yield from _check_topic_rules(deployment, stream)
+        yield _check_dlq(deployment, stream)
         if stream.publishes is not None:
-            yield tried(f"topic of accepted events {stream.publishes.topic}", lambda: _accepted(deployment, stream))
+            yield run_trial(
+                f"topic of accepted events {stream.publishes.topic}", lambda: _check_accepted_topic(deployment, stream)
+            )
             group = f"highwater.pub.{stream.publishes.topic}"
-            yield tried(f"group {group}", lambda: _group(deployment, group))
+            yield run_trial(f"group {group}", lambda: _check_group(deployment, group))
         for one in stream.foreign_topics:
-            yield _foreign(deployment, stream, one)
-        yield tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
-        yield tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
-    yield tried(f"Dagster instances of {stream.name}", lambda: _instances(deployment, stream))
+            yield _check_foreign_topic(deployment, stream, one)
+        yield run_trial(f"transactions of {stream.name}", lambda: _check_transactions(deployment, stream))
+        yield run_trial(f"group {stream.group}", lambda: _check_group(deployment, stream.group))
+    yield run_trial(f"Dagster instances of {stream.name}", lambda: _check_instances(deployment, stream))
     if stream.lookup is not None:
         table = stream.lookup.table
         wanted = [stream.lookup.column, *[one.reference for one in stream.fields if one.reference is not None]]
-        yield tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), wanted))
+        yield run_trial(
+            f"reference table {table}",
+            lambda: _check_reference_table(deployment.open_lake().build_reference_path(table), wanted),
+        )
 
 
-def _instances(deployment: Deployment, stream: Stream) -> str:
+def _check_instances(deployment: Deployment, stream: Stream) -> str:
     """Ensure that one Dagster instance at the most works on a stream.
 
     Raises:
         ConfigurationError: two do.
     """
-    instances, now = deployment.ledger().instances, datetime.now(UTC)
-    if found := instances.live_together(stream.name, now):
+    instances, now = deployment.open_ledger().instances, datetime.now(UTC)
+    if found := instances.list_concurrent(stream.name, now):
         raise ConfigurationError(
             f"{len(found)} Dagster instances work on {stream.name} at the same time",
             found="; ".join(one.text for one in found),
             remedy=ONE_INSTANCE,
         )
-    last = max(instances.of(stream.name), key=lambda one: one.last_seen, default=None)
+    last = max(instances.list_for_stream(stream.name), key=lambda one: one.last_seen, default=None)
     return "no sensor ticked yet" if last is None else last.text
 
 
-def _dlq(deployment: Deployment, stream: Stream) -> Tried:
+def _check_dlq(deployment: Deployment, stream: Stream) -> Tried:
     what = f"DLQ topics of {stream.name}"
     try:
-        text, warning = ensure_no_drift(deployment.kafka(), stream, partial(vanished, deployment.ledger(), stream))
+        text, warning = ensure_no_drift(
+            deployment.open_kafka(), stream, partial(find_vanished_error, deployment.open_ledger(), stream)
+        )
     except HighwaterError as error:
         return Tried(what, error=error)
     return Tried(what, text, warning=warning)
 
 
-def _accepted(deployment: Deployment, stream: Stream) -> str:
-    gone = partial(accepted_vanished, deployment.ledger(), deployment.lake(), stream)
-    return check_accepted(deployment.kafka(), stream, gone)
+def _check_accepted_topic(deployment: Deployment, stream: Stream) -> str:
+    gone = partial(find_accepted_vanished_error, deployment.open_ledger(), deployment.open_lake(), stream)
+    return check_accepted(deployment.open_kafka(), stream, gone)
 
 
-def _foreign(deployment: Deployment, stream: Stream, topic: str) -> Tried:
+def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> Tried:
     """A topic that another system fills, and may not have made yet."""
-    what, kafka = f"DLQ topic {topic} of another system", deployment.kafka()
+    what, kafka = f"DLQ topic {topic} of another system", deployment.open_kafka()
     try:
-        partitions = len(kafka.topic_state(topic).partitions)
-        clock = "the broker" if stamped_by_broker(kafka, topic) else "producers"
-        settings = topic_settings(kafka, topic)
+        partitions = len(kafka.read_topic_state(topic).partitions)
+        clock = "the broker" if has_broker_timestamps(kafka, topic) else "producers"
+        settings = fetch_topic_settings(kafka, topic)
     except TopicAbsentError:
         return Tried(what, "it is not there: the other system has not made it yet, or the name is wrong", warning=True)
     except HighwaterError as error:
         return Tried(what, error=error)
     found = f"{partitions} partitions, timestamps set by {clock}"
-    waits, retained_for = stream.delays[topic] * (1 + RETRY_JITTER), retention(settings)
+    waits, retained_for = stream.delays[topic] * (1 + RETRY_JITTER), find_retention(settings)
     if retained_for is None or retained_for >= RETENTION_PER_AGE * waits:
         return Tried(what, found)
     needed = f"retention.ms={int(RETENTION_PER_AGE * waits / timedelta(milliseconds=1))}"
     return Tried(
         what,
-        f"{found}; it keeps a record for {span(retained_for)}, which waits there for up to {span(waits)}",
+        f"{found}; it keeps a record for {format_duration(retained_for)}, "
+        f"which waits there for up to {format_duration(waits)}",
         warning=True,
         remedy=configure(kafka.bootstrap, topic, needed),
     )
 
 
-def _rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
-    kafka = deployment.kafka()
+def _check_topic_rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+    kafka = deployment.open_kafka()
     try:
-        found = {stream.topic: check_topic(topic_facts(kafka, stream.topic))}
+        found = {stream.topic: check_topic(fetch_topic_facts(kafka, stream.topic))}
         published, errors = check_published_topics(kafka, stream)
     except HighwaterError as error:
         yield Tried(f"topic {stream.topic}: rules", error=error)
         return
     for topic, findings in {**found, **published}.items():
-        yield from (_finding(topic, one) for one in findings if one.level is not Level.OK)
+        yield from (_convert_finding(topic, one) for one in findings if one.level is not Level.OK)
     yield from (Tried(f"topics that {stream.name} publishes to: rules", error=error) for error in errors)
 
 
-def _finding(topic: str, one: Finding) -> Tried:
+def _convert_finding(topic: str, one: Finding) -> Tried:
     what = f"topic {topic}: {one.rule}"
     if one.level is Level.ERROR:
         return Tried(what, error=PermanentError(one.value, remedy=one.remedy))
     return Tried(what, one.value, warning=True, remedy=one.remedy)
 
 
-def _lake(root: str) -> str:
+def _check_lake(root: str) -> str:
     if "://" in root and not root.startswith("file://"):
         # The refusals of a store first: each has a remedy of its own, where a table only could not be written.
         refuses = "; a second PUT of an object is refused" if is_s3(root) else ""
@@ -259,7 +268,7 @@ def _lake(root: str) -> str:
     return f"{root} can be written to"
 
 
-def _reference(path: str, wanted: Sequence[str]) -> str:
+def _check_reference_table(path: str, wanted: Sequence[str]) -> str:
     table = open_table(path)
     if table is None:
         raise DependencyAwayError(
@@ -275,37 +284,37 @@ def _reference(path: str, wanted: Sequence[str]) -> str:
     return f"version {table.version()}, with the column {', '.join(wanted)}"
 
 
-def _transactions(deployment: Deployment, stream: Stream) -> str:
+def _check_transactions(deployment: Deployment, stream: Stream) -> str:
     """Open a producer by a name that the ACLs of the DLQ must allow, and ask for its mark; nothing is sent.
 
     The name is nobody's: to open that of a slice, or of the topic of accepted events, would fence who sends by it.
     """
-    kafka = deployment.kafka()
+    kafka = deployment.open_kafka()
     with Transactions(kafka, f"highwater.pub.doctor.{stream.name}", stream.topic) as transactions:
         transactions.mark()
     return "transactional ids and groups that begin with highwater.pub. may be used"
 
 
-def _group(deployment: Deployment, name: str) -> str:
+def _check_group(deployment: Deployment, name: str) -> str:
     """A group that is kept without members: whether somebody is in it, and whether it may be written to."""
-    found = ensure_no_member(deployment.kafka(), name)
+    found = ensure_no_member(deployment.open_kafka(), name)
     if found.may_commit is False:
-        raise denied(name, "Describe, and not Read")
+        raise build_denied_error(name, "Describe, and not Read")
     return "may be kept" if found.may_commit else "is not there yet: the first commit creates it"
 
 
-def _ledger(deployment: Deployment) -> str:
+def _check_ledger(deployment: Deployment) -> str:
     """Read it, and write to it: a lease, which is released at once."""
-    ledger = deployment.ledger()
-    planned = sum(ledger.counts().values())
+    ledger = deployment.open_ledger()
+    planned = sum(ledger.count_slices().values())
     with ledger.lease(f"doctor {uuid.uuid4().hex}", seconds=LEASE_SECONDS):
         return f"{planned:,} slices are planned; it can be written to"
 
 
-def _reading(deployment: Deployment, topic: str) -> str:
+def _check_reading(deployment: Deployment, topic: str) -> str:
     """Read a record of the topic, if there is one: the last that readers may see."""
-    kafka = deployment.kafka()
-    for partition, seen in kafka.topic_state(topic).partitions.items():
+    kafka = deployment.open_kafka()
+    for partition, seen in kafka.read_topic_state(topic).partitions.items():
         first, end = seen.log_start, seen.last_stable
         if first is not None and end is not None and first < end:
             last = {partition: OffsetRange(end - 1, end)}
@@ -314,7 +323,7 @@ def _reading(deployment: Deployment, topic: str) -> str:
     return "may be looked at; there is no record to read"
 
 
-def _permissions(deployment: Deployment, stream: Stream) -> str:
+def _check_permissions(deployment: Deployment, stream: Stream) -> str:
     """The brokers' permissions on the stream's topics; those that are not there yet are reported.
 
     Raises:
@@ -324,7 +333,7 @@ def _permissions(deployment: Deployment, stream: Stream) -> str:
     needed |= {topic: {"READ", "WRITE", "DESCRIBE"} for topic in stream.dlq_topics}
     needed |= {topic: {"READ", "DESCRIBE"} for topic in stream.foreign_topics}
     needed |= {stream.publishes.topic: {"WRITE", "DESCRIBE"}} if stream.publishes else {}
-    found = permitted(deployment.kafka(), [*needed])
+    found = fetch_allowed_operations(deployment.open_kafka(), [*needed])
     lacking = {topic: sorted(needed[topic] - allowed) for topic, allowed in found.items()}
     if any(lacking.values()):
         lacks = [f"{', '.join(names)} on {topic}" for topic, names in lacking.items() if names]
@@ -338,7 +347,7 @@ def _permissions(deployment: Deployment, stream: Stream) -> str:
     return f"reading and writing are allowed on {', '.join(found) or 'no topic'}{unreported}"
 
 
-def _receiver(url: str) -> str:
+def _check_receiver(url: str) -> str:
     """Ensure that somebody listens; nothing is posted. The URL may hold a token and is never repeated (I13)."""
     try:
         parts = urlsplit(url)
@@ -358,7 +367,7 @@ def _receiver(url: str) -> str:
         ) from None
 
 
-def _dagster(environment: Mapping[str, str]) -> str:
+def _check_dagster(environment: Mapping[str, str]) -> str:
     home = environment.get("DAGSTER_HOME")
     if not home:
         raise ConfigurationError(

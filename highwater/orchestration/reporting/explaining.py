@@ -8,19 +8,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import IncompleteReadError
-from highwater.gaps import offsets_in
+from highwater.gaps import count_offsets
 from highwater.orchestration.checking.check_results import check_keys
-from highwater.orchestration.checking.slice_status import attempts_of, committed
-from highwater.orchestration.dagster_home import answer
-from highwater.orchestration.reporting.publication_status import of_slice
-from highwater.orchestration.worker_leases import living
-from highwater.plans import left_to_read
+from highwater.orchestration.checking.slice_status import read_commit_attempts, read_stream_commits
+from highwater.orchestration.dagster_home import ask_instance
+from highwater.orchestration.reporting.publication_status import load_published_slice
+from highwater.orchestration.worker_leases import select_worker_leases
+from highwater.plans import subtract_losses
 from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
 from highwater.resources.delta import query, slice_is_one_of
-from highwater.retention import aged
-from highwater.slices import ranges_to_plain
+from highwater.retention import count_expired_rows
+from highwater.slices import encode_ranges
 from highwater.tables import BY_SLICE
-from highwater.wording import number
+from highwater.wording import format_number
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -193,12 +193,16 @@ class Explained:
     def _ranges(self) -> list[list[str]]:
         epochs = self.slice_.epochs
         return [
-            [str(p), str(r.start), str(r.end), number(epochs.get(p))] for p, r in sorted(self.slice_.ranges.items())
+            [str(p), str(r.start), str(r.end), format_number(epochs.get(p))]
+            for p, r in sorted(self.slice_.ranges.items())
         ]
 
     @property
     def _commits(self) -> list[list[str]]:
-        return [[one.table, *map(number, (one.attempt, one.rows)), _counts(one.counts)] for one in self.commits]
+        return [
+            [one.table, *map(format_number, (one.attempt, one.rows)), _format_counts(one.counts)]
+            for one in self.commits
+        ]
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -211,7 +215,7 @@ class Explained:
             "generation": slice_.generation,
             "planned_at": slice_.planned_at.isoformat(),
             "lag": slice_.lag,
-            "ranges": ranges_to_plain(slice_.ranges),
+            "ranges": encode_ranges(slice_.ranges),
             "lost": [
                 {"partition": loss.partition, "range": str(loss.offsets), "reason": loss.reason} for loss in self.lost
             ],
@@ -223,7 +227,7 @@ class Explained:
             "hold": None if self.hold is None else self.hold.to_plain(),
             "reclaimed": len({one.origin for one in self.reclaims}),
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
-            "runs": None if self.runs is None else [_run_plain(run) for run in self.runs],
+            "runs": None if self.runs is None else [_describe_run(run) for run in self.runs],
             "checks": None if self.checks is None else dict(self.checks),
             "dagster_error": None if self.unasked is None else str(self.unasked),
             "retired": self.retired,
@@ -233,7 +237,7 @@ class Explained:
         }
 
 
-def _run_plain(run: SliceRun) -> dict[str, Any]:
+def _describe_run(run: SliceRun) -> dict[str, Any]:
     alive = None if run.alive_until is None else run.alive_until.isoformat()
     return {**vars(run), "began": str(run.began), "alive_until": alive}
 
@@ -241,7 +245,7 @@ def _run_plain(run: SliceRun) -> dict[str, Any]:
 _COMMITS = ["table", "attempt", "rows", "counts"]
 
 
-def _counts(counts: Mapping[str, int] | None) -> str:
+def _format_counts(counts: Mapping[str, int] | None) -> str:
     shown = {name: count for name, count in (counts or {}).items() if count and not name.endswith("_us")}
     return ", ".join(f"{name} {count:,}" for name, count in shown.items())
 
@@ -263,55 +267,59 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
     """
     [slice_] = ledger.get([key])
     # The rows first: a commit between the two reads has its record.
-    rows = {table: lake.rows_of(stream.name, table, [key]).get(key) for table in BY_SLICE}
-    slice_commits = committed(lake, stream, [key])
+    rows = {table: lake.count_slice_rows(stream.name, table, [key]).get(key) for table in BY_SLICE}
+    slice_commits = read_stream_commits(lake, stream, [key])
     for table in BY_SLICE:
         if key not in slice_commits[table]:
             _ensure_not_committed(lake, stream, table, key, rows[table])
-    attempts = attempts_of(lake, stream, slice_commits, [key])
+    attempts = read_commit_attempts(lake, stream, slice_commits, [key])
     commits = [_commit(table, slice_commits[table].get(key), rows[table]) for table in BY_SLICE]
-    lost = [loss for loss in ledger.losses(stream.name) if left_to_read(slice_, [loss]) != slice_]
-    leases = ledger.leases()
+    lost = [loss for loss in ledger.list_losses(stream.name) if subtract_losses(slice_, [loss]) != slice_]
+    leases = ledger.read_leases()
     of_dagster, unasked = (
-        (None, None) if dagster is None else answer(dagster, lambda one: _asked(one, stream, key, leases))
+        (None, None)
+        if dagster is None
+        else ask_instance(dagster, lambda one: _fetch_runs_and_checks(one, stream, key, leases))
     )
     return Explained(
         slice_=slice_,
         lost=lost,
-        commits=[*commits, *_of_current(attempts, key), *_of_metrics(attempts, key)],
-        publication=ledger.publications.of([key]).get(key),
-        undone=attempts.lacking(key),
-        rejects=_rejects(lake, stream, key),
-        hold=ledger.holds.of([key]).get(key),
-        exhausted_slice=next((one for one in ledger.exhausted_slices.open(stream.name) if one.slice_key == key), None),
-        reclaims=ledger.reclaims.of(stream.name, slice_key=key),
-        leases={name: ends for name, ends in leases.items() if _concerns(name, stream)},
+        commits=[*commits, *_build_current_commits(attempts, key), *_build_metrics_commits(attempts, key)],
+        publication=ledger.publications.read_for_slices([key]).get(key),
+        undone=attempts.select_missing_tables(key),
+        rejects=_load_rejects(lake, stream, key),
+        hold=ledger.holds.read_for_slices([key]).get(key),
+        exhausted_slice=next(
+            (one for one in ledger.exhausted_slices.read_open(stream.name) if one.slice_key == key), None
+        ),
+        reclaims=ledger.reclaims.list_for_stream(stream.name, slice_key=key),
+        leases={name: ends for name, ends in leases.items() if _is_stream_lease(name, stream)},
         runs=None if of_dagster is None else of_dagster[0],
         checks=None if of_dagster is None else of_dagster[1],
         unasked=unasked,
-        retired=key in ledger.retired.among([key]),
-        erased=_erased(ledger, stream, key, by_age=False),
-        aged=_aged(ledger, stream, key, slice_commits["raw"].get(key)),
-        accepted=of_slice(ledger, lake, stream, slice_),
+        retired=key in ledger.retired.list_retired([key]),
+        erased=_describe_erasures(ledger, stream, key, by_age=False),
+        aged=_describe_aged_rows(ledger, stream, key, slice_commits["raw"].get(key)),
+        accepted=load_published_slice(ledger, lake, stream, slice_),
     )
 
 
-def _aged(ledger: Ledger, stream: Stream, key: str, slice_commit: SliceCommit | None) -> list[str]:
-    erased = _erased(ledger, stream, key, by_age=True)
+def _describe_aged_rows(ledger: Ledger, stream: Stream, key: str, slice_commit: SliceCommit | None) -> list[str]:
+    erased = _describe_erasures(ledger, stream, key, by_age=True)
     there = (
         ["raw was read again since, and holds its records"]
-        if erased and slice_commit and not aged(slice_commit)
+        if erased and slice_commit and not count_expired_rows(slice_commit)
         else []
     )
     return [*erased, *there]
 
 
-def _erased(ledger: Ledger, stream: Stream, key: str, *, by_age: bool) -> list[str]:
-    erasures = {one.number: one for one in ledger.erasures.of(stream.name)}
+def _describe_erasures(ledger: Ledger, stream: Stream, key: str, *, by_age: bool) -> list[str]:
+    erasures = {one.number: one for one in ledger.erasures.list_for_stream(stream.name)}
     return [
-        f"{offsets_in(one.places):,} records, by {erasures[one.number].erased_by} at "
+        f"{count_offsets(one.places):,} records, by {erasures[one.number].erased_by} at "
         f"{erasures[one.number].erased_at:%Y-%m-%d %H:%M} UTC: {erasures[one.number].reason}"
-        for one in ledger.erasures.slices([key]).get(key, ())
+        for one in ledger.erasures.read_for_slices([key]).get(key, ())
         if one.by_age is by_age
     ]
 
@@ -322,7 +330,7 @@ def _ensure_not_committed(lake: Lake, stream: Stream, table: str, key: str, rows
     Raises:
         IncompleteReadError: it has rows, or not all commit records were read.
     """
-    opened = lake.table(stream.name, table)
+    opened = lake.open_stream_table(stream.name, table)
     if opened is not None:
         ensure_all_records_seen(opened)
     if rows:
@@ -340,8 +348,8 @@ def _commit(table: str, slice_commit: SliceCommit | None, rows: int | None) -> C
     return Commit(table, slice_commit.attempt, slice_commit.rows if rows is None else rows, slice_commit.counts)
 
 
-def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
-    table = lake.table(stream.name, "rejects")
+def _load_rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
+    table = lake.open_stream_table(stream.name, "rejects")
     if table is None:
         return []
     ensure_all_rows_seen(table, [key])
@@ -353,44 +361,46 @@ def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
     return [Rejected(str(row["reason"]), str(row["next_topic"]), int(str(row["records"]))) for row in found]
 
 
-def _concerns(lease: str, stream: Stream) -> bool:
+def _is_stream_lease(lease: str, stream: Stream) -> bool:
     """Whether a lease is one of the stream's: its name is the operation, and the stream or one of its tables."""
     return lease.partition(" ")[2].partition("/")[0] == stream.name
 
 
-def _of_current(attempts: Attempts, key: str) -> list[Commit]:
+def _build_current_commits(attempts: Attempts, key: str) -> list[Commit]:
     return [] if attempts.current is None else [Commit("current", attempts.current.get(key))]
 
 
-def _of_metrics(attempts: Attempts, key: str) -> list[Commit]:
+def _build_metrics_commits(attempts: Attempts, key: str) -> list[Commit]:
     return [] if attempts.metrics is None else [Commit("metrics", attempts.metrics.get(key))]
 
 
-def _asked(
+def _fetch_runs_and_checks(
     instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]
 ) -> tuple[list[SliceRun], dict[str, str]]:
-    return _runs(instance, stream, key, leases), _checks(instance, stream, key)
+    return _fetch_runs(instance, stream, key, leases), _fetch_checks(instance, stream, key)
 
 
-def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]) -> list[SliceRun]:
+def _fetch_runs(
+    instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]
+) -> list[SliceRun]:
     """The runs that materialised a table of the slice, and those that were asked for it by name."""
     import dagster as dg
 
-    from highwater.orchestration.asset_keys import table_keys
+    from highwater.orchestration.asset_keys import build_table_keys
     from highwater.orchestration.run_tags import PARTITION, RANGE_START
 
     ids: set[str] = set()
-    for asset in table_keys(stream):
+    for asset in build_table_keys(stream):
         records_filter = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[key])
         ids |= {record.run_id for record in instance.fetch_materializations(records_filter, limit=MOST_RUNS).records}
     for tag in (PARTITION, RANGE_START):
         ids |= {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={tag: key}), limit=MOST_RUNS)}
     records = instance.get_run_records(dg.RunsFilter(run_ids=sorted(ids)), limit=MOST_RUNS) if ids else []
-    alive = living(leases)
-    return [_run(record, alive.get(record.dagster_run.run_id)) for record in records]
+    alive = select_worker_leases(leases)
+    return [_build_run(record, alive.get(record.dagster_run.run_id)) for record in records]
 
 
-def _run(record: dg.RunRecord, alive_until: datetime | None) -> SliceRun:
+def _build_run(record: dg.RunRecord, alive_until: datetime | None) -> SliceRun:
     from highwater.orchestration.run_tags import PURPOSE
 
     run, start = record.dagster_run, record.start_time
@@ -398,6 +408,6 @@ def _run(record: dg.RunRecord, alive_until: datetime | None) -> SliceRun:
     return SliceRun(run.run_id, run.status.value, began, run.tags.get(PURPOSE, "a person"), alive_until)
 
 
-def _checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str, str]:
+def _fetch_checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str, str]:
     found = instance.event_log_storage.get_asset_check_partition_info(check_keys(stream), partition_keys=[key])
     return {info.check_key.name: info.latest_execution_status.value.lower() for info in found}

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import HighwaterError
-from highwater.orchestration.dagster_home import Opened, answer
-from highwater.wording import span
+from highwater.orchestration.dagster_home import Opened, ask_instance
+from highwater.wording import format_duration
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -70,62 +70,64 @@ def examine(ledger: Callable[[], Ledger], dagster: Opened, now: datetime) -> Hea
     """
     return Health(
         [
-            _ledger(ledger),
-            _of_dagster("daemon", dagster, lambda instance: _daemon(instance, now)),
-            _of_dagster(PLANNER, dagster, lambda instance: _planner(instance, now)),
+            _check_ledger(ledger),
+            _check_dagster("daemon", dagster, lambda instance: _check_daemon(instance, now)),
+            _check_dagster(PLANNER, dagster, lambda instance: _check_planner(instance, now)),
         ]
     )
 
 
-def _ledger(ledger: Callable[[], Ledger]) -> HealthCondition:
+def _check_ledger(ledger: Callable[[], Ledger]) -> HealthCondition:
     try:
-        ledger().alerts.open()
+        ledger().alerts.read_open()
     except HighwaterError as error:
         return HealthCondition("ledger", ok=False, reason=f"{error.problem}; {error.remedy}")
     return HealthCondition("ledger", ok=True, reason="it answers")
 
 
-def _of_dagster(
+def _check_dagster(
     name: str, dagster: Opened, question: Callable[[dg.DagsterInstance], HealthCondition]
 ) -> HealthCondition:
-    found, error = answer(dagster, question)
+    found, error = ask_instance(dagster, question)
     if error is not None:
         return HealthCondition(name, ok=False, reason=f"{error.problem}; {error.remedy}")
     return found or HealthCondition(name, ok=None, reason="not asked: DAGSTER_HOME is not set")
 
 
-def _daemon(instance: dg.DagsterInstance, now: datetime) -> HealthCondition:
-    beats = heartbeats(instance)
+def _check_daemon(instance: dg.DagsterInstance, now: datetime) -> HealthCondition:
+    beats = fetch_heartbeats(instance)
     late = {name: at for name, at in beats.items() if at is None or now.timestamp() - at > LIMIT.total_seconds()}
     if not late:
-        return HealthCondition("daemon", ok=True, reason=f"{len(beats)} daemons reported within {span(LIMIT)}")
-    shown = ", ".join(f"{name} {_ago(at, now)}" for name, at in sorted(late.items()))
+        return HealthCondition(
+            "daemon", ok=True, reason=f"{len(beats)} daemons reported within {format_duration(LIMIT)}"
+        )
+    shown = ", ".join(f"{name} {_format_time_ago(at, now)}" for name, at in sorted(late.items()))
     return HealthCondition(
-        "daemon", ok=False, reason=f"no heartbeat within {span(LIMIT)}: {shown}; start dagster-daemon"
+        "daemon", ok=False, reason=f"no heartbeat within {format_duration(LIMIT)}: {shown}; start dagster-daemon"
     )
 
 
-def _planner(instance: dg.DagsterInstance, now: datetime) -> HealthCondition:
-    at = last_ticks(instance, [PLANNER]).get(PLANNER)
+def _check_planner(instance: dg.DagsterInstance, now: datetime) -> HealthCondition:
+    at = fetch_last_ticks(instance, [PLANNER]).get(PLANNER)
     if at is None:
         return HealthCondition(PLANNER, ok=False, reason="no tick of a running sensor planner; switch it on in Dagster")
     if now.timestamp() - at > LIMIT.total_seconds():
         remedy = "see that dagster-daemon and the code server run"
-        return HealthCondition(PLANNER, ok=False, reason=f"its last tick was {_ago(at, now)}; {remedy}")
-    return HealthCondition(PLANNER, ok=True, reason=f"its last tick was {_ago(at, now)}")
+        return HealthCondition(PLANNER, ok=False, reason=f"its last tick was {_format_time_ago(at, now)}; {remedy}")
+    return HealthCondition(PLANNER, ok=True, reason=f"its last tick was {_format_time_ago(at, now)}")
 
 
-def _ago(at: float | None, now: datetime) -> str:
-    return "never" if at is None else f"{span(timedelta(seconds=max(0, round(now.timestamp() - at))))} ago"
+def _format_time_ago(at: float | None, now: datetime) -> str:
+    return "never" if at is None else f"{format_duration(timedelta(seconds=max(0, round(now.timestamp() - at))))} ago"
 
 
-def heartbeats(instance: dg.DagsterInstance) -> Mapping[str, float | None]:
+def fetch_heartbeats(instance: dg.DagsterInstance) -> Mapping[str, float | None]:
     """The last heartbeat of each daemon that the instance needs, in seconds since 1970; None where there is none."""
     found = instance.get_daemon_heartbeats()
     return {name: found[name].timestamp if name in found else None for name in instance.get_required_daemon_types()}
 
 
-def last_ticks(instance: dg.DagsterInstance, sensors: Collection[str]) -> Mapping[str, float]:
+def fetch_last_ticks(instance: dg.DagsterInstance, sensors: Collection[str]) -> Mapping[str, float]:
     """The begin of the last tick of each sensor that is switched on, in seconds since 1970.
 
     Args:

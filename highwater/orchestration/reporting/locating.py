@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN_TOPIC, Origin, headers_of, opened
+from highwater.envelope import ORIGIN_TOPIC, Origin, build_headers, open_envelope
 from highwater.errors import (
     ConfigurationError,
     HighwaterError,
@@ -15,14 +15,14 @@ from highwater.errors import (
     OffsetsExpiredError,
     TopicAbsentError,
 )
-from highwater.foreign import identity, named
-from highwater.gaps import places_in
-from highwater.orchestration.checking.origin_checks import tombstone_in_sql
-from highwater.orchestration.checking.slice_status import attempts_of, committed
-from highwater.reclaims import numbers, stale
+from highwater.foreign import parse_foreign_origin, resolve_origin
+from highwater.gaps import expand_ranges
+from highwater.orchestration.checking.origin_checks import build_tombstone_condition
+from highwater.orchestration.checking.slice_status import read_commit_attempts, read_stream_commits
+from highwater.reclaims import count_reclaims, is_stale
 from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
-from highwater.resources.delta import count_in, query, rows_by_slice, slice_is_one_of
-from highwater.retention import aged
+from highwater.resources.delta import count_slice_rows, query, read_count, slice_is_one_of
+from highwater.retention import count_expired_rows
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Located:
         if self.row is not None:
             lines.append("raw: " + ", ".join(f"{name} {value}" for name, value in self.row.items()))
         if self.origin is not None:
-            lines.append(f"origin: {shown(self.origin)}")
+            lines.append(f"origin: {format_origin(self.origin)}")
         return [*lines, *self.facts, f"{self.end}: {self.text}"]
 
     def to_plain(self) -> dict[str, Any]:
@@ -95,12 +95,12 @@ class Located:
         }
 
 
-def shown(origin: Origin) -> str:
+def format_origin(origin: Origin) -> str:
     """An origin as people write it."""
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}, generation {origin.generation}"
 
 
-def stream_of(streams: Iterable[Stream], topic: str) -> Stream:
+def find_stream(streams: Iterable[Stream], topic: str) -> Stream:
     """The stream that a topic belongs to.
 
     Raises:
@@ -126,115 +126,128 @@ def locate(
     """
     if topic == stream.parked_topic:
         return [_on_parked(ledger, kafka, lake, stream, partition, offset)]
-    slices = ledger.holding(stream.name, topic, partition, offset)
+    slices = ledger.list_slices_at_offset(stream.name, topic, partition, offset)
     if not slices:
-        return [_unplanned(ledger, kafka, stream, topic, partition, offset)]
-    found = [(slice_, _in_slice(ledger, lake, stream, slice_, partition, offset)) for slice_ in slices]
-    return [replace(one, commits=_commits(lake, stream, slice_)) for slice_, one in found]
+        return [_locate_unplanned(ledger, kafka, stream, topic, partition, offset)]
+    found = [(slice_, _locate_in_slice(ledger, lake, stream, slice_, partition, offset)) for slice_ in slices]
+    return [replace(one, commits=_load_attempts(lake, stream, slice_)) for slice_, one in found]
 
 
-def _commits(lake: Lake, stream: Stream, slice_: Slice) -> dict[str, int]:
-    slice_commits = committed(lake, stream, [slice_.key])
-    current = attempts_of(lake, stream, slice_commits, [slice_.key]).current
+def _load_attempts(lake: Lake, stream: Stream, slice_: Slice) -> dict[str, int]:
+    slice_commits = read_stream_commits(lake, stream, [slice_.key])
+    current = read_commit_attempts(lake, stream, slice_commits, [slice_.key]).current
     attempts = {
         table: slice_commit.attempt for table, found in slice_commits.items() for slice_commit in found.values()
     }
     return attempts | ({"current": current[slice_.key]} if current and slice_.key in current else {})
 
 
-def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partition: int, offset: int) -> Located:
+def _locate_in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partition: int, offset: int) -> Located:
     lost = [
         loss
-        for loss in ledger.losses(stream.name, slice_.topic)
+        for loss in ledger.list_losses(stream.name, slice_.topic)
         if (loss.generation, loss.partition) == (slice_.generation, partition) and offset in loss.offsets
     ]
-    raw, slice_commits = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [slice_.key])
+    raw, slice_commits = (
+        lake.open_stream_table(stream.name, "raw"),
+        lake.load_slice_commits(stream.name, "raw", [slice_.key]),
+    )
     if raw is None or slice_.key not in slice_commits:
         if raw is not None:
             ensure_all_records_seen(raw)
-        if raw is not None and rows_by_slice(raw, [slice_.key])[slice_.key]:
+        if raw is not None and count_slice_rows(raw, [slice_.key])[slice_.key]:
             raise IncompleteReadError(
                 f"a read of raw of {stream.name} did not return the commit of {slice_.key}",
                 stored="rows of the slice",
                 found="no commit",
                 remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
             )
-        return _lost(lost[0], slice_) if lost else Located("unread", "planned, and not in raw yet", slice_=slice_)
+        return (
+            _build_lost_result(lost[0], slice_)
+            if lost
+            else Located("unread", "planned, and not in raw yet", slice_=slice_)
+        )
     where = f'{slice_is_one_of([slice_.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
-    columns = f"timestamp_ms AS ms, timestamp_type, key, {tombstone_in_sql(stream)} AS tombstone, {size}, headers"
+    columns = (
+        f"timestamp_ms AS ms, timestamp_type, key, {build_tombstone_condition(stream)} AS tombstone, {size}, headers"
+    )
     found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
     if not found and lost:
-        return _lost(lost[0], slice_)
+        return _build_lost_result(lost[0], slice_)
     gone = [
         one
-        for one in (ledger.erasures.slices([slice_.key]).get(slice_.key, ()) if not found else ())
-        if (partition, offset) in places_in(one.places)
+        for one in (ledger.erasures.read_for_slices([slice_.key]).get(slice_.key, ()) if not found else ())
+        if (partition, offset) in expand_ranges(one.places)
     ]
     # A key that was erased after its rows had expired is erased all the same.
     for one in sorted(gone, key=lambda one: one.by_age):
-        [why] = [erasure for erasure in ledger.erasures.of(stream.name) if erasure.number == one.number]
+        [why] = [erasure for erasure in ledger.erasures.list_for_stream(stream.name) if erasure.number == one.number]
         if not why.by_age:
             return Located("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", slice_=slice_)
-        if aged(slice_commits[slice_.key]):
-            return _aged(ledger, lake, stream, slice_, Origin(slice_.topic, slice_.generation, partition, offset), why)
+        if count_expired_rows(slice_commits[slice_.key]):
+            return _locate_aged_record(
+                ledger, lake, stream, slice_, Origin(slice_.topic, slice_.generation, partition, offset), why
+            )
     if not found:
         ensure_all_rows_seen(raw, [slice_.key])
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
         return Located("gap", text, slice_=slice_)
     [row] = found
     here = Origin(slice_.topic, slice_.generation, partition, offset)
-    origin = here if slice_.topic == stream.topic else _origin(ledger, lake, stream, here, row)
-    record = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
-    return _ended(ledger, lake, stream, origin, slice_, record, tombstone=bool(row["tombstone"]))
+    origin = here if slice_.topic == stream.topic else _find_origin(ledger, lake, stream, here, row)
+    record = {"timestamp_ms": row["ms"], "key": _decode_key(row["key"]), "bytes": row["bytes"]}
+    return _locate_origin(ledger, lake, stream, origin, slice_, record, tombstone=bool(row["tombstone"]))
 
 
-def _aged(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, here: Origin, why: Erasure) -> Located:
+def _locate_aged_record(
+    ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, here: Origin, why: Erasure
+) -> Located:
     """The end of a record whose row of raw has expired; on the main topic its place is its origin."""
     fact = f"its row of raw expired, by {why.erased_by} at {why.erased_at}: {why.reason}"
     if slice_.topic == stream.topic:
-        found = _ended(ledger, lake, stream, here, slice_, None)
+        found = _locate_origin(ledger, lake, stream, here, slice_, None)
         if found.end != "unknown":
             return replace(found, facts=[fact, *found.facts])
         return Located("aged", f"{fact}; it was no event and no reject: a tombstone", here, slice_)
     return Located("aged", f"{fact}; which record it was a copy of is not known any more", slice_=slice_)
 
 
-def _origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
+def _find_origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
     """The origin of a record that waits for a retry: what its headers say, or where it lies.
 
     Where it was rejected under its own place, that is it, whatever its headers say.
     """
     own = here if here.topic not in stream.foreign_topics else here._replace(topic=stream.namespace + here.topic)
-    if _rows_of(lake, stream, "rejects", own):
+    if _load_origin_rows(lake, stream, "rejects", own):
         return own
-    headers = headers_of(row)
-    envelope = opened(headers, stream.is_origin)
+    headers = build_headers(row)
+    envelope = open_envelope(headers, stream.is_origin)
     if envelope is not None:
         return envelope.origin
     if here.topic not in stream.foreign_topics:
         return here
     ours = any(name == ORIGIN_TOPIC for name, _ in headers)
-    found = named(headers, row["ms"], row["timestamp_type"])
+    found = parse_foreign_origin(headers, row["ms"], row["timestamp_type"])
     if ours or found is None:
         return here._replace(topic=stream.namespace + here.topic)
-    from highwater.assets.foreign import main_log
+    from highwater.assets.foreign import read_main_log
 
-    return identity(stream, main_log(ledger, stream), found, row["ms"])
+    return resolve_origin(stream, read_main_log(ledger, stream), found, row["ms"])
 
 
-def _lost(loss: Loss, slice_: Slice | None) -> Located:
+def _build_lost_result(loss: Loss, slice_: Slice | None) -> Located:
     return Located(
         "lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}", slice_=slice_
     )
 
 
-def _text(key: Any) -> str | None:
+def _decode_key(key: Any) -> str | None:
     return None if key is None else bytes(key).decode("utf-8", "replace")
 
 
-def _ended(
+def _locate_origin(
     ledger: Ledger,
     lake: Lake,
     stream: Stream,
@@ -245,14 +258,14 @@ def _ended(
     tombstone: bool = False,
 ) -> Located:
     """The end of an origin: its last known event."""
-    published = {(found["slice"], found[NUMBER]): found for found in _rows_of(lake, stream, "dlq", origin)}
-    found = _rows_of(lake, stream, "rejects", origin)
-    rejects = sorted(found, key=lambda row: _when(row, published.get(_copy(row))))
-    facts = [_rejected(row, published.get(_copy(row))) for row in rejects]
-    facts += [_reclaimed(one) for one in ledger.reclaims.of(stream.name) if one.origin == origin]
-    end, text = _end(ledger, lake, stream, origin, rejects, published)
+    published = {(found["slice"], found[NUMBER]): found for found in _load_origin_rows(lake, stream, "dlq", origin)}
+    found = _load_origin_rows(lake, stream, "rejects", origin)
+    rejects = sorted(found, key=lambda row: _build_sort_key(row, published.get(_copy(row))))
+    facts = [_describe_reject(row, published.get(_copy(row))) for row in rejects]
+    facts += [_describe_reclaim(one) for one in ledger.reclaims.list_for_stream(stream.name) if one.origin == origin]
+    end, text = _describe_end(ledger, lake, stream, origin, rejects, published)
     if end == "unknown" and slice_ is not None:
-        for table in (lake.table(stream.name, name) for name in ("events", "rejects")):
+        for table in (lake.open_stream_table(stream.name, name) for name in ("events", "rejects")):
             if table is not None:
                 ensure_all_rows_seen(table, [slice_.key])
     if end == "unknown" and tombstone:
@@ -263,7 +276,7 @@ def _ended(
     return Located(end, text, origin, slice_, row, facts)
 
 
-def _end(
+def _describe_end(
     ledger: Ledger,
     lake: Lake,
     stream: Stream,
@@ -271,23 +284,23 @@ def _end(
     rejects: Sequence[Mapping[str, Any]],
     published: Collection[tuple[str, int]],
 ) -> tuple[str, str]:
-    for found in _rows_of(lake, stream, "events", origin):
+    for found in _load_origin_rows(lake, stream, "events", origin):
         return "accepted", f"in events of {found['slice']}, attempt {found['attempt']}, retries {found['retries']}"
-    for discard in ledger.discards.of(stream.name):
+    for discard in ledger.discards.list_for_stream(stream.name):
         if discard.origin == origin:
             return "discarded", f"by {discard.discarded_by} at {discard.discarded_at}: {discard.reason}"
     if not rejects:
         return "unknown", "neither in events nor in rejects: the slice is not decided yet"
     last = rejects[-1]
-    reclaims = [one for one in ledger.reclaims.of(stream.name) if one.origin == origin]
-    if stale(numbers(reclaims), origin, last[NUMBER]):
+    reclaims = [one for one in ledger.reclaims.list_for_stream(stream.name) if one.origin == origin]
+    if is_stale(count_reclaims(reclaims), origin, last[NUMBER]):
         return "reclaimed", f"{reclaims[-1].slice_key} reprocesses it when it is materialised again"
     if _copy(last) not in published:
         return "rejected", f"as {last['reason']} by {last['slice']}, to be published to {last['next_topic']}"
     return ("parked" if last["next_topic"] == stream.parked_topic else "waiting"), f"on {last['next_topic']}"
 
 
-def _when(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
+def _build_sort_key(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """The order of rejections: by the number of reclaims; as they were published, then unpublished ones."""
     at = None if published is None else published["published_at"]
     moment = "" if at is None else at.isoformat(timespec="microseconds")
@@ -298,17 +311,17 @@ def _copy(found: Mapping[str, Any]) -> tuple[str, int]:
     return found["slice"], found[NUMBER]
 
 
-def _reclaimed(one: Reclaim) -> str:
+def _describe_reclaim(one: Reclaim) -> str:
     return f"reclaimed for {one.slice_key} by {one.reclaimed_by} at {one.reclaimed_at}: {one.reason}"
 
 
-def _rejected(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> str:
+def _describe_reject(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> str:
     when = "not published yet" if published is None else f"published {published['published_at']}"
     return f"rejected by {found['slice']} as {found['reason']} ({found['detail']}), to {found['next_topic']}: {when}"
 
 
-def _rows_of(lake: Lake, stream: Stream, name: str, origin: Origin) -> list[dict[str, Any]]:
-    table = lake.table(stream.name, name)
+def _load_origin_rows(lake: Lake, stream: Stream, name: str, origin: Origin) -> list[dict[str, Any]]:
+    table = lake.open_stream_table(stream.name, name)
     if table is None:
         return []
     topic = origin.topic.replace("'", "''")
@@ -321,7 +334,7 @@ def _rows_of(lake: Lake, stream: Stream, name: str, origin: Origin) -> list[dict
         "rejects": "slice, attempt, retries, reason, detail, next_topic",
         "dlq": "slice, published_at",
     }
-    number = f"{count_in(table, NUMBER)} AS {NUMBER}"
+    number = f"{read_count(table, NUMBER)} AS {NUMBER}"
     return query(table, f"SELECT {columns[name]}, {number} FROM t WHERE {where}")
 
 
@@ -329,37 +342,37 @@ def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partiti
     """A parked record: its envelope names the origin."""
     topic = stream.parked_topic
     try:
-        state = kafka.topic_state(topic)
-        if (why := _outside(state, partition, offset)) is not None:
+        state = kafka.read_topic_state(topic)
+        if (why := _find_unreadable_reason(state, partition, offset)) is not None:
             return Located("unknown", why)
         messages = list(kafka.read(topic, {partition: OffsetRange(offset, offset + 1)}, seconds=10))
     except HighwaterError as error:
-        return Located("unknown", f"{topic} could not be read there: {error.problem}", unseen=_unseen(error))
+        return Located("unknown", f"{topic} could not be read there: {error.problem}", unseen=_find_lookup_error(error))
     headers: Any = messages[0].headers() if messages else None
-    envelope: Envelope | None = opened(headers or (), stream.is_origin)
+    envelope: Envelope | None = open_envelope(headers or (), stream.is_origin)
     if envelope is None:
         return Located("unknown", "no record with an envelope of ours at this offset")
-    return _ended(ledger, lake, stream, envelope.origin, None, None)
+    return _locate_origin(ledger, lake, stream, envelope.origin, None, None)
 
 
-def _unplanned(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, partition: int, offset: int) -> Located:
-    for loss in ledger.losses(stream.name, topic):
+def _locate_unplanned(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, partition: int, offset: int) -> Located:
+    for loss in ledger.list_losses(stream.name, topic):
         if loss.partition == partition and offset in loss.offsets:
-            return _lost(loss, None)
+            return _build_lost_result(loss, None)
     try:
-        why = _outside(kafka.topic_state(topic), partition, offset)
+        why = _find_unreadable_reason(kafka.read_topic_state(topic), partition, offset)
     except HighwaterError as error:
         text = f"no slice holds it, and the topic could not be looked at: {error.problem}"
-        return Located("unplanned", text, unseen=_unseen(error))
+        return Located("unplanned", text, unseen=_find_lookup_error(error))
     return Located("unplanned", why or "it waits for the planner, or lies before the offset where planning began")
 
 
-def _unseen(error: HighwaterError) -> HighwaterError | None:
+def _find_lookup_error(error: HighwaterError) -> HighwaterError | None:
     """The error, unless it is the answer: a topic of the DLQ that is not there yet, a record that retention took."""
     return None if isinstance(error, TopicAbsentError | OffsetsExpiredError) else error
 
 
-def _outside(state: TopicState, partition: int, offset: int) -> str | None:
+def _find_unreadable_reason(state: TopicState, partition: int, offset: int) -> str | None:
     """The reason why a topic gives no record at an offset; None if it may be read, or its leader is away."""
     seen = state.partitions.get(partition)
     if seen is None:

@@ -17,14 +17,14 @@ from highwater.errors import (
     TemporaryError,
     TopicAbsentError,
 )
-from highwater.orchestration.checking.check_results import erring_checks, failing_checks
+from highwater.orchestration.checking.check_results import count_failing_slices, select_error_checks
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
-from highwater.orchestration.checking.slice_status import attempts
-from highwater.orchestration.dagster_home import Opened, answer
-from highwater.orchestration.reporting.audit import committed_ends
-from highwater.orchestration.reporting.consumer_lag import Ages, unread_ages
-from highwater.orchestration.reporting.health import SENSORS, heartbeats, last_ticks
-from highwater.orchestration.reporting.plan_status import topic_status
+from highwater.orchestration.checking.slice_status import read_attempts
+from highwater.orchestration.dagster_home import Opened, ask_instance
+from highwater.orchestration.reporting.audit import compute_committed_ends
+from highwater.orchestration.reporting.consumer_lag import Ages, measure_unread_ages
+from highwater.orchestration.reporting.health import SENSORS, fetch_heartbeats, fetch_last_ticks
+from highwater.orchestration.reporting.plan_status import read_topic_status
 from highwater.routing import on_tier
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def measure(
     found = Samples()
     for stream in streams:
         try:
-            _stream(found, ledger, kafka, lake, stream)
+            _measure_stream(found, ledger, kafka, lake, stream)
         except HighwaterError as error:
             found.failed[stream.name] = error
         except Exception as error:  # noqa: BLE001 - a defect in one stream hides no number of the others
@@ -172,8 +172,8 @@ def measure(
                 f"stream {stream.name} could not be measured", found=type(error).__name__, remedy="report the defect"
             )
         found.add("highwater_stream_measured", stream.name not in found.failed, stream.name)
-    _alerts(found, ledger, DEPLOYMENT)
-    dependencies = ["ledger", "kafka", "lake", *(["dagster"] if _dagster(found, dagster, streams) else [])]
+    _measure_alerts(found, ledger, DEPLOYMENT)
+    dependencies = ["ledger", "kafka", "lake", *(["dagster"] if _measure_dagster(found, dagster, streams) else [])]
     for dependency in dependencies:
         found.add("highwater_up", dependency not in found.away, dependency)
     found.add("highwater_collection_duration_seconds", time.monotonic() - begun)
@@ -181,41 +181,41 @@ def measure(
     return found
 
 
-def _stream(found: Samples, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
+def _measure_stream(found: Samples, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
     # The lake before the plan: a slice that is committed in between appears at worst as incomplete.
-    committed = found.ask("lake", lambda: attempts(lake, stream))
-    slices = found.ask("ledger", lambda: ledger.slices(stream.name))
-    losses = found.ask("ledger", lambda: ledger.losses(stream.name))
+    committed = found.ask("lake", lambda: read_attempts(lake, stream))
+    slices = found.ask("ledger", lambda: ledger.list_slices(stream.name))
+    losses = found.ask("ledger", lambda: ledger.list_losses(stream.name))
     for view in (stream, *(on_tier(stream, topic) for topic in stream.delays)):
-        _slices(found, view, slices, committed)
-        planned = _planned(found, ledger, view)
-        _plans(found, view, planned, slices, committed)
+        _measure_slices(found, view, slices, committed)
+        planned = _load_plan(found, ledger, view)
+        _measure_plan_ends(found, view, planned, slices, committed)
         # A tier that is not there yet has had no reject.
         read = None if committed is None else committed.raw
-        _topic(found, ledger, kafka, view, planned, read, expected=view is stream or planned is not None)
-    _losses(found, stream, losses)
-    _holds(found, ledger, stream)
-    _alerts(found, ledger, stream.name)
+        _measure_topic(found, ledger, kafka, view, planned, read, expected=view is stream or planned is not None)
+    _measure_losses(found, stream, losses)
+    _measure_holds(found, ledger, stream)
+    _measure_alerts(found, ledger, stream.name)
     if "ledger" not in found.away:  # it knows what was exhausted
         ends = found.ask("lake", lambda: count_ends(ledger, lake, stream))
-        _ends(found, stream, ends)
+        _measure_origin_ends(found, stream, ends)
 
 
-def _slices(found: Samples, view: Stream, slices: Sequence[Slice] | None, committed: Attempts | None) -> None:
+def _measure_slices(found: Samples, view: Stream, slices: Sequence[Slice] | None, committed: Attempts | None) -> None:
     if slices is None:
         return
     mine = [slice_.key for slice_ in slices if slice_.topic == view.topic]
     found.add("highwater_slices", len(mine), view.name, view.topic)
     if committed is not None:
-        open_ = sum(bool(committed.lacking(key)) for key in mine)
+        open_ = sum(bool(committed.select_missing_tables(key)) for key in mine)
         found.add("highwater_slices_incomplete", open_, view.name, view.topic)
 
 
-def _planned(found: Samples, ledger: Ledger, view: Stream) -> Planned | None:
-    return found.ask("ledger", lambda: ledger.topics.planned(view.name, view.topic))
+def _load_plan(found: Samples, ledger: Ledger, view: Stream) -> Planned | None:
+    return found.ask("ledger", lambda: ledger.topics.read_planned_topic(view.name, view.topic))
 
 
-def _plans(
+def _measure_plan_ends(
     found: Samples, view: Stream, planned: Planned | None, slices: Sequence[Slice] | None, committed: Attempts | None
 ) -> None:
     """Measure the planned and committed offsets of the topic."""
@@ -224,11 +224,11 @@ def _plans(
     for partition, end in planned.ends.items():
         found.add("highwater_planned_end_offset", end, view.name, view.topic, partition)
     if slices is not None and committed is not None:
-        for partition, end in committed_ends(planned, slices, committed).items():
+        for partition, end in compute_committed_ends(planned, slices, committed).items():
             found.add("highwater_committed_end_offset", end, view.name, view.topic, partition)
 
 
-def _topic(
+def _measure_topic(
     found: Samples,
     ledger: Ledger,
     kafka: Kafka,
@@ -241,11 +241,11 @@ def _topic(
     """Measure the end offsets of the topic, and count the errors that keep it from being planned."""
     if "kafka" in found.away:
         return
-    status = topic_status(kafka, view, planned)
+    status = read_topic_status(kafka, view, planned)
     for error in status.errors:
         if isinstance(error, TemporaryError):
             found.away["kafka"] = error
-    stops = Counter(type(error).__name__ for error in status.errors if _stops(error, expected=expected))
+    stops = Counter(type(error).__name__ for error in status.errors if _needs_operator(error, expected=expected))
     for kind, number in stops.items():
         found.add("highwater_stopped", number, view.name, view.topic, kind)
     for one in status.partitions:
@@ -257,10 +257,12 @@ def _topic(
         if one.last_stable is not None:
             found.add("highwater_held_back_offsets", one.held_back, view.name, view.topic, one.partition)
     if read is not None and status.partitions:  # without the lake nobody knows what of the plan is unread
-        _ages(found, found.ask("kafka", lambda: unread_ages(ledger, kafka, view, view.topic, read)), view)
+        _measure_ages(
+            found, found.ask("kafka", lambda: measure_unread_ages(ledger, kafka, view, view.topic, read)), view
+        )
 
 
-def _ages(found: Samples, ages: Ages | None, view: Stream) -> None:
+def _measure_ages(found: Samples, ages: Ages | None, view: Stream) -> None:
     for partition, age in ages.by_partition.items() if ages else ():
         found.add("highwater_oldest_unread_age_seconds", age.total_seconds(), view.name, view.topic, partition)
     for partition, held in ages.held_back.items() if ages else ():
@@ -269,12 +271,12 @@ def _ages(found: Samples, ages: Ages | None, view: Stream) -> None:
             found.add("highwater_held_back_age_seconds", seconds, view.name, view.topic, partition)
 
 
-def _stops(error: HighwaterError, *, expected: bool) -> bool:
+def _needs_operator(error: HighwaterError, *, expected: bool) -> bool:
     """Whether an error waits for a person."""
     return not isinstance(error, TemporaryError) and (expected or not isinstance(error, TopicAbsentError))
 
 
-def _losses(found: Samples, stream: Stream, losses: Sequence[Loss] | None) -> None:
+def _measure_losses(found: Samples, stream: Stream, losses: Sequence[Loss] | None) -> None:
     number: Counter[tuple[str, int]] = Counter()
     offsets: Counter[tuple[str, int]] = Counter()
     for loss in losses or ():
@@ -285,15 +287,15 @@ def _losses(found: Samples, stream: Stream, losses: Sequence[Loss] | None) -> No
         found.add("highwater_lost_offsets", offsets[topic, partition], stream.name, topic, partition)
 
 
-def _holds(found: Samples, ledger: Ledger, stream: Stream) -> None:
-    holds = found.ask("ledger", lambda: ledger.holds.open(stream.name))
+def _measure_holds(found: Samples, ledger: Ledger, stream: Stream) -> None:
+    holds = found.ask("ledger", lambda: ledger.holds.read_open(stream.name))
     if holds is not None:
         found.add("highwater_held_slices", len(holds), stream.name)
         found.add("highwater_held_records", sum(hold.found.records for hold in holds), stream.name)
 
 
-def _alerts(found: Samples, ledger: Ledger, stream: str) -> None:
-    alerts = found.ask("ledger", ledger.alerts.open)
+def _measure_alerts(found: Samples, ledger: Ledger, stream: str) -> None:
+    alerts = found.ask("ledger", ledger.alerts.read_open)
     if alerts is None:
         return
     open_ = [alert for alert in alerts.values() if alert.stream == stream and alert.ended is None]
@@ -302,7 +304,7 @@ def _alerts(found: Samples, ledger: Ledger, stream: str) -> None:
         found.add("highwater_alert_since_timestamp_seconds", alert.since.timestamp(), stream, alert.what)
 
 
-def _ends(found: Samples, stream: Stream, ends: Ends | None) -> None:
+def _measure_origin_ends(found: Samples, stream: Stream, ends: Ends | None) -> None:
     if ends is None:
         return
     counted = {
@@ -322,14 +324,14 @@ def _ends(found: Samples, stream: Stream, ends: Ends | None) -> None:
     found.add("highwater_origins_twice", ends.twice, stream.name)
 
 
-def _dagster(found: Samples, opened: Opened, streams: Sequence[Stream]) -> bool:
+def _measure_dagster(found: Samples, opened: Opened, streams: Sequence[Stream]) -> bool:
     """Count failing checks, and note when daemons and sensors last worked; False where there is no instance to ask."""
 
     def ask(instance: DagsterInstance) -> _Answered:
-        failing = {stream.name: failing_checks(instance, stream) for stream in streams}
-        return failing, heartbeats(instance), last_ticks(instance, SENSORS)
+        failing = {stream.name: count_failing_slices(instance, stream) for stream in streams}
+        return failing, fetch_heartbeats(instance), fetch_last_ticks(instance, SENSORS)
 
-    answered, error = answer(opened, ask)
+    answered, error = ask_instance(opened, ask)
     if error is not None:
         # The other numbers are known, and whether they are taken is not to hang on why these are not.
         found.away["dagster"] = DependencyAwayError(error.problem, found=error.found, remedy=error.remedy)
@@ -338,7 +340,7 @@ def _dagster(found: Samples, opened: Opened, streams: Sequence[Stream]) -> bool:
         return False
     failing, beats, ticks = answered
     for stream in streams:
-        for name in erring_checks(stream):
+        for name in select_error_checks(stream):
             found.add("highwater_failing_check_slices", failing[stream.name].get(name, 0), stream.name, name)
     for daemon, at in beats.items():
         found.add("highwater_daemon_heartbeat_timestamp_seconds", at, daemon)

@@ -18,9 +18,9 @@ from highwater.assets.origins import DLQ
 from highwater.assets.rejects import TABLE as REJECTS
 from highwater.errors import KAFKA, LAKE, TopicVanishedError
 from highwater.publishing import State
-from highwater.resources.commit_log import slice_commits_in, written
+from highwater.resources.commit_log import read_slice_commits, read_written
 from highwater.resources.delta import query, slice_is_one_of
-from highwater.resources.dependency_guards import describe, resting
+from highwater.resources.dependency_guards import describe, is_cooling_down
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -70,7 +70,7 @@ class Behind:
         """Whether anything that is decided is not sent."""
         return self.oldest is not None
 
-    def age(self, now: datetime) -> timedelta:
+    def compute_age(self, now: datetime) -> timedelta:
         """For how long the oldest accepted event that is not sent has been one; 0 if nothing waits."""
         return timedelta(0) if self.since is None else max(now - self.since, timedelta(0))
 
@@ -100,7 +100,7 @@ class Behind:
         return {**vars(self), "since": None if self.since is None else self.since.isoformat()}
 
 
-def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = ()) -> Behind | None:
+def measure_publication_lag(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = ()) -> Behind | None:
     """Look how far a stream is published; None of one that publishes nothing.
 
     Args:
@@ -116,13 +116,13 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = (
         return None
     with ThreadPoolExecutor(2) as opening:  # most of the time is spent on reading the two logs
         (events, decided), (published, settled) = opening.map(
-            lambda name: _opened(lake, stream, name), (EVENTS, publication_log.TABLE)
+            lambda name: _load_written_slices(lake, stream, name), (EVENTS, publication_log.TABLE)
         )
-    last = _last_sent(stream, published, settled)
-    fresh, revised, unopened = _waiting(decided, settled, events, published, also)
+    last = _find_last_sent(stream, published, settled)
+    fresh, revised, unopened = _list_waiting_slices(decided, settled, events, published, also)
     since = {key: decided[key].at_ms for key in (*fresh, *revised)}
     oldest = min(since, key=lambda key: (since[key], key), default=None)
-    following = ledger.slices(stream.name, stream.topic, after=last, limit=1)
+    following = ledger.list_slices(stream.name, stream.topic, after=last, limit=1)
     return Behind(
         topic=stream.publishes.topic,
         last=last,
@@ -132,11 +132,11 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = (
         unopened=unopened,
         oldest=oldest,
         since=None if oldest is None else decided[oldest].at,
-        held_up=_held_up(ledger, lake, stream, events, following) if following or since else "",
+        held_up=_describe_delay(ledger, lake, stream, events, following) if following or since else "",
     )
 
 
-def accepted_vanished(ledger: Ledger, lake: Lake, stream: Stream, topic: str) -> TopicVanishedError | None:
+def find_accepted_vanished_error(ledger: Ledger, lake: Lake, stream: Stream, topic: str) -> TopicVanishedError | None:
     """The error for a topic of accepted events that is missing.
 
     None of another topic, and where nothing was sent, as far as ledger and table know: that is how it begins, and how a
@@ -147,39 +147,39 @@ def accepted_vanished(ledger: Ledger, lake: Lake, stream: Stream, topic: str) ->
     """
     if stream.publishes is None or topic != stream.publishes.topic:
         return None
-    mark = ledger.publications.of([topic]).get(topic)
-    if mark is None or lake.table(stream.name, publication_log.TABLE) is None:
+    mark = ledger.publications.read_for_slices([topic]).get(topic)
+    if mark is None or lake.open_stream_table(stream.name, publication_log.TABLE) is None:
         return None
     return TopicVanishedError(
         f"topic {topic} of stream {stream.name} is gone",
         stored=f"batch {mark.attempt} was sent to it by {mark.published_at:%Y-%m-%d %H:%M:%S} UTC",
         found="no such topic",
         remedy="see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, have all sent again: stop "
-        f"the sensor publisher, delete the table {lake.path(stream.name, publication_log.TABLE)} and the group "
-        f"highwater.pub.{topic}, and start the sensor, which recreates the topic. A run before that makes it without "
-        "a record, and fails with TopicRecreatedError",
+        f"the sensor publisher, delete the table {lake.build_table_path(stream.name, publication_log.TABLE)} "
+        f"and the group highwater.pub.{topic}, and start the sensor, which recreates the topic. A run before that "
+        "makes it without a record, and fails with TopicRecreatedError",
     )
 
 
-def _opened(lake: Lake, stream: Stream, name: str) -> tuple[DeltaTable | None, dict[str, Written]]:
-    table = lake.table(stream.name, name)
-    return table, {} if table is None else written(table)
+def _load_written_slices(lake: Lake, stream: Stream, name: str) -> tuple[DeltaTable | None, dict[str, Written]]:
+    table = lake.open_stream_table(stream.name, name)
+    return table, {} if table is None else read_written(table)
 
 
-def _last_sent(stream: Stream, published: DeltaTable | None, settled: dict[str, Written]) -> str | None:
+def _find_last_sent(stream: Stream, published: DeltaTable | None, settled: dict[str, Written]) -> str | None:
     """The last slice of the main topic that is sent; a later one that was sent in part is taken from `settled`."""
     main = f"{stream.topic}@"
     while published is not None:
         keys = [key for key in settled if key.startswith(main)]
         longest = max(map(len, keys), default=0)  # an ordinal beyond the usual digits has more of them
         last = max((key for key in keys if len(key) == longest), default=None)
-        if last is None or publication_log.complete(slice_commits_in(published, [last])):
+        if last is None or publication_log.complete(read_slice_commits(published, [last])):
             return last
         del settled[last]
     return None
 
 
-def _waiting(
+def _list_waiting_slices(
     decided: Mapping[str, Written],
     settled: Mapping[str, Written],
     events: DeltaTable | None,
@@ -198,7 +198,7 @@ def _waiting(
     some = sorted({*after[:half], *after[-half:], *latest, *(key for key in also if key in settled)})
     with ThreadPoolExecutor(2) as reading:
         decided_slice_commits, sent_slice_commits = reading.map(
-            lambda table: slice_commits_in(table, some), (events, published)
+            lambda table: read_slice_commits(table, some), (events, published)
         )
     found = sorted(
         key
@@ -210,7 +210,7 @@ def _waiting(
     return fresh, [*begun], len(set(after) - set(some))
 
 
-def _held_up(
+def _describe_delay(
     ledger: Ledger,
     lake: Lake,
     stream: Stream,
@@ -219,42 +219,44 @@ def _held_up(
 ) -> str:
     now = datetime.now(UTC)
     asleep = [
-        describe(one) for one in ledger.breakers.dependencies() if one.name in {KAFKA, LAKE} and resting(one, now)
+        describe(one)
+        for one in ledger.breakers.list_dependencies()
+        if one.name in {KAFKA, LAKE} and is_cooling_down(one, now)
     ]
     if asleep:
         return "; ".join(asleep)
-    batch = publication_log.batch_of(lake, stream)
+    batch = publication_log.load_current_batch(lake, stream)
     if batch is not None and batch.slices:
         first, *more = batch.slices
         some = f"{first} and {len(more):,} more slices" if more else first
         return f"a batch of {batch.total:,} records of {some} is being sent, or broke off: the next run goes on with it"
     keys = [slice_.key for slice_ in following]
-    decided = {} if events is None or not keys else slice_commits_in(events, keys)
+    decided = {} if events is None or not keys else read_slice_commits(events, keys)
     for key in keys:
         if key not in decided:
-            return f"{key} is next, and {_undecided(ledger, key)}"
-        if not _rejects_follow(lake, stream, decided[key]):
+            return f"{key} is next, and {_describe_undecided(ledger, key)}"
+        if not _has_published_rejects(lake, stream, decided[key]):
             return f"{key} is next, and its rejects are not published to the DLQ yet"
     due = f"{keys[0]} is next" if keys else "they go out as they are found"
     return f"{due}; see that the sensor publisher is switched on, and what its ticks say"
 
 
-def _undecided(ledger: Ledger, key: str) -> str:
+def _describe_undecided(ledger: Ledger, key: str) -> str:
     """The reason why a slice is not decided, by the ledger."""
-    hold = ledger.holds.of([key]).get(key)
+    hold = ledger.holds.read_for_slices([key]).get(key)
     if hold is not None and hold.release is None:
         return f"is held by {hold.found.many}; fix it, or highwater release-hold {key}"
-    judgement = ledger.breakers.judgements([key]).get(key)
+    judgement = ledger.breakers.read_judgements([key]).get(key)
     if judgement is not None and judgement.refused:
         return f"is refused by the breaker; fix it, or highwater accept-rejects {key}"
     return "is not decided yet"
 
 
-def _rejects_follow(lake: Lake, stream: Stream, decided: SliceCommit) -> bool:
+def _has_published_rejects(lake: Lake, stream: Stream, decided: SliceCommit) -> bool:
     """Whether a slice is done up to its publication to the DLQ, without a look at the tables that do not matter."""
 
     def found(name: str) -> SliceCommit | None:
-        return lake.committed(stream.name, name, [decided.key]).get(decided.key)
+        return lake.load_slice_commits(stream.name, name, [decided.key]).get(decided.key)
 
     rejected = found(REJECTS)
     if rejected is None or rejected.attempt != decided.attempt:
@@ -312,7 +314,7 @@ class PublishedSlice:
         return {**vars(self), "states": dict(self.states), "at": at, "mark": mark}
 
 
-def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> PublishedSlice | None:
+def load_published_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> PublishedSlice | None:
     """The outcome of a slice's events on their way to the topic; None of a stream that publishes nothing.
 
     Raises:
@@ -320,14 +322,14 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> Publi
     """
     if stream.publishes is None:
         return None
-    table, topic = lake.table(stream.name, publication_log.TABLE), stream.publishes.topic
-    decided = lake.committed(stream.name, EVENTS, [slice_.key]).get(slice_.key)
+    table, topic = lake.open_stream_table(stream.name, publication_log.TABLE), stream.publishes.topic
+    decided = lake.load_slice_commits(stream.name, EVENTS, [slice_.key]).get(slice_.key)
     slice_commit = (
-        None if table is None else publication_log.complete(slice_commits_in(table, [slice_.key])).get(slice_.key)
+        None if table is None else publication_log.complete(read_slice_commits(table, [slice_.key])).get(slice_.key)
     )
-    batch = publication_log.batch_of(lake, stream)
+    batch = publication_log.load_current_batch(lake, stream)
     mine = batch is not None and slice_.key in batch.slices
-    states, at = ({}, None) if table is None else _states(table, slice_.key)
+    states, at = ({}, None) if table is None else _count_states(table, slice_.key)
     settled = slice_commit is not None and decided is not None and slice_commit.attempt == decided.attempt
     return PublishedSlice(
         topic=topic,
@@ -336,12 +338,12 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> Publi
         states=states,
         at=at,
         batch=batch.attempt if batch is not None and mine else None,
-        mark=ledger.publications.of([topic]).get(topic),
-        why_not="" if settled else _why_not(ledger, lake, stream, slice_, decided, batch=mine),
+        mark=ledger.publications.read_for_slices([topic]).get(topic),
+        why_not="" if settled else _describe_unsent(ledger, lake, stream, slice_, decided, batch=mine),
     )
 
 
-def _states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | None]:
+def _count_states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | None]:
     sql = (
         f"SELECT state, count(*) AS rows, max(published_at) AS at FROM t WHERE {slice_is_one_of([key])} GROUP BY state"
     )
@@ -350,15 +352,15 @@ def _states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | Non
     return states, max((row["at"] for row in found.values()), default=None)
 
 
-def _why_not(
+def _describe_unsent(
     ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, decided: SliceCommit | None, *, batch: bool
 ) -> str:
     if batch:
         return "it is in the batch that is being sent, or that broke off"
     if decided is None:
-        return f"it {_undecided(ledger, slice_.key)}"
-    if not _rejects_follow(lake, stream, decided):
+        return f"it {_describe_undecided(ledger, slice_.key)}"
+    if not _has_published_rejects(lake, stream, decided):
         return "its rejects are not published to the DLQ yet"
-    found = behind(ledger, lake, stream, [slice_.key])
+    found = measure_publication_lag(ledger, lake, stream, [slice_.key])
     # Without a cause it was sent while this was looked up.
     return "; ".join(["it waits for its turn", *([found.held_up] if found is not None and found.held_up else [])])

@@ -66,7 +66,7 @@ class Shared(Generic[T]):
             self._changed.notify_all()
 
 
-def application(metrics: Shared[Samples], health: Shared[Health]) -> WSGIApplication:
+def build_application(metrics: Shared[Samples], health: Shared[Health]) -> WSGIApplication:
     """The WSGI application of both endpoints.
 
     Args:
@@ -80,26 +80,28 @@ def application(metrics: Shared[Samples], health: Shared[Health]) -> WSGIApplica
         if path == "/metrics":
             found = metrics.get()
             if found is None:
-                return _text(start, "503 Service Unavailable", "the first measuring is not over\n")
+                return _respond_with_text(start, "503 Service Unavailable", "the first measuring is not over\n")
             registry = CollectorRegistry()
             registry.register(found)
             scrape: Iterable[bytes] = make_wsgi_app(registry)(environ, start)
             return scrape
         if path == "/health":
-            return _health(start, health.get())
-        return _text(start, "404 Not Found", "there are /metrics and /health\n")
+            return _respond_with_health(start, health.get())
+        return _respond_with_text(start, "404 Not Found", "there are /metrics and /health\n")
 
     return serve
 
 
-def _health(start: StartResponse, found: Health | None) -> Iterable[bytes]:
+def _respond_with_health(start: StartResponse, found: Health | None) -> Iterable[bytes]:
     plain: Mapping[str, Any] = {"status": "unknown", "checks": {}} if found is None else found.to_plain()
     status = "200 OK" if found is not None and found.ok else "503 Service Unavailable"
     body = json.dumps(plain, indent=2) + "\n"
-    return _text(start, status, body, "application/json")
+    return _respond_with_text(start, status, body, "application/json")
 
 
-def _text(start: StartResponse, status: str, body: str, kind: str = "text/plain; charset=utf-8") -> Iterable[bytes]:
+def _respond_with_text(
+    start: StartResponse, status: str, body: str, kind: str = "text/plain; charset=utf-8"
+) -> Iterable[bytes]:
     data = body.encode()
     start(status, [("Content-Type", kind), ("Content-Length", str(len(data)))])
     return [data]
@@ -114,7 +116,7 @@ class _Quiet(WSGIRequestHandler):
         """Log nothing."""
 
 
-def server(host: str, port: int, serve: WSGIApplication) -> WSGIServer:
+def open_server(host: str, port: int, serve: WSGIApplication) -> WSGIServer:
     """A server that is bound and not serving yet; a thread for each request.
 
     Args:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TemporaryError
-from highwater.orchestration.redaction import SHORTEST, secret_values, without
+from highwater.orchestration.redaction import SHORTEST, redact_secrets, select_secret_values
 from highwater.orchestration.reporting.tried import Tried
 from highwater.orchestration.resources import close_session, open_session
 from highwater.resources import spark_checks
@@ -106,17 +106,17 @@ def try_spark(settings: Settings, environment: Mapping[str, str], *, avro: bool)
     if away:
         text = f"{text}; none at {', '.join(away)}"
     yield Tried("Spark", text, warning=bool(away), remedy="start the others, or take them off the list" if away else "")
-    yield from _in_process([step for step in STEPS if avro or step is not AVRO], settings, environment)
+    yield from _run_in_process([step for step in STEPS if avro or step is not AVRO], settings, environment)
 
 
-def _in_process(steps: Sequence[TrialStep], settings: Settings, environment: Mapping[str, str]) -> Iterator[Tried]:
+def _run_in_process(steps: Sequence[TrialStep], settings: Settings, environment: Mapping[str, str]) -> Iterator[Tried]:
     """Have the steps tried by a process, and end it."""
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb", buffering=0) as reports, tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
                 command(write_end, steps),
-                env=variables(settings, environment),
+                env=build_environment(settings, environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -128,7 +128,7 @@ def _in_process(steps: Sequence[TrialStep], settings: Settings, environment: Map
             os.close(write_end)
         answered = False
         try:
-            answered = yield from _reported(steps, reports, log, secrets_of(settings))
+            answered = yield from _read_reports(steps, reports, log, select_trial_secrets(settings))
         finally:
             if answered:
                 with suppress(subprocess.TimeoutExpired):
@@ -141,7 +141,7 @@ def command(write_end: int, steps: Sequence[TrialStep]) -> list[str]:
     return [sys.executable, "-m", __name__, str(write_end), *(step.what for step in steps)]
 
 
-def variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+def build_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of the process: those of a run, with these settings."""
     named = {
         names.HOME: str(settings.home),
@@ -152,23 +152,23 @@ def variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
     return {name: value for name, value in {**environment, **named}.items() if value}
 
 
-def secrets_of(settings: Settings) -> frozenset[str]:
+def select_trial_secrets(settings: Settings) -> frozenset[str]:
     """The secrets of all settings, and the parameters of the Connect server's address, such as its token."""
     parameters = [one.partition("=") for one in (settings.spark_remote or "").split(";")[1:]]
-    return secret_values(settings) | {
+    return select_secret_values(settings) | {
         value for name, _, value in parameters if name not in _HARMLESS and len(value) >= SHORTEST
     }
 
 
-def _reported(
+def _read_reports(
     steps: Sequence[TrialStep], reports: BinaryIO, log: BinaryIO, secrets: frozenset[str]
 ) -> Generator[Tried, None, bool]:
     """The process's report of each step; returns whether it answered to the end."""
     rest = b""
     for step in steps:
-        line, rest = _line(reports, rest, step.seconds)
+        line, rest = _read_line(reports, rest, step.seconds)
         if line is None:
-            yield Tried(step.what, error=_unanswered(step, ended=rest == ENDED, log=log))
+            yield Tried(step.what, error=_build_unanswered_error(step, ended=rest == ENDED, log=log))
             return False
         one = from_plain(json.loads(line), secrets)
         yield one
@@ -180,7 +180,7 @@ def _reported(
 ENDED = b"ended"
 
 
-def _line(reports: BinaryIO, rest: bytes, seconds: float) -> tuple[bytes | None, bytes]:
+def _read_line(reports: BinaryIO, rest: bytes, seconds: float) -> tuple[bytes | None, bytes]:
     """The next line and what was read behind it; without a line, `ENDED` if the process has closed the pipe."""
     deadline = time.monotonic() + seconds
     while b"\n" not in rest:
@@ -195,7 +195,7 @@ def _line(reports: BinaryIO, rest: bytes, seconds: float) -> tuple[bytes | None,
     return line, rest
 
 
-def _unanswered(step: TrialStep, *, ended: bool, log: BinaryIO) -> HighwaterError:
+def _build_unanswered_error(step: TrialStep, *, ended: bool, log: BinaryIO) -> HighwaterError:
     log.seek(0)
     hints = _HINT.findall(log.read().decode(errors="replace"))
     hint = hints[-1][:300] if hints else None
@@ -221,7 +221,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def as_plain(one: Tried) -> dict[str, Any]:
+def to_plain(one: Tried) -> dict[str, Any]:
     """The result as JSON holds it."""
     plain: dict[str, Any] = {"what": one.what, "text": one.text, "warning": one.warning, "remedy": one.remedy}
     if (error := one.error) is not None:
@@ -232,15 +232,15 @@ def as_plain(one: Tried) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any], secrets: frozenset[str] = frozenset()) -> Tried:
-    """The inverse of `as_plain`, without the secrets; an error comes back as one of two kinds."""
+    """The inverse of `to_plain`, without the secrets; an error comes back as one of two kinds."""
 
-    def shown(part: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: without(one, secrets) if isinstance(one, str) else one for name, one in part.items()}
+    def redact_values(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: redact_secrets(one, secrets) if isinstance(one, str) else one for name, one in part.items()}
 
-    rest = shown(plain)
+    rest = redact_values(plain)
     error, temporary = rest.pop("error", None), rest.pop("temporary", False)
     if error is not None:
-        error = shown(error)
+        error = redact_values(error)
         return Tried(**rest, error=(DependencyAwayError if temporary else ConfigurationError)(**error))
     return Tried(**rest)
 
@@ -261,7 +261,7 @@ def _run_step(step: TrialStep, session: SparkSession, settings: Settings) -> Tri
     except HighwaterError as error:
         return Tried(step.what, error=error)
     except Exception as error:  # noqa: BLE001 - Spark has no common class of errors
-        return Tried(step.what, error=spark_checks.explained(f"{step.what}: the check failed", error, settings))
+        return Tried(step.what, error=spark_checks.explain_error(f"{step.what}: the check failed", error, settings))
     text, remedy = (found, "") if isinstance(found, str) else found
     return Tried(step.what, text, warning=bool(remedy), remedy=remedy)
 
@@ -285,14 +285,14 @@ def main(write_end: int, chosen: Sequence[str]) -> None:
     with os.fdopen(write_end, "w", encoding="utf-8") as reports:
 
         def report(one: Tried) -> None:
-            reports.write(f"{json.dumps(as_plain(one))}\n")
+            reports.write(f"{json.dumps(to_plain(one))}\n")
             reports.flush()
 
         try:
             for one in run_steps(steps, settings):
                 report(one)
         except Exception as error:  # noqa: BLE001 - of `open_session`: Spark has no common class of errors
-            report(Tried(SESSION.what, error=spark_checks.explained("no Spark session opens", error, settings)))
+            report(Tried(SESSION.what, error=spark_checks.explain_error("no Spark session opens", error, settings)))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.alerting import DEPLOYMENT, Condition
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicAbsentError
-from highwater.orchestration.reporting.consumer_lag import unread_slices
+from highwater.orchestration.reporting.consumer_lag import load_unread_slices
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner, PlanningResult
 from highwater.plans import RECORDED_BY_DECLARATION
-from highwater.resources.expired import expired_slices
+from highwater.resources.expired import list_expired_slices
 from highwater.resources.ledger.pauses import ALL, RETRIES
-from highwater.routing import option_for
-from highwater.wording import span
+from highwater.routing import format_topic_option
+from highwater.wording import format_duration
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -39,47 +39,49 @@ FAULT_LASTS = timedelta(minutes=1)
 LOSS_REPORTED_FOR = timedelta(days=1)
 
 
-def planning_stopped(inputs: StreamInputs) -> Condition:
+def measure_planning(inputs: StreamInputs) -> Condition:
     """The planning of the main topic, tried without recording anything."""
     stream = inputs.stream
     try:
-        faults = _faults(Planner(inputs.ledger, inputs.kafka).tick(stream, datetime.now(UTC), dry_run=True))
+        faults = _describe_faults(Planner(inputs.ledger, inputs.kafka).tick(stream, datetime.now(UTC), dry_run=True))
     except PermanentError as error:
-        faults = [_fault(error)]
-    found = _texts(stream, faults)
+        faults = [_describe_fault(error)]
+    found = _build_texts(stream, faults)
     return Condition(stream.name, "planning", found.value, "it goes on", found.over, found.remedy)
 
 
-def retries_stopped(inputs: StreamInputs) -> Condition:
+def measure_retry_planning(inputs: StreamInputs) -> Condition:
     """The planning of the topics whose records are retried; a vanished tier has the alert `age of retries`."""
     stream, faults = inputs.stream, list[tuple[str, str]]()
-    if inputs.ledger.paused.parts(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
-        return Condition.of_nothing(stream.name, "planning of retries", "a person paused it")
-    paused = inputs.ledger.paused.of(stream.name)
-    begun = inputs.ledger.topics.planned(stream.name, stream.topic) is not None
+    if inputs.ledger.paused.read_parts_by_stream(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
+        return Condition.without_subject(stream.name, "planning of retries", "a person paused it")
+    paused = inputs.ledger.paused.read_for_stream(stream.name)
+    begun = inputs.ledger.topics.read_planned_topic(stream.name, stream.topic) is not None
     for topic in stream.delays if begun else stream.tier_topics:
         if topic in paused:
             continue
         try:
-            faults += _faults(plan_tier(inputs.ledger, inputs.kafka, stream, topic, datetime.now(UTC), dry_run=True))
+            faults += _describe_faults(
+                plan_tier(inputs.ledger, inputs.kafka, stream, topic, datetime.now(UTC), dry_run=True)
+            )
         except TopicAbsentError:
             continue
         except PermanentError as error:
-            faults.append(_fault(error))
-    found = _texts(stream, faults)
+            faults.append(_describe_fault(error))
+    found = _build_texts(stream, faults)
     return Condition(stream.name, "planning of retries", found.value, "it goes on", found.over, found.remedy)
 
 
-def _faults(tick: PlanningResult) -> list[tuple[str, str]]:
+def _describe_faults(tick: PlanningResult) -> list[tuple[str, str]]:
     """The errors that keep partitions from being planned, with their remedies."""
     skipped = [
         (f"{tick.state.topic} partition {p}: {why}", "see that every partition has a leader")
         for p, why in tick.skipped.items()
     ]
-    return [*map(_fault, tick.errors.values()), *skipped]
+    return [*map(_describe_fault, tick.errors.values()), *skipped]
 
 
-def _fault(error: PermanentError) -> tuple[str, str]:
+def _describe_fault(error: PermanentError) -> tuple[str, str]:
     values = [f"{name}: {value}" for name, value in (("stored", error.stored), ("found", error.found)) if value]
     return "; ".join([error.problem, *values]), error.remedy
 
@@ -92,7 +94,7 @@ class _Texts(NamedTuple):
     remedy: str
 
 
-def _texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _Texts:
+def _build_texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _Texts:
     if not faults:
         return _Texts("no fault", over=False, remedy="nothing is to be done")
     first = [text for text, _ in faults[:MOST_FAULTS]]
@@ -102,7 +104,7 @@ def _texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _Texts:
     return _Texts("; ".join([*first, *more]), over=True, remedy="; ".join([*remedies, shown]))
 
 
-def expired_errors(
+def list_expired_errors(
     ledger: Ledger, kafka: Kafka, stream: Stream, read: Collection[str] | None
 ) -> list[OffsetsExpiredError]:
     """The errors of topics with planned slices that lost offsets before they were read, one for each topic.
@@ -120,22 +122,22 @@ def expired_errors(
     """
     found = []
     for topic in (stream.topic, *stream.delays) if stream.on_expired == "stop" else ():
-        planned = ledger.topics.planned(stream.name, topic)
-        unread, _ = unread_slices(ledger, planned, read) if planned is not None else ([], None)
+        planned = ledger.topics.read_planned_topic(stream.name, topic)
+        unread, _ = load_unread_slices(ledger, planned, read) if planned is not None else ([], None)
         try:
-            expired = expired_slices(kafka, topic, unread)
+            expired = list_expired_slices(kafka, topic, unread)
         except TopicAbsentError:
             continue  # planning reports it
         if expired:
             first = expired[0]
             many = sum(len(offsets) for one in expired for offsets in one.offsets.values())
-            accept = f"highwater accept-loss {stream.name}{option_for(stream, topic)}"
+            accept = f"highwater accept-loss {stream.name}{format_topic_option(stream, topic)}"
             found.append(
                 OffsetsExpiredError(
                     f"{len(expired):,} planned slices of {topic}, from {first.slice_.key} on, lost {many:,} offsets "
                     "before they were read",
-                    stored=_ranges(first.slice_.ranges.items(), first.offsets),
-                    found=f"deleted: {_ranges(first.offsets.items(), first.offsets)}",
+                    stored=_format_ranges(first.slice_.ranges.items(), first.offsets),
+                    found=f"deleted: {_format_ranges(first.offsets.items(), first.offsets)}",
                     remedy=f"{accept} shows the loss, and with --yes --by NAME records it; then each slice takes "
                     f"what is left of it. Raise retention.ms of {topic}",
                 )
@@ -143,18 +145,18 @@ def expired_errors(
     return found
 
 
-def _ranges(ranges: Iterable[tuple[int, object]], of: Collection[int]) -> str:
+def _format_ranges(ranges: Iterable[tuple[int, object]], of: Collection[int]) -> str:
     return ", ".join(f"{p}: {offsets}" for p, offsets in sorted(ranges) if p in of)
 
 
-def slices_expired(inputs: StreamInputs) -> Condition:
+def measure_expired_slices(inputs: StreamInputs) -> Condition:
     """Planned slices that lost offsets before they were read."""
-    errors = expired_errors(inputs.ledger, inputs.kafka, inputs.stream, inputs.in_raw)
-    found = _texts(inputs.stream, [*map(_fault, errors)])
+    errors = list_expired_errors(inputs.ledger, inputs.kafka, inputs.stream, inputs.in_raw)
+    found = _build_texts(inputs.stream, [*map(_describe_fault, errors)])
     return Condition(inputs.stream.name, "expired slices", found.value, "none", found.over, found.remedy)
 
 
-def slices_waiting(inputs: StreamInputs) -> Condition | None:
+def measure_unread_age(inputs: StreamInputs) -> Condition | None:
     """The wait of the oldest planned slice to be read, since its plan: for example because the run queue is stuck.
 
     None while the lake cannot be asked.
@@ -164,14 +166,16 @@ def slices_waiting(inputs: StreamInputs) -> Condition | None:
         return None
     unread: list[Slice] = []
     for topic in (stream.topic, *stream.delays):
-        planned = inputs.ledger.topics.planned(stream.name, topic)
-        unread += unread_slices(inputs.ledger, planned, inputs.in_raw)[0][:1] if planned is not None else []
+        planned = inputs.ledger.topics.read_planned_topic(stream.name, topic)
+        unread += load_unread_slices(inputs.ledger, planned, inputs.in_raw)[0][:1] if planned is not None else []
     first = min(unread, key=lambda slice_: slice_.planned_at, default=None)
     age = now - first.planned_at if first is not None else timedelta(0)
     return Condition(
         stream.name,
         "age of unread slices",
-        f"{first.key} was planned {span(age)} ago and is not read" if first else "every planned slice is read",
+        f"{first.key} was planned {format_duration(age)} ago and is not read"
+        if first
+        else "every planned slice is read",
         str(limit),
         age > limit,
         f"highwater explain {first.key} lists its runs: check that Dagster's run queue moves, and that the sensor "
@@ -181,12 +185,12 @@ def slices_waiting(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def losses_recorded(inputs: StreamInputs) -> Condition:
+def measure_recorded_losses(inputs: StreamInputs) -> Condition:
     """The losses of the last day that the declaration lets Highwater record by itself."""
     stream, since = inputs.stream, datetime.now(UTC) - LOSS_REPORTED_FOR
     found = [
         loss
-        for loss in inputs.ledger.losses(stream.name)
+        for loss in inputs.ledger.list_losses(stream.name)
         if loss.accepted_by == RECORDED_BY_DECLARATION and loss.recorded_at >= since
     ]
     many = sum(len(loss.offsets) for loss in found)
@@ -206,13 +210,13 @@ def losses_recorded(inputs: StreamInputs) -> Condition:
     )
 
 
-def failing_sensors(
+def measure_sensors(
     instance: DagsterInstance, sensors: Iterable[str], secrets: Collection[str] = ()
 ) -> list[Condition]:
     """A condition for each sensor: whether its last ticks failed one after another.
 
     Dagster keeps failed ticks, and also those of a sensor whose process timed out or could not be loaded; nothing but
-    its page shows them. A tick that skips a stream does not fail (`skipped_streams`).
+    its page shows them. A tick that skips a stream does not fail (`measure_skipped_streams`).
 
     Args:
         instance: Dagster's instance.
@@ -226,10 +230,10 @@ def failing_sensors(
     states: dict[str, list[InstigatorState]] = {}
     for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
         states.setdefault(state.instigator_name, []).append(state)
-    return [_sensor(instance, name, states.get(name, ()), secrets) for name in sensors]
+    return [_measure_sensor(instance, name, states.get(name, ()), secrets) for name in sensors]
 
 
-def _sensor(
+def _measure_sensor(
     instance: DagsterInstance, name: str, states: Sequence[InstigatorState], secrets: Collection[str]
 ) -> Condition:
     from dagster._core.scheduler.instigation import TickStatus
@@ -246,14 +250,14 @@ def _sensor(
     return Condition(
         DEPLOYMENT,
         f"sensor {name}",
-        f"its last {TICKS} ticks failed: {_why(last[0], secrets)}" if failing else "it ticks",
+        f"its last {TICKS} ticks failed: {_format_tick_error(last[0], secrets)}" if failing else "it ticks",
         f"{TICKS} failed ticks in a row",
         failing,
         f"no stream is served by {name}: see its ticks in Dagster" if failing else "nothing is to be done",
     )
 
 
-def skipped_streams(
+def measure_skipped_streams(
     ledger: Ledger, streams: Iterable[Stream], sensors: Sequence[str], now: datetime
 ) -> list[Condition]:
     """A condition for each stream and sensor: whether the sensor skips the stream because of a fault.
@@ -267,31 +271,33 @@ def skipped_streams(
     Raises:
         DependencyAwayError: the ledger is away.
     """
-    faults = {(one.stream, one.sensor): one for one in ledger.sensor_faults.all()}
+    faults = {(one.stream, one.sensor): one for one in ledger.sensor_faults.list_all()}
     return [
-        _skipped(stream, sensor, faults.get((stream.name, sensor)), now) for stream in streams for sensor in sensors
+        _build_skip_condition(stream, sensor, faults.get((stream.name, sensor)), now)
+        for stream in streams
+        for sensor in sensors
     ]
 
 
-def _skipped(stream: Stream, sensor: str, fault: SensorFault | None, now: datetime) -> Condition:
+def _build_skip_condition(stream: Stream, sensor: str, fault: SensorFault | None, now: datetime) -> Condition:
     over = fault is not None and now - fault.since >= FAULT_LASTS
     return Condition(
         stream.name,
         f"sensor {sensor}",
         fault.text if fault is not None else f"{sensor} serves it",
-        f"no fault for {span(FAULT_LASTS)}",
+        f"no fault for {format_duration(FAULT_LASTS)}",
         over,
         fault.remedy if fault is not None and over else "nothing is to be done",
     )
 
 
-def skipped_files(files: Declarations | None) -> Condition:
+def measure_stream_files(files: Declarations | None) -> Condition:
     """The condition whether every stream file can be read.
 
     Args:
         files: the stream files; None where the definitions were made without files.
     """
-    lines = [] if files is None else files.lines()
+    lines = [] if files is None else files.describe_faults()
     return Condition(
         DEPLOYMENT,
         "stream files",
@@ -302,10 +308,10 @@ def skipped_files(files: Declarations | None) -> Condition:
     )
 
 
-def _why(tick: InstigatorTick, secrets: Collection[str]) -> str:
-    from highwater.orchestration.redaction import without
+def _format_tick_error(tick: InstigatorTick, secrets: Collection[str]) -> str:
+    from highwater.orchestration.redaction import redact_secrets
 
     error = tick.error
     while error is not None and error.cause is not None:
         error = error.cause
-    return without(" ".join(error.message.split()), secrets)[:500] if error else "no error is known"
+    return redact_secrets(" ".join(error.message.split()), secrets)[:500] if error else "no error is known"

@@ -12,14 +12,14 @@ from highwater.breaker import Circuit
 from highwater.errors import HighwaterError
 from highwater.holds import Hold
 from highwater.instances import ONE_INSTANCE, Instance
-from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords, summary
+from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords, describe_pending_slices
 from highwater.orchestration.reporting.publication_status import Behind
 from highwater.orchestration.sensing.due_times import Due
 from highwater.resources.ledger.breakers import AcceptedReason, Judgement
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
 from highwater.resources.ledger.pauses import Pause
 from highwater.resources.ledger.sensor_faults import SensorFault
-from highwater.wording import number
+from highwater.wording import format_number
 
 # Hundreds of lines would hide the rest of the page; `--json` has all.
 REFUSED_SHOWN = 5
@@ -109,7 +109,7 @@ class WaitingWork:
     def lines(self) -> list[str]:
         """The waiting work in sentences."""
         lines = [] if self.publication is None else [self.publication.line]
-        return [*lines, f"{summary(self.reclaimed)}; {self.remedy}"] if self.reclaimed else lines
+        return [*lines, f"{describe_pending_slices(self.reclaimed)}; {self.remedy}"] if self.reclaimed else lines
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -240,7 +240,7 @@ class StreamStatus:
             *alerts,
             *workers,
         ]
-        return [head, *lines, *[f"  {self._dlq_line(one)}" for one in self.dlq], *self._waits]
+        return [head, *lines, *[f"  {self._format_dlq(one)}" for one in self.dlq], *self._waits]
 
     @property
     def _unmeasured(self) -> list[str]:
@@ -249,14 +249,14 @@ class StreamStatus:
         since = f"{self.measured_at:%Y-%m-%d %H:%M} UTC"
         return [f"  no alert was measured since {since}: see that Dagster's daemon and the sensor alerts run"]
 
-    def _dlq_line(self, one: DlqStatus) -> str:
+    def _format_dlq(self, one: DlqStatus) -> str:
         paused = "" if one.pause is None else f"; {one.pause.text}, highwater resume-tier {self.stream} {one.topic}"
         return f"{one.line}{paused}"
 
     @property
     def _waits(self) -> list[str]:
         if isinstance(self.waiting, Exception):
-            return [f"  what waits in the lake is not known: {_problem(self.waiting)}"]
+            return [f"  what waits in the lake is not known: {_describe_error(self.waiting)}"]
         return [] if self.waiting is None else [f"  {text}" for text in self.waiting.lines]
 
     @property
@@ -266,8 +266,8 @@ class StreamStatus:
         names += ["leader", "trouble"]
         rows = [
             [str(p.partition)]
-            + [number(value) for value in (p.planned, p.log_start, p.last_stable, p.high_watermark, p.lag)]
-            + ["-" if p.last_stable is None else number(p.held_back)]
+            + [format_number(value) for value in (p.planned, p.log_start, p.last_stable, p.high_watermark, p.lag)]
+            + ["-" if p.last_stable is None else format_number(p.held_back)]
             + ["-" if p.leader is None else str(p.leader), p.trouble or ""]
             for p in self.partitions
         ]
@@ -284,7 +284,7 @@ class StreamStatus:
             "lag": self.lag,
             "held_back": self.held_back,
             "partitions": [{**vars(one), "lag": one.lag, "held_back": one.held_back} for one in self.partitions],
-            "errors": [_error_plain(error) for error in self.errors],
+            "errors": [_to_plain_error(error) for error in self.errors],
             "breaker": self.breaker.to_plain(),
             "refused": [
                 {"slice": one.slice_key, "records": one.records, "rejects": one.rejects} for one in self.refused
@@ -300,33 +300,33 @@ class StreamStatus:
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
             "alerts": [one.to_plain() for one in self.alerts],
             "alerts_measured_at": None if self.measured_at is None else self.measured_at.isoformat(),
-            "dlq": [_dlq_plain(one) for one in self.dlq],
-            "accepted_error": None if self.accepted is None else _error_plain(self.accepted),
-            **_waiting_plain(self.waiting),
+            "dlq": [_to_plain_dlq(one) for one in self.dlq],
+            "accepted_error": None if self.accepted is None else _to_plain_error(self.accepted),
+            **_to_plain_waiting(self.waiting),
         }
 
 
-def _dlq_plain(one: DlqStatus) -> dict[str, Any]:
-    error = None if one.error is None else _error_plain(one.error)
+def _to_plain_dlq(one: DlqStatus) -> dict[str, Any]:
+    error = None if one.error is None else _to_plain_error(one.error)
     plain = {name: value for name, value in vars(one).items() if name != "times"}
     pause = None if one.pause is None else one.pause.to_plain()
-    return {**plain, "error": error, "pause": pause, **times_plain(one.times)}
+    return {**plain, "error": error, "pause": pause, **to_plain_times(one.times)}
 
 
-def times_plain(times: Due | None) -> dict[str, str | None]:
+def to_plain_times(times: Due | None) -> dict[str, str | None]:
     """The due times of waiting records, as plain values for JSON."""
     return {"next_due": None, "all_due": None} if times is None else {**times.to_plain()}
 
 
-def _waiting_plain(waiting: WaitingWork | Exception | None) -> dict[str, Any]:
+def _to_plain_waiting(waiting: WaitingWork | Exception | None) -> dict[str, Any]:
     if isinstance(waiting, Exception):
-        return {**WaitingWork().to_plain(), "lake_error": _error_plain(waiting)}
+        return {**WaitingWork().to_plain(), "lake_error": _to_plain_error(waiting)}
     return WaitingWork().to_plain() if waiting is None else waiting.to_plain()
 
 
-def _problem(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return error.problem if isinstance(error, HighwaterError) else f"{type(error).__name__}: {error}"
 
 
-def _error_plain(error: Exception) -> dict[str, str]:
+def _to_plain_error(error: Exception) -> dict[str, str]:
     return {"error": type(error).__name__, "text": str(error)}

@@ -11,9 +11,9 @@ from highwater.alerting import Condition
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.reporting.alert_inputs import StreamInputs
 from highwater.orchestration.reporting.consumer_lag import Ages
-from highwater.resources.topic_facts import topic_settings
-from highwater.topic_rules import no_age_ends, retention, size_limit
-from highwater.wording import span
+from highwater.resources.topic_facts import fetch_topic_settings
+from highwater.topic_rules import find_retention, find_size_limit, has_no_age_limit
+from highwater.wording import format_duration
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -51,7 +51,7 @@ class _Left:
 def measure_retention_left(inputs: StreamInputs) -> Condition | None:
     """The topic in most danger, among the main topic and every topic whose records are retried."""
     stream = inputs.stream
-    found = _all_left(inputs)
+    found = _measure_times_left(inputs)
     if gone := next((one for one in found if one.ages.expired), None):
         lost = "; ".join(f"partition {p}: {offsets}" for p, offsets in sorted(gone.ages.expired.items()))
         return Condition(
@@ -70,22 +70,22 @@ def measure_retention_left(inputs: StreamInputs) -> Condition | None:
     if worst.left is None:
         sizes = ", ".join(f"retention.bytes={one.size} of {one.topic}" for one in found if one.size is not None)
         why = f"no age ends a record; when {sizes} takes one is not known" if sizes else "the topics keep all"
-        return Condition.of_nothing(stream.name, "retention before unread records", why)
+        return Condition.without_subject(stream.name, "retention before unread records", why)
     return Condition(
         stream.name,
         "retention before unread records",
-        f"{span(worst.left)} until retention takes the oldest unread record of {worst.topic}{worst.by_size}",
+        f"{format_duration(worst.left)} until retention takes the oldest unread record of {worst.topic}{worst.by_size}",
         str(worst.limit),
         worst.margin < timedelta(0),
         _read_sooner(stream, worst),
     )
 
 
-def _all_left(inputs: StreamInputs) -> list[_Left]:
+def _measure_times_left(inputs: StreamInputs) -> list[_Left]:
     found = []
     for topic in (inputs.stream.topic, *inputs.stream.delays):
         try:
-            found += [one] if (one := _left(inputs, topic)) is not None else []
+            found += [one] if (one := _measure_time_left(inputs, topic)) is not None else []
         except TopicAbsentError:
             if topic == inputs.stream.topic:
                 raise
@@ -96,10 +96,14 @@ def _all_left(inputs: StreamInputs) -> list[_Left]:
 def measure_open_transaction(inputs: StreamInputs) -> Condition | None:
     """The open transaction that holds records back for longest, by the limit of its topic."""
     stream = inputs.stream
-    held = [(topic, p, found) for topic in _topics(inputs) for p, found in inputs.ages(topic).held_back.items()]
+    held = [
+        (topic, p, found)
+        for topic in _list_existing_topics(inputs)
+        for p, found in inputs.measure_ages(topic).held_back.items()
+    ]
     if not held:
-        return Condition.of_nothing(stream.name, "open transaction", "none holds records back")
-    limits = {topic: _held_back_limit(inputs, topic) for topic, _, _ in held}
+        return Condition.without_subject(stream.name, "open transaction", "none holds records back")
+    limits = {topic: _compute_held_back_limit(inputs, topic) for topic, _, _ in held}
     known = [(found.age, topic, p, found) for topic, p, found in held if found.age is not None]
     if not known:
         return None
@@ -110,7 +114,7 @@ def measure_open_transaction(inputs: StreamInputs) -> Condition | None:
         stream.name,
         "open transaction",
         f"{topic} partition {partition}: {found.offsets:,} offsets from offset {found.offset} on are held back by "
-        f"a transaction whose first record is {span(age)} old",
+        f"a transaction whose first record is {format_duration(age)} old",
         str(limits[topic]),
         age > limits[topic],
         f"{tool} describe-producers {place} names the producer ID: end that producer. If nobody runs it any more: "
@@ -118,33 +122,33 @@ def measure_open_transaction(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _topics(inputs: StreamInputs) -> list[str]:
+def _list_existing_topics(inputs: StreamInputs) -> list[str]:
     """The main topic, and those retried topics that exist; the age of retries reports a missing one."""
     found = [inputs.stream.topic]
     for topic in inputs.stream.delays:
         with suppress(TopicAbsentError):
-            inputs.ages(topic)
+            inputs.measure_ages(topic)
             found.append(topic)
     return found
 
 
-def _held_back_limit(inputs: StreamInputs, topic: str) -> timedelta:
-    retained_for = retention(topic_settings(inputs.kafka, topic))
+def _compute_held_back_limit(inputs: StreamInputs, topic: str) -> timedelta:
+    retained_for = find_retention(fetch_topic_settings(inputs.kafka, topic))
     limit = inputs.stream.alerts.held_back
     return limit if retained_for is None else min(limit, retained_for / 2)
 
 
-def _left(inputs: StreamInputs, topic: str) -> _Left | None:
+def _measure_time_left(inputs: StreamInputs, topic: str) -> _Left | None:
     """None where the settings of the topic may not be read."""
-    settings = topic_settings(inputs.kafka, topic)
-    retained_for, size = retention(settings), size_limit(settings)
+    settings = fetch_topic_settings(inputs.kafka, topic)
+    retained_for, size = find_retention(settings), find_size_limit(settings)
     if retained_for is None:
-        if not no_age_ends(settings):
+        if not has_no_age_limit(settings):
             return None
         # A limit by size may have taken records all the same.
-        expired = {} if size is None else inputs.ages(topic).expired
+        expired = {} if size is None else inputs.measure_ages(topic).expired
         return _Left(topic, None, timedelta(0), Ages({}, sure=True, expired=expired), size)
-    ages = inputs.ages(topic)
+    ages = inputs.measure_ages(topic)
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
     limit = min(inputs.stream.alerts.retention_left, retained_for / 2)
     return _Left(topic, retained_for - (ages.oldest or timedelta(0)), limit, ages, size)

@@ -38,7 +38,7 @@ class Tried:
 Try = Callable[[], str]
 
 
-def tried(what: str, trial: Try) -> Tried:
+def run_trial(what: str, trial: Try) -> Tried:
     """Try one thing; its error becomes the result."""
     try:
         return Tried(what, trial())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.orchestration.sensing.run_history import RECORDS, is_of
-from highwater.orchestration.worker_leases import LEASE_SECONDS, living
+from highwater.orchestration.worker_leases import LEASE_SECONDS, select_worker_leases
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -30,7 +30,7 @@ LEASE_HISTORY_SECONDS = 86_400.0
 BEGUN = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 
 
-def without_worker(started: Mapping[str, datetime], alive: Collection[str], now: datetime) -> list[str]:
+def select_runs_without_worker(started: Mapping[str, datetime], alive: Collection[str], now: datetime) -> list[str]:
     """The runs whose worker is gone: it gave no sign for a term, or never gave one since the run began a term ago.
 
     Args:
@@ -43,7 +43,7 @@ def without_worker(started: Mapping[str, datetime], alive: Collection[str], now:
 
 
 @cache
-def first_look() -> datetime:
+def get_first_look_time() -> datetime:
     """The first look of this process, in UTC. It is a code server with sensors in it, and workers as children."""
     return datetime.now(UTC)
 
@@ -62,28 +62,32 @@ def end_runs_without_worker(
     Raises:
         DependencyAwayError: the ledger is away; no run was ended.
     """
-    here = first_look()
+    here = get_first_look_time()
     records = instance.get_run_records(dg.RunsFilter(statuses=BEGUN), limit=RECORDS)
     seen = {one.dagster_run.run_id: one for one in records if any(is_of(stream, one) for stream in streams)}
-    since = {run: _sign_due_since(instance, record, here) for run, record in seen.items()}
+    since = {run: _find_sign_due_since(instance, record, here) for run, record in seen.items()}
     started = {run: at for run, at in since.items() if at is not None}
     if not started:
         return []
-    gone = without_worker(started, living(ledger.leases()), now)  # read after the runs: a lease outlives its run
+    gone = select_runs_without_worker(
+        started, select_worker_leases(ledger.read_leases()), now
+    )  # read after the runs: a lease outlives its run
     if gone:
         # A tick has a minute, and the second look may not wait for the next one: see REPAIR_SECONDS.
         time.sleep(LOOK_AGAIN_SECONDS)
-        gone = without_worker({run: started[run] for run in gone}, living(ledger.leases()), now)
-    ended = [run for run in gone if _end(instance, seen[run].dagster_run)]
+        gone = select_runs_without_worker(
+            {run: started[run] for run in gone}, select_worker_leases(ledger.read_leases()), now
+        )
+    ended = [run for run in gone if _end_run(instance, seen[run].dagster_run)]
     ledger.forget_leases(LEASE_HISTORY_SECONDS)
     return ended
 
 
-def _sign_due_since(instance: dg.DagsterInstance, record: dg.RunRecord, here: datetime) -> datetime | None:
+def _find_sign_due_since(instance: dg.DagsterInstance, record: dg.RunRecord, here: datetime) -> datetime | None:
     """Since when a run's worker owes a sign of life; None if it owes none."""
     run = record.dagster_run
     if run.status == dg.DagsterRunStatus.STARTED:
-        return _began(record)
+        return _get_start_time(record)
     # A launcher of containers can be asked: it reports dead workers by itself, and pulls images for minutes.
     launched = None if _can_be_asked(instance) else instance.get_run_stats(run.run_id).launch_time
     at = None if launched is None else datetime.fromtimestamp(launched, UTC)
@@ -94,14 +98,14 @@ def _can_be_asked(instance: dg.DagsterInstance) -> bool:
     return instance.run_launcher.supports_check_run_worker_health
 
 
-def _began(record: dg.RunRecord) -> datetime:
+def _get_start_time(record: dg.RunRecord) -> datetime:
     if record.start_time is not None:
         return datetime.fromtimestamp(record.start_time, UTC)
     created = record.create_timestamp
     return created.replace(tzinfo=UTC) if created.tzinfo is None else created
 
 
-def _end(instance: dg.DagsterInstance, seen: dg.DagsterRun) -> bool:
+def _end_run(instance: dg.DagsterInstance, seen: dg.DagsterRun) -> bool:
     run = instance.get_run_by_id(seen.run_id)
     if run is None or run.status != seen.status:
         return False  # it ended since its status was read, or its worker began

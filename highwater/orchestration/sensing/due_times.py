@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
-from highwater.routing import RETRY_JITTER, due_after
+from highwater.routing import RETRY_JITTER, compute_retry_delay
 from highwater.slices import OffsetRange, SliceKey
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Due:
         return {"next_due": self.next.isoformat(), "all_due": self.all.isoformat()}
 
 
-def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> Due | None:
+def read_due_times(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> Due | None:
     """The due times of records that a tick without effect found waiting.
 
     None where nothing waits, where times could not be read, or where a producer's clock names a year beyond Python's
@@ -54,7 +54,7 @@ def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: Plann
         topic: the tier, or another system's topic.
         tick: what would be planned of it now.
     """
-    planned = ledger.topics.planned(stream.name, topic)
+    planned = ledger.topics.read_planned_topic(stream.name, topic)
     starts = {p: r.start for p, r in tick.slices[0].ranges.items()} if tick.slices else tick.ends
     waits = {
         p: OffsetRange(start, seen.last_stable)
@@ -65,22 +65,24 @@ def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: Plann
         return None
     try:
         begin = {p: OffsetRange(r.start, min(r.start + LOOKED_AT, r.end)) for p, r in waits.items()}
-        heads = _times(kafka, topic, begin)
-        tails = _times(kafka, topic, {p: OffsetRange(max(r.start, r.end - LOOKED_AT), r.end) for p, r in waits.items()})
+        heads = _read_timestamps(kafka, topic, begin)
+        tails = _read_timestamps(
+            kafka, topic, {p: OffsetRange(max(r.start, r.end - LOOKED_AT), r.end) for p, r in waits.items()}
+        )
         if not heads or not tails:
             return None  # they are all markers
         first, last = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (min(heads), max(tails)))
         following = SliceKey(topic, planned.next_ordinal if planned else 0)
-        return due(stream.delays[topic], following, first, last)
+        return compute_due_times(stream.delays[topic], following, first, last)
     except (HighwaterError, ValueError, OverflowError, OSError):
         return None
 
 
-def _times(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> list[int]:
+def _read_timestamps(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> list[int]:
     """The times of the records in milliseconds since 1970; 0 of one that has none, or an earlier one."""
     return [max(message.timestamp()[1], 0) for message in kafka.read(topic, ranges, seconds=READ_SECONDS)]
 
 
-def due(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> Due:
+def compute_due_times(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> Due:
     """The due times of records of these times: the first in the slice that follows, the last in whatever slice."""
-    return Due(first + due_after(delay, str(following)), last + delay * (1 + RETRY_JITTER))
+    return Due(first + compute_retry_delay(delay, str(following)), last + delay * (1 + RETRY_JITTER))

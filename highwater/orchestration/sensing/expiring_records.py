@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
-from highwater.resources.topic_facts import topic_settings
-from highwater.topic_rules import retention
+from highwater.resources.topic_facts import fetch_topic_settings
+from highwater.topic_rules import find_retention
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 MOST_OF_RETENTION = 0.75
 
 
-def margin(stream: Stream, retained_for: timedelta) -> timedelta:
+def compute_margin(stream: Stream, retained_for: timedelta) -> timedelta:
     """The time before retention takes them at which unread records come first; never later than the alert."""
     return min(max(stream.limits.retention_margin, stream.alerts.retention_left), retained_for * MOST_OF_RETENTION)
 
 
-def endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState | None = None) -> dict[int, int]:
+def fetch_endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState | None = None) -> dict[int, int]:
     """For each partition the offset before which retention takes records within the margin.
 
     None where the topic keeps all, or its settings may not be read. Retention by size cannot be foreseen.
@@ -35,14 +35,16 @@ def endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState 
         TopicAbsentError: there is no such topic.
         DependencyAwayError: no broker answered in time.
     """
-    retained_for = retention(topic_settings(kafka, topic))
+    retained_for = find_retention(fetch_topic_settings(kafka, topic))
     if retained_for is None:
         return {}
-    oldest = time.time_ns() // 1_000_000 - (retained_for - margin(stream, retained_for)) // timedelta(milliseconds=1)
-    return kafka.offsets_at(topic, max(oldest, 0), state)
+    oldest = time.time_ns() // 1_000_000 - (retained_for - compute_margin(stream, retained_for)) // timedelta(
+        milliseconds=1
+    )
+    return kafka.read_offsets_at(topic, max(oldest, 0), state)
 
 
-def endangered(
+def list_endangered_slices(
     kafka: Kafka, stream: Stream, slices: Iterable[Slice], state: TopicState | None = None
 ) -> frozenset[str]:
     """The unread slices that retention takes records of within the margin; none where that cannot be asked.
@@ -59,7 +61,7 @@ def endangered(
     found: set[str] = set()
     for topic, some_slices in by_topic.items():
         try:
-            ends = endangered_ends(kafka, stream, topic, state if state and state.topic == topic else None)
+            ends = fetch_endangered_ends(kafka, stream, topic, state if state and state.topic == topic else None)
         except HighwaterError:
             continue  # they are read in their turn, and the alert of retention has its own look
         found |= {slice_.key for slice_ in some_slices if is_endangered(slice_, ends)}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from highwater.assets.commit import Clock, report_of
+from highwater.assets.commit import Clock, build_report
 from highwater.orchestration import metadata
-from highwater.orchestration.asset_keys import METRICS, table_key
-from highwater.resources.delta import rows_by_slice
+from highwater.orchestration.asset_keys import METRICS, build_table_key
+from highwater.resources.delta import count_slice_rows
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DECISIONS = {"dlq": "rejects", "current": "events"}
 
 
-def forgotten_events(
+def read_missing_events(
     instance: dg.DagsterInstance, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts, most: int
 ) -> list[dg.AssetMaterialization]:
     """Materialisations that the lake proves and Dagster does not hold.
@@ -41,8 +41,8 @@ def forgotten_events(
         DependencyAwayError: the lake could not be read.
     """
     found: list[dg.AssetMaterialization] = []
-    for table, attempts in there.tables().items():
-        key = table_key(stream, table)
+    for table, attempts in there.group_by_table().items():
+        key = build_table_key(stream, table)
         known = instance.get_materialized_partitions(key)
         some_slices = [slice_ for slice_ in slices if slice_.key in attempts and slice_.key not in known][
             : most - len(found)
@@ -52,14 +52,14 @@ def forgotten_events(
                 key,
                 partition=report.slice_.key,
                 description="The lake holds this slice; Dagster had no record of it.",
-                metadata=metadata.of_slice(report),
+                metadata=metadata.build_slice_metadata(report),
             )
-            for report in reports(lake, stream, table, some_slices, attempts)
+            for report in read_reports(lake, stream, table, some_slices, attempts)
         ]
     return found
 
 
-def reports(
+def read_reports(
     lake: Lake, stream: Stream, table: str, some_slices: Sequence[Slice], attempts: Mapping[str, int]
 ) -> list[SliceReport]:
     """The metadata that commits and log hold for slices in a table; for a reprocessed slice the attempt alone.
@@ -70,13 +70,13 @@ def reports(
     keys = [slice_.key for slice_ in some_slices]
     if not keys:
         return []
-    slice_commits = lake.committed(stream.name, DECISIONS.get(table, table), keys)
-    opened = lake.table(stream.name, table)
+    slice_commits = lake.load_slice_commits(stream.name, DECISIONS.get(table, table), keys)
+    opened = lake.open_stream_table(stream.name, table)
     # A row of `metrics` or `current` belongs to no slice alone.
-    rows = {} if opened is None or table in {METRICS.name, "current"} else rows_by_slice(opened, keys)
+    rows = {} if opened is None or table in {METRICS.name, "current"} else count_slice_rows(opened, keys)
     version = -1 if opened is None else opened.version()
 
-    def slice_commit_of(slice_: Slice) -> SliceCommit:
+    def find_slice_commit(slice_: Slice) -> SliceCommit:
         slice_commit, attempt = slice_commits.get(slice_.key), attempts[slice_.key]
         return (
             slice_commit
@@ -85,5 +85,6 @@ def reports(
         )
 
     return [
-        report_of(slice_, slice_commit_of(slice_), rows.get(slice_.key), version, Clock(), {}) for slice_ in some_slices
+        build_report(slice_, find_slice_commit(slice_), rows.get(slice_.key), version, Clock(), {})
+        for slice_ in some_slices
     ]

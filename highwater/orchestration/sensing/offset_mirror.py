@@ -12,13 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import TopicAbsentError, UnknownSliceError
-from highwater.mirroring import GroupOffset, MirrorMark, prefix
+from highwater.mirroring import GroupOffset, MirrorMark, compute_finished_prefix
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
+from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_there
 from highwater.orchestration.sensing.stream_ticks import Tick
-from highwater.resources.dependency_guards import guarded
+from highwater.resources.dependency_guards import guard_dependencies
 from highwater.resources.divergence import look_back
-from highwater.resources.groups import commit, group_offsets
+from highwater.resources.groups import commit, read_group_offsets
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -79,7 +79,7 @@ class Progress:
 def mirror(resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
     """A tick of the sensor; it requests no run. Raises what `tick` does."""
     ledger, kafka, lake = resources.ledger.open(), resources.kafka.open(), resources.lake.open()
-    with guarded(kafka_guard(ledger, kafka), lake_guard(ledger, lake, stream)):
+    with guard_dependencies(build_kafka_guard(ledger, kafka), build_lake_guard(ledger, lake, stream)):
         ensure_lake_there(ledger, lake)
         return replace(tick(ledger, kafka, lake, stream, datetime.now(UTC)), cursor=cursor)
 
@@ -96,13 +96,17 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
     # Of two ticks at once the slower one could set back what the other has just found in a new generation.
     with ledger.lease(stream.group, seconds=LEASE_SECONDS) as lease:
         lines: list[str] = []
-        looked = _looks(ledger, kafka, stream, lines)
-        found = group_offsets(kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions])
+        looked = _read_planned_topics(ledger, kafka, stream, lines)
+        found = read_group_offsets(
+            kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions]
+        )
         wanted: dict[Place, tuple[int, MirrorMark]] = {}
         settled = True
         for one in looked:
             has = {p: found[one.topic, p] for p in one.state.partitions if (one.topic, p) in found}
-            progress = _progress(ledger, lake, stream, one, has, now) if one.same else _withdrawn(one, has, now)
+            progress = (
+                _measure_progress(ledger, lake, stream, one, has, now) if one.same else _build_withdrawal(one, has, now)
+            )
             lines.append(progress.line)
             settled = settled and progress.complete
             wanted.update({(one.topic, p): (offset, progress.mark) for p, offset in progress.offsets.items()})
@@ -120,16 +124,16 @@ def _is_stale(has: GroupOffset | None, offset: int, mark: MirrorMark) -> bool:
     return replace(has.mark, at=mark.at) != mark or abs(mark.at - has.mark.at) >= AGAIN
 
 
-def _looks(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> list[Looked]:
+def _read_planned_topics(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> list[Looked]:
     """The planned topics that exist; the others are reported in `lines`."""
     found = []
     for topic in (stream.topic, *stream.delays):
-        planned = ledger.topics.planned(stream.name, topic)
+        planned = ledger.topics.read_planned_topic(stream.name, topic)
         if planned is None:
             lines.append(f"{topic}: nothing is planned yet")
             continue
         try:
-            state = kafka.topic_state(topic)
+            state = kafka.read_topic_state(topic)
         except TopicAbsentError:
             lines.append(f"{topic}: is not there")
             continue
@@ -137,29 +141,29 @@ def _looks(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> li
     return found
 
 
-def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offsets, now: datetime) -> Progress:
-    known = _last_known(ledger, one, has)
+def _measure_progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offsets, now: datetime) -> Progress:
+    known = _find_last_known(ledger, one, has)
     # One slice more than are asked for: it is where the prefix ends at the latest.
-    behind = ledger.slices(
+    behind = ledger.list_slices(
         stream.name,
         one.topic,
         after=known.key if known else None,
         limit=MOST_A_TICK + 1,
         topic_id=one.state.topic_id,
     )
-    done = leading(lake, stream, behind[:MOST_A_TICK])
-    generations = ledger.topics.generations(stream.name, one.topic)
+    done = count_done_prefix(lake, stream, behind[:MOST_A_TICK])
+    generations = ledger.topics.list_generations(stream.name, one.topic)
     last = behind[done - 1] if done else known
-    offsets = prefix(behind, {slice_.key for slice_ in behind[:done]}, one.planned, generations)
+    offsets = compute_finished_prefix(behind, {slice_.key for slice_ in behind[:done]}, one.planned, generations)
     return Progress(
-        _bounded(one, offsets),
-        MirrorMark.of(one.state.topic_id, last, now),
-        _line(one, last, behind[done:], has),
+        _bound_offsets(one, offsets),
+        MirrorMark.from_last_slice(one.state.topic_id, last, now),
+        _format_progress(one, last, behind[done:], has),
         complete=done == len(behind) and not one.state.unled and not one.divergence.unsure,
     )
 
 
-def _last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
+def _find_last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
     """The last slice that the group's own marks vouch for; None if there is none, or another ledger planned it."""
     marks = {(mark.last, mark.identity) for stored in has.values() if (mark := stored.mark) and mark.last}
     # The newest first: it is nearly always the only one. Ordinals have seven digits or more.
@@ -173,12 +177,12 @@ def _last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
     return None
 
 
-def leading(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> int:
+def count_done_prefix(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> int:
     """The number of slices that are done, from the first one on without a gap."""
     count, width = 0, FIRST_LOOK
     while count < len(slices):
         keys = [slice_.key for slice_ in slices[count : count + width]]
-        settled = slice_status.settled(lake, stream, keys)
+        settled = slice_status.list_settled_slices(lake, stream, keys)
         for key in keys:
             if key not in settled:
                 return count
@@ -187,7 +191,7 @@ def leading(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> int:
     return count
 
 
-def _bounded(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
+def _bound_offsets(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
     """Not beyond what the log still has of what was planned (I16); what cannot be compared now is left out."""
     found = {}
     for p, offset in offsets.items():
@@ -197,7 +201,7 @@ def _bounded(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
     return found
 
 
-def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
+def _build_withdrawal(one: Looked, has: Offsets, now: datetime) -> Progress:
     """The withdrawal of offsets of a topic that another one replaced: nothing of the new topic is read.
 
     A cluster drops a topic's offsets with the topic. One that was committed in the same moment would stay.
@@ -210,10 +214,10 @@ def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
     line = (
         f"{one.topic}: is not the topic that was planned; highwater status {one.planned.generation.stream} shows more"
     )
-    return Progress(offsets, MirrorMark.of(one.state.topic_id, None, now), line)
+    return Progress(offsets, MirrorMark.from_last_slice(one.state.topic_id, None, now), line)
 
 
-def _line(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) -> str:
+def _format_progress(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) -> str:
     done = f"done up to {last.key}" if last else "no slice is done"
     waits = f", {left[0].key} is not" if left else ""
     foreign = sorted(p for p, stored in has.items() if stored.mark is None)

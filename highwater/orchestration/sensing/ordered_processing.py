@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.errors import OutOfTurnError
-from highwater.holds import in_the_way
-from highwater.orchestration.asset_keys import table_keys
-from highwater.orchestration.checking.slice_status import attempts
-from highwater.orchestration.sensing.run_requests import Request, runs_by_slice
+from highwater.holds import find_obstacle
+from highwater.orchestration.asset_keys import build_table_keys
+from highwater.orchestration.checking.slice_status import read_attempts
+from highwater.orchestration.sensing.run_requests import Request, group_runs_by_slice
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
@@ -45,15 +45,19 @@ def ensure_in_turn(work: Work, table: str) -> None:
     if table == "raw" or not main or not work.stream.ordered:
         return
     many = LOOK_BACK + main[-1].ordinal - main[0].ordinal
-    order = [p.key for p in work.ledger.preceding(work.stream.name, work.stream.topic, main[-1].ordinal + 1, many + 1)]
-    committed = attempts(work.lake, work.stream, order)
-    done = [key for key in order if table not in committed.lacking(key)]
-    found = in_the_way(order, done, work.keys)
+    order = [
+        p.key
+        for p in work.ledger.list_preceding_slices(work.stream.name, work.stream.topic, main[-1].ordinal + 1, many + 1)
+    ]
+    committed = read_attempts(work.lake, work.stream, order)
+    done = [key for key in order if table not in committed.select_missing_tables(key)]
+    found = find_obstacle(order, done, work.keys)
     if found is not None:
         behind, first = found
         raise OutOfTurnError(
             f"{behind} may not go into {work.stream.name}/{table} before {first}",
-            found="; ".join(hold.text for hold in work.ledger.holds.open(work.stream.name)) or f"{first} is not there",
+            found="; ".join(hold.text for hold in work.ledger.holds.read_open(work.stream.name))
+            or f"{first} is not there",
             remedy=f"nothing to do: the sensor repair requests it after {first}; highwater explain {first} shows "
             "why that one is not complete",
         )
@@ -77,7 +81,7 @@ class Turn:
     waiting: frozenset[str] = frozenset()
     due_at: datetime | None = None
 
-    def requests(self, now: datetime) -> list[Request]:
+    def build_requests(self, now: datetime) -> list[Request]:
         """The run."""
         return [Request(self.keys, self.run_number, "repair", now)] if self.keys else []
 
@@ -110,11 +114,11 @@ def take_turn(
     undone = list(lacking)
     if not undone:
         return Turn()
-    known = runs_by_slice(undone, runs)
-    first, due_at = known[undone[0]], _due_at(undone[0], known, planned_at, held, rules)
+    known = group_runs_by_slice(undone, runs)
+    first, due_at = known[undone[0]], _compute_due_time(undone[0], known, planned_at, held, rules)
     goes = not first.in_flight and due_at <= now
-    keys = _side_by_side(undone, order, most) if goes else ()
-    fresh = {key for key in keys if _shares(key, known, planned_at, held, now, rules)}
+    keys = _select_adjacent(undone, order, most) if goes else ()
+    fresh = {key for key in keys if _can_share_run(key, known, planned_at, held, now, rules)}
     together = list(takewhile(fresh.__contains__, keys))
     keys = tuple(together or keys[:1])
     rest = [key for key in undone if key not in keys and not known[key].in_flight]
@@ -127,7 +131,7 @@ def take_turn(
     )
 
 
-def _due_at(
+def _compute_due_time(
     key: str,
     known: Mapping[str, SliceRuns],
     planned_at: Mapping[str, datetime],
@@ -143,7 +147,7 @@ def _due_at(
     return past.last_end + min(rules.wait(max(past.ended - 1, 1)), longest)
 
 
-def _shares(
+def _can_share_run(
     key: str,
     known: Mapping[str, SliceRuns],
     planned_at: Mapping[str, datetime],
@@ -157,7 +161,7 @@ def _shares(
     return key not in held and not past.in_flight and past.ended <= 1 and not awaited
 
 
-def _side_by_side(undone: Sequence[str], order: Sequence[str], most: int) -> tuple[str, ...]:
+def _select_adjacent(undone: Sequence[str], order: Sequence[str], most: int) -> tuple[str, ...]:
     """The first of the slices, and those that follow it both in their own order and in Dagster's."""
     position = {key: at for at, key in enumerate(order)}
     keys = [undone[0]]
@@ -168,41 +172,41 @@ def _side_by_side(undone: Sequence[str], order: Sequence[str], most: int) -> tup
     return tuple(keys)
 
 
-def behind(
+def must_wait_for_earlier(
     instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, keys: Sequence[str], holds: Sequence[Hold]
 ) -> bool:
     """Whether new slices have to wait for one before them, as far as Dagster knows: in raw, where repair takes over."""
     if not keys or holds:
         return bool(holds)
     [first] = ledger.get(keys[:1])
-    before = ledger.preceding(stream.name, stream.topic, first.ordinal, 1)
-    last = table_keys(stream)[-1]
+    before = ledger.list_preceding_slices(stream.name, stream.topic, first.ordinal, 1)
+    last = build_table_keys(stream)[-1]
     return any(slice_.key not in instance.get_materialized_partitions(last) for slice_ in before)
 
 
 def open_holds(ledger: Ledger, stream: Stream, decided: Collection[str]) -> list[Hold]:
     """The slices that are held; of one that was decided, by a run that was killed before it said so, the hold ends."""
-    holds = ledger.holds.open(stream.name)
+    holds = ledger.holds.read_open(stream.name)
     over = [one.slice_key for one in holds if one.slice_key in set(decided)]
     if over:
         ledger.holds.end(over)
     return [one for one in holds if one.slice_key not in over]
 
 
-def released(ledger: Ledger, lacking: Collection[str]) -> dict[str, datetime]:
+def read_release_times(ledger: Ledger, lacking: Collection[str]) -> dict[str, datetime]:
     """Slices that a person released, and when."""
-    found = ledger.holds.of(list(lacking))
+    found = ledger.holds.read_for_slices(list(lacking))
     return {key: one.release.at for key, one in found.items() if one.release is not None}
 
 
-def hold_lines(holds: Sequence[Hold]) -> list[str]:
+def format_hold_lines(holds: Sequence[Hold]) -> list[str]:
     """Lines of a tick about slices that are held."""
     return [f"{hold.text}. Slices behind it are taken into raw, and wait there" for hold in holds]
 
 
-def turn_lines(turn: Turn, holds: Sequence[Hold]) -> list[str]:
+def format_turn_lines(turn: Turn, holds: Sequence[Hold]) -> list[str]:
     """Lines of a tick about slices that repair did not request because slices follow each other."""
     requested = [f"{len(turn.keys)} requested in their turn, from {turn.keys[0]} on"] if turn.keys else []
     waiting = [f"{len(turn.waiting)} wait for their turn"] if turn.waiting else []
     due = [] if turn.due_at is None else [f"the next is asked for at {turn.due_at:%H:%M:%S} UTC"]
-    return [*hold_lines(holds), *requested, *waiting, *due]
+    return [*format_hold_lines(holds), *requested, *waiting, *due]

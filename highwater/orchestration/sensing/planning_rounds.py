@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from highwater.orchestration.dependencies import kafka_guard
-from highwater.orchestration.partitions import unknown_to
-from highwater.orchestration.sensing.run_history import id_of
+from highwater.orchestration.dependencies import build_kafka_guard
+from highwater.orchestration.partitions import list_missing_keys
+from highwater.orchestration.sensing.run_history import read_instance_id
 from highwater.orchestration.sensing.slice_cutting import is_caught_up
-from highwater.orchestration.sensing.stream_ticks import Tick, plan_retries, plan_stream, tiers_to_plan
-from highwater.resources.dependency_guards import guarded, resting
-from highwater.resources.divergence import elected_since
+from highwater.orchestration.sensing.stream_ticks import Tick, plan_retries, plan_stream, select_tiers_to_plan
+from highwater.resources.dependency_guards import guard_dependencies, is_cooling_down
+from highwater.resources.divergence import has_new_leader
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -45,16 +45,18 @@ class _Looks:
 
     def __init__(self, context: RoundContext, topics: Mapping[str, Sequence[str]]) -> None:
         self._context = context
-        self._id = id_of(context.instance)
+        self._id = read_instance_id(context.instance)
         self._ledger, kafka = context.resources.ledger.open(), context.resources.kafka.open()
         # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
-        self._plans: dict[tuple[str, str], Planned] = self._ledger.topics.all_planned()
-        with guarded(kafka_guard(self._ledger, kafka)):
-            self._states: dict[str, TopicState] = kafka.topic_states({one for some in topics.values() for one in some})
+        self._plans: dict[tuple[str, str], Planned] = self._ledger.topics.read_all_planned()
+        with guard_dependencies(build_kafka_guard(self._ledger, kafka)):
+            every = {one for some in topics.values() for one in some}
+            self._states: dict[str, TopicState] = kafka.read_topic_states(every)
         self._changed = {
             name: [topic for topic in some if not self._is_settled(name, topic)] for name, some in topics.items()
         }
-        self._resting = {one.name for one in self._ledger.breakers.dependencies() if resting(one, context.now)}
+        dependencies = self._ledger.breakers.list_dependencies()
+        self._resting = {one.name for one in dependencies if is_cooling_down(one, context.now)}
 
     def look(self, stream: str, topic: str) -> Look | None:
         """Plan and topic, where the topic was seen."""
@@ -67,7 +69,7 @@ class _Looks:
             return False
         return is_caught_up(planned, state) and (not _has_elected(planned, state) or _is_sound(planned, state))
 
-    def _without_keys(self, streams: Sequence[Stream], topics: Mapping[str, Sequence[str]]) -> set[str]:
+    def _list_streams_without_keys(self, streams: Sequence[Stream], topics: Mapping[str, Sequence[str]]) -> set[str]:
         """The streams with a topic whose newest slice has no key in Dagster: a tick died between plan and key."""
         missing: dict[str, list[str]] = {}
         for stream in streams:
@@ -76,11 +78,11 @@ class _Looks:
             held = _HELD.get((self._id, stream.name), frozenset())
             if {*newest} <= held:
                 continue
-            if unknown := unknown_to(self._context.instance, stream, newest):
+            if unknown := list_missing_keys(self._context.instance, stream, newest):
                 missing[stream.name] = unknown
             else:
                 _HELD[self._id, stream.name] = frozenset(newest) if len(held) >= MOST_HELD else held | {*newest}
-        retired = self._ledger.retired.among([key for keys in missing.values() for key in keys])
+        retired = self._ledger.retired.list_retired([key for keys in missing.values() for key in keys])
         return {name for name, keys in missing.items() if not {*keys} <= {*retired}}
 
     def _remember(self, stream: str, topics: Sequence[str]) -> None:
@@ -88,18 +90,18 @@ class _Looks:
         for topic in topics:
             planned, state = self._plans.get((stream, topic)), self._states.get(topic)
             if planned is not None and state is not None:
-                _SOUND[state.topic_id] = _seen(planned, state)
+                _SOUND[state.topic_id] = _build_comparison_key(planned, state)
 
 
 def _has_elected(planned: Planned, state: TopicState) -> bool:
-    return any(elected_since(was, state.partitions.get(p)) for p, was in planned.recorded.items())
+    return any(has_new_leader(was, state.partitions.get(p)) for p, was in planned.recorded.items())
 
 
 def _is_sound(planned: Planned, state: TopicState) -> bool:
-    return _SOUND.get(state.topic_id) == _seen(planned, state)
+    return _SOUND.get(state.topic_id) == _build_comparison_key(planned, state)
 
 
-def _seen(planned: Planned, state: TopicState) -> tuple[int, Mapping[int, int | None]]:
+def _build_comparison_key(planned: Planned, state: TopicState) -> tuple[int, Mapping[int, int | None]]:
     return planned.generation.revision, {p: seen.leader_epoch for p, seen in state.partitions.items()}
 
 
@@ -118,10 +120,10 @@ class PlannerRound(_Looks):
         topics = {stream.name: [stream.topic] for stream in streams}
         super().__init__(context, topics)
         # Ticks of these say why slices wait.
-        busy = self._ledger.breakers.not_closed() | self._ledger.holds.held_streams()
+        busy = self._ledger.breakers.list_unclosed_streams() | self._ledger.holds.list_held_streams()
         busy |= {one.name for one in streams if one.lookup is not None and one.lookup.dependency in self._resting}
         idle = [one for one in streams if not self._changed[one.name] and one.name not in busy]
-        self._idle = {one.name for one in idle} - self._without_keys(idle, topics)
+        self._idle = {one.name for one in idle} - self._list_streams_without_keys(idle, topics)
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
         """Plan the stream's topic, unless it holds exactly the plan; raises what `stream_ticks.plan_stream` does."""
@@ -149,15 +151,15 @@ class RetriesRound(_Looks):
         streams = context.streams
         topics = {stream.name: [*stream.delays] for stream in streams}
         super().__init__(context, topics)
-        self._paused = self._ledger.paused.topics()
+        self._paused = self._ledger.paused.read_topics_by_stream()
         for stream in streams:
             begun = (stream.name, stream.topic) in self._plans
-            wanted = {*tiers_to_plan(stream, begun=begun)} - self._paused.get(stream.name, {}).keys()
+            wanted = {*select_tiers_to_plan(stream, begun=begun)} - self._paused.get(stream.name, {}).keys()
             self._changed[stream.name] = [
                 one for one in self._changed[stream.name] if one in wanted and self._is_there(stream, one)
             ]
         idle = [one for one in streams if not self._changed[one.name]]
-        for name in self._without_keys(idle, topics):
+        for name in self._list_streams_without_keys(idle, topics):
             self._changed[name] = [*topics[name]]
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:

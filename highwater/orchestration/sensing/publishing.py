@@ -10,22 +10,22 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.publication_log import last_published, slice_commits
+from highwater.assets.publication_log import load_last_published, read_published_commits
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.dependencies import came_back, ensure_kafka_awake, lake_guard
+from highwater.orchestration.dependencies import build_lake_guard, ensure_kafka_awake, read_recovery_time
 from highwater.orchestration.run_tags import PUBLISH
-from highwater.orchestration.sensing.offset_mirror import leading
-from highwater.orchestration.sensing.run_history import failed_by_dependency, past_publishing, past_runs
+from highwater.orchestration.sensing.offset_mirror import count_done_prefix
+from highwater.orchestration.sensing.run_history import list_dependency_failures, read_past_runs, read_publishing_runs
 from highwater.orchestration.sensing.run_requests import (
     RepairRules,
     Request,
     decide_repair,
-    forgiven,
-    in_flight,
-    neighbours,
+    filter_counted_runs,
+    group_neighbours,
+    list_in_flight,
 )
-from highwater.orchestration.sensing.stream_ticks import OLDEST, PAGE, Tick, next_page
-from highwater.resources.dependency_guards import guarded
+from highwater.orchestration.sensing.stream_ticks import OLDEST, PAGE, Tick, read_next_page
+from highwater.resources.dependency_guards import guard_dependencies
 from highwater.routing import is_stream_topic
 
 if TYPE_CHECKING:
@@ -53,45 +53,47 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     ledger, lake = resources.ledger.open(), resources.lake.open()
     ensure_kafka_awake(ledger, now)
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
-    runs = past_publishing(instance, stream, order, now)
-    if busy := in_flight(runs):
+    runs = read_publishing_runs(instance, stream, order, now)
+    if busy := list_in_flight(runs):
         return Tick(lines=[f"a run is sending {len(busy)} slices"], cursor=cursor)
-    with guarded(lake_guard(ledger, lake, stream)):
-        following = ledger.slices(stream.name, stream.topic, after=last_published(lake, stream), limit=SLICES_A_RUN + 1)
-        done = leading(lake, stream, following[:SLICES_A_RUN])
-        late, cursor = _late(ledger, lake, stream, following[0] if following else None, cursor)
+    with guard_dependencies(build_lake_guard(ledger, lake, stream)):
+        following = ledger.list_slices(
+            stream.name, stream.topic, after=load_last_published(lake, stream), limit=SLICES_A_RUN + 1
+        )
+        done = count_done_prefix(lake, stream, following[:SLICES_A_RUN])
+        late, cursor = _read_late_slices(ledger, lake, stream, following[0] if following else None, cursor)
     # One that a backfill is deciding again would fail the run, which finds it half done.
-    deciding = past_runs(instance, stream, order, now) if late or done else []
-    moving = in_flight(deciding)
+    deciding = read_past_runs(instance, stream, order, now) if late or done else []
+    moving = list_in_flight(deciding)
     late = [slice_ for slice_ in late if slice_.key not in moving]
     # The run that has just decided one for the first time need not end before it is sent.
-    reprocessed = in_flight(run for run in deciding if run.by_hand and not run.raw_alone)
+    reprocessed = list_in_flight(run for run in deciding if run.by_hand and not run.raw_alone)
     done = next((at for at, slice_ in enumerate(following[:done]) if slice_.key in reprocessed), done)
     main = [slice_.key for slice_ in following[:done]]
     missing = {slice_.key: slice_.planned_at for slice_ in (*following[:done], *late)}
-    lost = _without_key(ledger, order, [*missing], now)
+    lost = _recall_missing_keys(ledger, order, [*missing], now)
     order += lost
-    found = _decide(instance, missing, _forgiven(ledger, stream, [*missing], runs), now)
-    group = next_run(order, main, [slice_.key for slice_ in late], found)
+    found = _decide(instance, missing, _select_counted_runs(ledger, stream, [*missing], runs), now)
+    group = select_next_run(order, main, [slice_.key for slice_ in late], found)
     requests = [Request(group, max(found.due[key] for key in group), PUBLISH, now)] if group else []
     lines = [
         *([f"{len(lost)} had no key in Dagster, and get it again: {lost[0]} .. {lost[-1]}"] if lost else []),
-        *_lines(following, done, len(late), found, group, reprocessed),
+        *_format_lines(following, done, len(late), found, group, reprocessed),
     ]
     settled = not following and not late and cursor == OLDEST
     return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor, settled=settled)
 
 
-def _forgiven(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequence[PastRun]) -> list[PastRun]:
+def _select_counted_runs(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequence[PastRun]) -> list[PastRun]:
     """The runs without those that count no more: what they failed by came back, or a person lets it go on since.
 
     Slices go out together and in order, so a run fails for all that it names by one of them: who lets one be tried
     again, lets those behind it.
     """
-    times = [came_back(ledger, stream), *ledger.exhausted_slices.released(keys).values()]
+    times = [read_recovery_time(ledger, stream), *ledger.exhausted_slices.read_release_times(keys).values()]
     floor = max((at for at in times if at is not None), default=None)
-    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(keys).items()}
-    return forgiven(runs, floor, accepted)
+    accepted = {key: one.accepted_at for key, one in ledger.breakers.read_accepted_slices(keys).items()}
+    return filter_counted_runs(runs, floor, accepted)
 
 
 def _decide(
@@ -101,19 +103,19 @@ def _decide(
     found = decide_repair(missing, runs, now, RULES)
     if not found.exhausted_slices:
         return found
-    patient = failed_by_dependency(instance, found.exhausted_slices, runs)
+    patient = list_dependency_failures(instance, found.exhausted_slices, runs)
     return decide_repair(missing, runs, now, RULES, patient=patient)
 
 
-def _without_key(ledger: Ledger, order: Sequence[str], keys: Sequence[str], now: datetime) -> list[str]:
+def _recall_missing_keys(ledger: Ledger, order: Sequence[str], keys: Sequence[str], now: datetime) -> list[str]:
     """The slices that Dagster has no key of; none of them all stays retired, or is retired half way."""
-    if retired := ledger.retired.among(keys):
+    if retired := ledger.retired.list_retired(keys):
         ledger.retired.recall(sorted(retired), now)
     known = set(order)
     return [key for key in keys if key not in known]
 
 
-def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], found: Repair) -> tuple[str, ...]:
+def select_next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], found: Repair) -> tuple[str, ...]:
     """The slices of the next run, which are neighbours in Dagster's order; none where nothing is due.
 
     The next slice of the main topic goes alone: another slice that cannot be sent would stop it with every run.
@@ -125,7 +127,7 @@ def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], fou
         found: which of all these are due.
     """
     begin = list(takewhile(lambda key: key in found.due, main))
-    groups = neighbours(order, {*begin} or {key for key in late if key in found.due}, SLICES_A_RUN)
+    groups = group_neighbours(order, {*begin} or {key for key in late if key in found.due}, SLICES_A_RUN)
     if not begin:
         return groups[0] if groups else ()
     group = next((one for one in groups if begin[0] in one), ())
@@ -134,7 +136,7 @@ def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], fou
     return group if ours == begin[: len(ours)] else (begin[0],)
 
 
-def _late(
+def _read_late_slices(
     ledger: Ledger, lake: Lake, stream: Stream, waits: Slice | None, cursor: str | None
 ) -> tuple[list[Slice], str]:
     """Slices that were reprocessed since they were published, and those of tiers whose turn has come.
@@ -146,24 +148,27 @@ def _late(
         waits: the first slice of the main topic that is not published.
         cursor: where to look next.
     """
-    page, cursor = next_page(ledger, stream, cursor)
-    newest = ledger.slices(stream.name, newest=PAGE)
+    page, cursor = read_next_page(ledger, stream, cursor)
+    newest = ledger.list_slices(stream.name, newest=PAGE)
     slices = {slice_.key: slice_ for slice_ in (*page, *newest) if is_stream_topic(stream, slice_.topic)}
-    decided, sent = lake.committed(stream.name, "events", [*slices]), slice_commits(lake, stream, [*slices])
+    decided, sent = (
+        lake.load_slice_commits(stream.name, "events", [*slices]),
+        read_published_commits(lake, stream, [*slices]),
+    )
 
-    def due(slice_: Slice) -> bool:
+    def is_due(slice_: Slice) -> bool:
         if slice_.key not in decided:
             return False
         if slice_.key in sent:
             return sent[slice_.key].attempt != decided[slice_.key].attempt
         return slice_.topic != stream.topic and (waits is None or slice_.planned_at < waits.planned_at)
 
-    found = [slice_ for slice_ in slices.values() if due(slice_)]
-    done = slice_status.settled(lake, stream, [slice_.key for slice_ in found]) if found else set()
+    found = [slice_ for slice_ in slices.values() if is_due(slice_)]
+    done = slice_status.list_settled_slices(lake, stream, [slice_.key for slice_ in found]) if found else set()
     return [slice_ for slice_ in found if slice_.key in done], cursor
 
 
-def _lines(
+def _format_lines(
     following: Sequence[Slice], done: int, late: int, found: Repair, group: Sequence[str], reprocessed: Collection[str]
 ) -> list[str]:
     again = f", then highwater retry-slice {found.exhausted_slices[0]}" if found.exhausted_slices else ""

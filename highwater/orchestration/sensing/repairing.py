@@ -9,37 +9,42 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from highwater.breaker import rested
+from highwater.breaker import end_cool_down
 from highwater.errors import HighwaterError, UnknownSliceError
-from highwater.orchestration.asset_keys import table_keys
+from highwater.orchestration.asset_keys import build_table_keys
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import (
-    came_back,
+    build_lake_guard,
     ensure_kafka_awake,
     ensure_lake_there,
-    lake_guard,
-    lookup_away,
+    is_lookup_away,
+    read_recovery_time,
 )
 from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG, URGENT_PRIORITY
-from highwater.orchestration.sensing.expiring_records import endangered
-from highwater.orchestration.sensing.materialization_sync import forgotten_events
-from highwater.orchestration.sensing.ordered_processing import open_holds, released, take_turn, turn_lines
-from highwater.orchestration.sensing.run_history import failed_by_dependency, materialised, past_runs
+from highwater.orchestration.sensing.expiring_records import list_endangered_slices
+from highwater.orchestration.sensing.materialization_sync import read_missing_events
+from highwater.orchestration.sensing.ordered_processing import (
+    format_turn_lines,
+    open_holds,
+    read_release_times,
+    take_turn,
+)
+from highwater.orchestration.sensing.run_history import list_dependency_failures, read_materialised_keys, read_past_runs
 from highwater.orchestration.sensing.run_requests import (
     RepairRules,
+    build_probe_requests,
+    build_repair_requests,
     decide_repair,
-    forgiven,
-    in_flight,
-    keys_named,
-    last_tries,
-    probe_requests,
-    repair_requests,
-    runs_by_slice,
+    filter_counted_runs,
+    group_runs_by_slice,
+    list_in_flight,
+    resolve_run_keys,
+    select_last_tries,
+    select_urgent_keys,
     stop,
-    urgent_due,
 )
-from highwater.orchestration.sensing.stream_ticks import OLDEST, PAGE, Tick, breaker_lines, next_page
-from highwater.resources.dependency_guards import guarded
+from highwater.orchestration.sensing.stream_ticks import OLDEST, PAGE, Tick, format_breaker_lines, read_next_page
+from highwater.resources.dependency_guards import guard_dependencies
 from highwater.routing import is_stream_topic
 
 if TYPE_CHECKING:
@@ -95,7 +100,7 @@ class _Seen:
         """The slices that are not in raw."""
         return [self.slices[key] for key, tables in self.lacking.items() if "raw" in tables]
 
-    def done(self, key: str) -> bool:
+    def is_done(self, key: str) -> bool:
         """Whether a slice was looked at and is in all tables."""
         return key in self.slices and key not in self.lacking and key not in self.left
 
@@ -144,38 +149,38 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     ledger, lake = resources.ledger.open(), resources.lake.open()
     ensure_kafka_awake(ledger, now)
     seen = _look(instance, ledger, lake, stream, cursor, now)
-    past = past_runs(instance, stream, seen.order, now)
+    past = read_past_runs(instance, stream, seen.order, now)
     gate = _gate(ledger, lake, stream, seen, past, now)
-    accepted = {**_of_accepted_reasons(ledger, stream, seen, gate.refused), **gate.accepted}
+    accepted = {**_read_accepted_refusals(ledger, stream, seen, gate.refused), **gate.accepted}
     released_slices = {
         **accepted,
-        **released(ledger, seen.lacking),
-        **ledger.exhausted_slices.released([*seen.lacking]),
+        **read_release_times(ledger, seen.lacking),
+        **ledger.exhausted_slices.read_release_times([*seen.lacking]),
     }
-    floor = _floor(ledger, stream, gate.breaker)
-    runs = forgiven(past, floor, released_slices)
-    still = _still_exhausted(ledger, seen, accepted, floor)
-    urgent = endangered(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
+    floor = _find_floor(ledger, stream, gate.breaker)
+    runs = filter_counted_runs(past, floor, released_slices)
+    still = _update_exhausted_slices(ledger, seen, accepted, floor)
+    urgent = list_endangered_slices(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
     decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)
     first = put_first(instance, stream, seen.order, urgent)
     # Those of before are in the ledger, but for those that a person released since this tick read it.
     if fresh := [key for key in decided.repair.exhausted_slices if key not in still]:
         ledger.exhausted_slices.add(
-            stream.name, {key: one.ended for key, one in runs_by_slice(fresh, runs).items()}, now
+            stream.name, {key: one.ended for key, one in group_runs_by_slice(fresh, runs).items()}, now
         )
-    stalled_slices = _stalled(
+    stalled_slices = _record_stalled_slices(
         ledger, stream, seen, gate, decided, {*still, *decided.repair.exhausted_slices}, runs, now
     )
     live = [slice_ for key, slice_ in seen.slices.items() if key not in seen.retired]
-    forgotten, unreported = _forgotten(instance, ledger, lake, stream, live, seen.there)
+    forgotten, unreported = _collect_missing_events(instance, ledger, lake, stream, live, seen.there)
     lines = [
-        *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
-        *stopped_lines(gate.breaker, decided.stopped, gate.away),
-        *turn_lines(decided.turn, gate.holds),
-        *urgent_lines(urgent, first),
+        *format_repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
+        *format_stopped_lines(gate.breaker, decided.stopped, gate.away),
+        *format_turn_lines(decided.turn, gate.holds),
+        *format_urgent_lines(urgent, first),
         *unreported,
         *(
-            [f"{len(stalled_slices)} left undone by {RULES.most_runs} runs or more: {_some(stalled_slices)}"]
+            [f"{len(stalled_slices)} left undone by {RULES.most_runs} runs or more: {_format_keys(stalled_slices)}"]
             if stalled_slices
             else []
         ),
@@ -185,7 +190,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, settled=settled)
 
 
-def _forgotten(
+def _collect_missing_events(
     instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts
 ) -> tuple[list[dg.AssetMaterialization], list[str]]:
     """Materialisations that Dagster lacks, and a line where they could not be made; slices are requested all the same.
@@ -193,10 +198,10 @@ def _forgotten(
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    most = RULES.slices_per_tick * len(table_keys(stream))
+    most = RULES.slices_per_tick * len(build_table_keys(stream))
     try:
-        with guarded(lake_guard(ledger, lake, stream)):
-            return forgotten_events(instance, lake, stream, slices, there, most), []
+        with guard_dependencies(build_lake_guard(ledger, lake, stream)):
+            return read_missing_events(instance, lake, stream, slices, there, most), []
     except HighwaterError:
         raise
     except Exception as error:  # noqa: BLE001 - one slice's commit record must not end the repair of all others
@@ -207,19 +212,22 @@ def _look(
     instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, cursor: str | None, now: datetime
 ) -> _Seen:
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
-    page, cursor = next_page(ledger, stream, cursor)
-    retired = ledger.retired.among([slice_.key for slice_ in page])
-    lost = _lost([slice_ for slice_ in page if slice_.key not in retired], order, now)
-    strange, suspects = _suspects(instance, ledger, stream, order)
-    exhausted, stalled_slices = ledger.exhausted_slices.open(stream.name), ledger.stalled_slices.open(stream.name)
+    page, cursor = read_next_page(ledger, stream, cursor)
+    retired = ledger.retired.list_retired([slice_.key for slice_ in page])
+    lost = _select_lost_keys([slice_ for slice_ in page if slice_.key not in retired], order, now)
+    strange, suspects = _read_suspects(instance, ledger, stream, order)
+    exhausted, stalled_slices = (
+        ledger.exhausted_slices.read_open(stream.name),
+        ledger.stalled_slices.read_open(stream.name),
+    )
     # An exhausted or stalled slice that somebody materialised since is done, wherever the page is.
     known_keys = {one.slice_key for one in exhausted[:PAGE]} | {one.slice_key for one in stalled_slices[:PAGE]}
     looked_after = ledger.get(sorted(known_keys))
     slices = {slice_.key: slice_ for slice_ in (*suspects, *looked_after, *page)}
-    with guarded(lake_guard(ledger, lake, stream)):
+    with guard_dependencies(build_lake_guard(ledger, lake, stream)):
         ensure_lake_there(ledger, lake)
-        there = slice_status.attempts(lake, stream, list(slices))
-    lacking = {key: tables for key in slices if (tables := there.lacking(key))}
+        there = slice_status.read_attempts(lake, stream, list(slices))
+    lacking = {key: tables for key in slices if (tables := there.select_missing_tables(key))}
     left = [key for key in lacking if not is_stream_topic(stream, slices[key].topic)]
     lacking = {key: tables for key, tables in lacking.items() if is_stream_topic(stream, slices[key].topic)}
     # A slice that the lake has lost since needs its key again.
@@ -235,18 +243,20 @@ def _look(
 
 def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequence[PastRun], now: datetime) -> _Gate:
     undecided = {key for key, tables in seen.lacking.items() if "events" in tables}
-    breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
-    if breaker.takes_probe(now) and not undecided & seen.main:
-        breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (rested(circuit, now), ()))
+    breaker, away = ledger.breakers.read_circuit(stream.name), is_lookup_away(ledger, lake, stream)
+    if breaker.can_admit_probe(now) and not undecided & seen.main:
+        breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (end_cool_down(circuit, now), ()))
     holds = open_holds(ledger, stream, seen.slices.keys() - undecided - {*seen.left})
-    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(seen.lacking)).items()}
-    refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
-    return _Gate(breaker, away, holds, accepted, refused, last_tries(runs))
+    accepted = {key: one.accepted_at for key, one in ledger.breakers.read_accepted_slices(list(seen.lacking)).items()}
+    refused = [one.slice_key for one in ledger.breakers.list_refused(stream.name)]
+    return _Gate(breaker, away, holds, accepted, refused, select_last_tries(runs))
 
 
-def _of_accepted_reasons(ledger: Ledger, stream: Stream, seen: _Seen, refused: Collection[str]) -> dict[str, datetime]:
+def _read_accepted_refusals(
+    ledger: Ledger, stream: Stream, seen: _Seen, refused: Collection[str]
+) -> dict[str, datetime]:
     """Refused slices with rejects whose reason a person accepted, and when: their failed runs count no more."""
-    reasons = ledger.breakers.accepted_reasons(stream.name).values()
+    reasons = ledger.breakers.read_accepted_reasons(stream.name).values()
     found: dict[str, datetime] = {}
     for key in seen.lacking.keys() & {*refused} & seen.main:
         times = [one.accepted_at for one in reasons if seen.slices[key].ordinal >= one.from_ordinal]
@@ -255,21 +265,23 @@ def _of_accepted_reasons(ledger: Ledger, stream: Stream, seen: _Seen, refused: C
     return found
 
 
-def _still_exhausted(ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None) -> set[str]:
+def _update_exhausted_slices(
+    ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None
+) -> set[str]:
     """The slices that stay exhausted; done slices, and slices whose failures count no more, are forgotten."""
 
-    def over(one: ExhaustedSlice) -> bool:
-        return seen.done(one.slice_key) or any(
+    def is_resolved(one: ExhaustedSlice) -> bool:
+        return seen.is_done(one.slice_key) or any(
             at is not None and one.since < at for at in (floor, accepted.get(one.slice_key))
         )
 
-    ended = {one.slice_key for one in seen.exhausted_slices if over(one)}
+    ended = {one.slice_key for one in seen.exhausted_slices if is_resolved(one)}
     if ended:
         ledger.exhausted_slices.end(sorted(ended))
     return {one.slice_key for one in seen.exhausted_slices} - ended
 
 
-def _stalled(
+def _record_stalled_slices(
     ledger: Ledger,
     stream: Stream,
     seen: _Seen,
@@ -287,10 +299,10 @@ def _stalled(
     a run works on does not become one: that run may decide what was held.
     """
     others = {*exhausted, *(one.slice_key for one in gate.holds)}
-    over = [one for one in seen.stalled_slices if one.slice_key in others or seen.done(one.slice_key)]
+    over = [one for one in seen.stalled_slices if one.slice_key in others or seen.is_done(one.slice_key)]
     if over:
         ledger.stalled_slices.end([one.slice_key for one in over])
-    known = runs_by_slice((key for key in seen.lacking if key not in others | decided.stopped.waiting), runs)
+    known = group_runs_by_slice((key for key in seen.lacking if key not in others | decided.stopped.waiting), runs)
     fresh = {key: one.ended for key, one in known.items() if one.ended >= RULES.most_runs and not one.in_flight}
     if fresh:
         ledger.stalled_slices.add(stream.name, fresh, now)
@@ -316,7 +328,7 @@ def _decide(
         probes,
         gate.accepted,
         gate.refused,
-        in_flight(runs),
+        list_in_flight(runs),
         now,
         away=gate.away,
         tried=gate.tried,
@@ -331,39 +343,41 @@ def _decide(
     missing = {key: at for key, at in planned_at.items() if key in others}
     found = decide_repair(missing, runs, now, RULES, exhausted)
     if fresh := [key for key in found.exhausted_slices if key not in exhausted]:
-        found = decide_repair(missing, runs, now, RULES, exhausted, failed_by_dependency(instance, fresh, runs))
+        found = decide_repair(missing, runs, now, RULES, exhausted, list_dependency_failures(instance, fresh, runs))
     raw_alone = stopped.raw_alone | turn.raw_alone
-    known = runs_by_slice(endangered_keys, runs)
-    urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
+    known = group_runs_by_slice(endangered_keys, runs)
+    urgent = select_urgent_keys(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
     due = {**{key: known[key].ended + 1 for key in urgent}, **found.due}
     # One slice that cannot be done fails the run of all: after some tries each goes by itself.
     failing = {key for key, number in found.due.items() if number > RULES.tries_together}
     alone = failing | {*gate.refused}
-    again = repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=alone, urgent=urgent)
-    return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])
+    again = build_repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=alone, urgent=urgent)
+    return _Decided(
+        stopped, turn, found, [*turn.build_requests(now), *again, *build_probe_requests(stopped.probe, now)]
+    )
 
 
-def _floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
+def _find_floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
     """Runs that ended before count no more: what they failed by was a breaker, which closed since."""
-    times = [breaker.since if breaker.closed else None, came_back(ledger, stream)]
+    times = [breaker.since if breaker.closed else None, read_recovery_time(ledger, stream)]
     return max((at for at in times if at is not None), default=None)
 
 
-def _suspects(
+def _read_suspects(
     instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
 ) -> tuple[list[str], list[Slice]]:
     """Keys of no slice of the stream, and slices that Dagster holds as not materialised, the oldest first."""
-    done = materialised(instance, stream)
+    done = read_materialised_keys(instance, stream)
     keys = [key for key in order if key not in done][:PAGE]
     try:
         found = ledger.get(keys)
     except UnknownSliceError:
-        found = ledger.slices(stream.name)
+        found = ledger.list_slices(stream.name)
     planned = {slice_.key: slice_ for slice_ in found if slice_.stream == stream.name}
     return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
 
 
-def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
+def _select_lost_keys(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
     """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
     known = set(order)
     return [slice_.key for slice_ in page if slice_.key not in known and now - slice_.planned_at >= RULES.grace]
@@ -377,24 +391,26 @@ def put_first(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
     queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags={STREAM_TAG: stream.name})
     found = []
     for run in instance.get_runs(queued):
-        if run.tags.get(PRIORITY) != URGENT_PRIORITY and keys_named(run.tags, order, position) & set(keys):
+        if run.tags.get(PRIORITY) != URGENT_PRIORITY and resolve_run_keys(run.tags, order, position) & set(keys):
             instance.add_run_tags(run.run_id, {PRIORITY: URGENT_PRIORITY})
             found.append(run.run_id)
     return found
 
 
-def urgent_lines(urgent: Collection[str], first: Sequence[str]) -> list[str]:
+def format_urgent_lines(urgent: Collection[str], first: Sequence[str]) -> list[str]:
     """Lines of a tick about requests for records that retention is about to take."""
-    read = [f"{len(urgent)} are read first, before retention takes them: {_some(sorted(urgent))}"] if urgent else []
+    read = (
+        [f"{len(urgent)} are read first, before retention takes them: {_format_keys(sorted(urgent))}"] if urgent else []
+    )
     return [*read, *([f"{len(first)} queued runs of these were put first"] if first else [])]
 
 
-def ended_lines(ended: Sequence[str]) -> list[str]:
+def format_dead_worker_lines(ended: Sequence[str]) -> list[str]:
     """The runs that ended with their worker, for the tick's log."""
-    return [f"{len(ended)} runs failed, their worker is gone: {_some(ended)}"] if ended else []
+    return [f"{len(ended)} runs failed, their worker is gone: {_format_keys(ended)}"] if ended else []
 
 
-def repair_lines(
+def format_repair_lines(
     found: Repair,
     lost: Sequence[str],
     forgotten: Sequence[dg.AssetMaterialization],
@@ -413,15 +429,15 @@ def repair_lines(
         "no slices of the stream by the ledger, delete their keys from Dagster": strange,
         "not done, and of topics that the declaration does not name, they are left": left,
     }
-    return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in keys_by_state.items() if keys]
+    return [f"{len(keys)} {what}: {_format_keys(keys)}" for what, keys in keys_by_state.items() if keys]
 
 
-def stopped_lines(breaker: Circuit, stopped: Stopped, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+def format_stopped_lines(breaker: Circuit, stopped: Stopped, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
     """Lines of a tick about slices that repair did not request because of the breaker."""
     probe = [] if stopped.probe is None else [f"requested as the breaker's probe: {stopped.probe}"]
     waiting = [f"{len(stopped.waiting)} wait for the breaker"] if stopped.waiting else []
-    return [*breaker_lines(breaker, rests), *probe, *waiting]
+    return [*format_breaker_lines(breaker, rests), *probe, *waiting]
 
 
-def _some(keys: Sequence[str]) -> str:
+def _format_keys(keys: Sequence[str]) -> str:
     return ", ".join(keys) if len(keys) <= 5 else f"{', '.join(keys[:3])} .. {keys[-1]}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.sensing.topic_planner import Look, Planner, PlanningResult
-from highwater.resources.deleted_topics import vanished
-from highwater.routing import due_after, on_tier
+from highwater.resources.deleted_topics import find_vanished_error
+from highwater.routing import compute_retry_delay, on_tier
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
@@ -49,26 +49,28 @@ def plan_tier(
     """
     tier = on_tier(stream, topic)
 
-    def due(state: TopicState, planned: Planned) -> TopicState:
+    def select_due_offsets(state: TopicState, planned: Planned) -> TopicState:
         key = str(SliceKey(tier.topic, planned.next_ordinal))
-        moment = now - due_after(stream.delays[topic], key)
+        moment = now - compute_retry_delay(stream.delays[topic], key)
         # One question, whatever the tier holds: the broker's clock stamped the records, so those that have waited long
         # enough come before all others. Where producers stamped them, on a topic of another system, what comes before
         # the first that has not is due. The last stable offset was read first, and nothing lies beyond it.
-        ends = kafka.offsets_at(tier.topic, int(moment.timestamp() * 1000), state)
+        ends = kafka.read_offsets_at(tier.topic, int(moment.timestamp() * 1000), state)
         return replace(
             state,
-            partitions={p: _up_to(seen, ends.get(p), planned.ends.get(p, 0)) for p, seen in state.partitions.items()},
+            partitions={
+                p: _limit_to_due(seen, ends.get(p), planned.ends.get(p, 0)) for p, seen in state.partitions.items()
+            },
         )
 
     try:
-        return Planner(ledger, kafka).tick(tier, now, dry_run=dry_run, due=due, look=look)
+        return Planner(ledger, kafka).tick(tier, now, dry_run=dry_run, due=select_due_offsets, look=look)
     except TopicAbsentError as error:
         # To the planner a tier is a main topic, which a person would have to make again.
-        raise vanished(ledger, stream, topic) or error from None
+        raise find_vanished_error(ledger, stream, topic) or error from None
 
 
-def _up_to(seen: PartitionState, end: int | None, planned: int) -> PartitionState:
+def _limit_to_due(seen: PartitionState, end: int | None, planned: int) -> PartitionState:
     """A partition as if it ended where its records are not due yet.
 
     Never before the planned end, for the next slice may wait longer than the one before it did; unless its log really

@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.errors import HighwaterError, PermanentError, TemporaryError
-from highwater.log_fields import fields
+from highwater.log_fields import bind_log_fields
 from highwater.orchestration.sensing.stream_ticks import Tick
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def visit_all(
     """
     found = Visits()
     lefts = dict(cursor.streams)
-    order = streams_from([stream for stream in streams if stream.name not in faulty], cursor.begin)
-    last = streams_from([stream for stream in streams if stream.name in faulty], cursor.faulty)
+    order = rotate_streams([stream for stream in streams if stream.name not in faulty], cursor.begin)
+    last = rotate_streams([stream for stream in streams if stream.name in faulty], cursor.faulty)
     begin = _visit_each(round_, order, lefts, deadline, found)
     until = min(deadline, time.monotonic() + FAULTY_SECONDS)
     next_faulty = _visit_each(round_, last, lefts, until, found)
@@ -152,7 +152,7 @@ def visit_all(
     return found
 
 
-def streams_from(streams: Sequence[Stream], name: str) -> list[Stream]:
+def rotate_streams(streams: Sequence[Stream], name: str) -> list[Stream]:
     """The streams in the order of their names, from this one on, the earlier ones behind."""
     ordered = sorted(streams, key=lambda stream: stream.name)
     before = len([*takewhile(lambda stream: stream.name < name, ordered)])
@@ -165,7 +165,7 @@ def _visit_each(round_: Round, streams: Sequence[Stream], lefts: dict[str, str],
         if time.monotonic() > deadline:
             found.left += [one.name for one in streams[number:]]
             return stream.name
-        with fields(stream=stream.name):
+        with bind_log_fields(stream=stream.name):
             _visit(round_, stream, lefts, found)
     return streams[1 % len(streams)].name if streams else ""
 
@@ -193,14 +193,14 @@ def _visit(round_: Round, stream: Stream, lefts: dict[str, str], found: Visits) 
         found.faults[name] = tick.error
 
 
-def remedy_of(error: Exception, sensor: str) -> str:
+def describe_remedy(error: Exception, sensor: str) -> str:
     """The remedy of a fault, for a person."""
     if isinstance(error, HighwaterError):
         return error.remedy
     return f"report this as a defect of Highwater, with the log of the sensor {sensor}'s last tick"
 
 
-def problem_of(error: Exception) -> str:
+def describe_problem(error: Exception) -> str:
     """A fault in a sentence, with the stored and the found value."""
     if not isinstance(error, PermanentError):
         return f"{type(error).__name__}: {error}"
@@ -226,10 +226,10 @@ def limit_runs(ticks: Mapping[str, Tick], most: int) -> dict[str, Tick]:
         counts[name] += 1
         if counts[name] < len(ticks[name].requests):
             waiting.append(name)
-    return {name: _first(tick, counts[name]) for name, tick in ticks.items()}
+    return {name: _limit_requests(tick, counts[name]) for name, tick in ticks.items()}
 
 
-def _first(tick: Tick, many: int) -> Tick:
+def _limit_requests(tick: Tick, many: int) -> Tick:
     """The tick with its first requests only, and the keys before those that have to wait."""
     if many == len(tick.requests):
         return tick

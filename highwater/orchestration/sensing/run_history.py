@@ -14,9 +14,9 @@ from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NA
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, RunRecord
 
 from highwater.errors import DependencyAwayError
-from highwater.orchestration.asset_keys import PUBLISHED, table_key, table_keys
+from highwater.orchestration.asset_keys import PUBLISHED, build_table_key, build_table_keys
 from highwater.orchestration.run_tags import PUBLISH, PURPOSE, STREAM_TAG
-from highwater.orchestration.sensing.run_requests import PastRun, keys_named
+from highwater.orchestration.sensing.run_requests import PastRun, resolve_run_keys
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -32,7 +32,7 @@ RUNS_KNOWN = 10_000
 _AWAY: dict[str, bool] = {}
 
 
-def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
+def read_past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
     """The runs of the last day that took slices of the stream through its tables, and all that have not ended.
 
     Args:
@@ -41,17 +41,19 @@ def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
         order: the stream's keys in Dagster's order.
         now: the time, in UTC.
     """
-    raw = {table_key(stream, "raw")}
-    return _past(instance, stream, order, now, lambda record: _takes_slices(stream, record), raw)
+    raw = {build_table_key(stream, "raw")}
+    return _read_runs(instance, stream, order, now, lambda record: _is_slice_run(stream, record), raw)
 
 
-def past_publishing(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
+def read_publishing_runs(
+    instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime
+) -> list[PastRun]:
     """The runs of the last day that sent accepted events and did not succeed: others sent all that they named."""
-    sent = partial(_publishes, stream)
-    return _past(instance, stream, order, now, lambda record: sent(record) and not record.dagster_run.is_success)
+    sent = partial(_is_publishing_run, stream)
+    return _read_runs(instance, stream, order, now, lambda record: sent(record) and not record.dagster_run.is_success)
 
 
-def _past(
+def _read_runs(
     instance: dg.DagsterInstance,
     stream: Stream,
     order: Sequence[str],
@@ -60,13 +62,13 @@ def _past(
     raw: Collection[dg.AssetKey] = (),
 ) -> list[PastRun]:
     filters: list[dict[str, Any]] = [{"statuses": NOT_FINISHED_STATUSES}, {"updated_after": now - MEMORY}]
-    found = (record for one in filters for record in _records(instance, stream, **one))
+    found = (record for one in filters for record in _read_run_records(instance, stream, **one))
     records = {record.dagster_run.run_id: record for record in found if wanted(record)}
     position = {key: at for at, key in enumerate(order)}
     return [
         PastRun(
-            keys_named(record.dagster_run.tags, order, position),
-            _ended_at(record, now),
+            resolve_run_keys(record.dagster_run.tags, order, position),
+            _find_end_time(record, now),
             run_id,
             raw_alone=record.dagster_run.asset_selection == raw,
             by_hand=PURPOSE not in record.dagster_run.tags,
@@ -75,7 +77,7 @@ def _past(
     ]
 
 
-def _records(instance: dg.DagsterInstance, stream: Stream, **filters: Any) -> Iterator[RunRecord]:
+def _read_run_records(instance: dg.DagsterInstance, stream: Stream, **filters: Any) -> Iterator[RunRecord]:
     """Runs among which are all of the stream's, some of them twice.
 
     Where the instance has too many to look at each, those with the stream's tag are asked for, and those that a person
@@ -85,31 +87,31 @@ def _records(instance: dg.DagsterInstance, stream: Stream, **filters: Any) -> It
     newest = instance.get_run_records(dg.RunsFilter(**filters), limit=RECORDS)
     yield from newest
     if len(newest) == RECORDS:
-        yield from _pages(instance, dg.RunsFilter(**filters, tags={STREAM_TAG: stream.name}))
-        yield from _pages(instance, dg.RunsFilter(**filters, job_name=IMPLICIT_ASSET_JOB_NAME))
+        yield from _iterate_pages(instance, dg.RunsFilter(**filters, tags={STREAM_TAG: stream.name}))
+        yield from _iterate_pages(instance, dg.RunsFilter(**filters, job_name=IMPLICIT_ASSET_JOB_NAME))
 
 
-def _pages(instance: dg.DagsterInstance, runs_filter: dg.RunsFilter) -> Iterator[RunRecord]:
+def _iterate_pages(instance: dg.DagsterInstance, runs_filter: dg.RunsFilter) -> Iterator[RunRecord]:
     last = None
     while page := instance.get_run_records(runs_filter, limit=RECORDS, cursor=last):
         yield from page
         last = page[-1].dagster_run.run_id
 
 
-def id_of(instance: dg.DagsterInstance) -> str:
+def read_instance_id(instance: dg.DagsterInstance) -> str:
     """The ID that a Dagster instance gave its run storage; host and folder where the storage is no SQL database."""
     from dagster._core.storage.runs import SqlRunStorage
 
     storage = instance.run_storage
-    return storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else place_of_instance()
+    return storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else describe_instance_place()
 
 
-def place_of_instance() -> str:
+def describe_instance_place() -> str:
     """Host and folder of this process's Dagster instance."""
     return f"{socket.gethostname()}:{os.environ.get('DAGSTER_HOME', '')}"
 
 
-def streams_of(record: RunRecord) -> set[str]:
+def select_stream_names(record: RunRecord) -> set[str]:
     """The names of the streams that a run may be of: by its tag, and by the assets that it was asked for."""
     run = record.dagster_run
     tagged = run.tags.get(STREAM_TAG)
@@ -118,31 +120,33 @@ def streams_of(record: RunRecord) -> set[str]:
 
 def is_of(stream: Stream, record: RunRecord) -> bool:
     """Whether a run is one of the stream's: by its tag, or by the assets that it was asked for."""
-    return _takes_slices(stream, record) or _publishes(stream, record)
+    return _is_slice_run(stream, record) or _is_publishing_run(stream, record)
 
 
-def _publishes(stream: Stream, record: RunRecord) -> bool:
+def _is_publishing_run(stream: Stream, record: RunRecord) -> bool:
     run = record.dagster_run
     is_tagged = run.tags.get(STREAM_TAG) == stream.name and run.tags.get(PURPOSE) == PUBLISH
-    return is_tagged or table_key(stream, PUBLISHED.name) in (run.asset_selection or ())
+    return is_tagged or build_table_key(stream, PUBLISHED.name) in (run.asset_selection or ())
 
 
-def _takes_slices(stream: Stream, record: RunRecord) -> bool:
+def _is_slice_run(stream: Stream, record: RunRecord) -> bool:
     run = record.dagster_run
     if run.tags.get(PURPOSE) == PUBLISH:
         return False
-    return run.tags.get(STREAM_TAG) == stream.name or bool(set(table_keys(stream)) & set(run.asset_selection or ()))
+    return run.tags.get(STREAM_TAG) == stream.name or bool(
+        set(build_table_keys(stream)) & set(run.asset_selection or ())
+    )
 
 
-def _ended_at(record: RunRecord, now: datetime) -> datetime | None:
+def _find_end_time(record: RunRecord, now: datetime) -> datetime | None:
     run = record.dagster_run
     if not run.is_finished:
         return None
-    ended = _time_of_end(record)
+    ended = _find_time_of_end(record)
     return None if run.is_complete_and_waiting_to_retry and now - ended < RETRY_GRACE else ended
 
 
-def _time_of_end(record: RunRecord) -> datetime:
+def _find_time_of_end(record: RunRecord) -> datetime:
     """A run that was cancelled in the queue has no end; its last change is when it ended."""
     if record.end_time is not None:
         return datetime.fromtimestamp(record.end_time, UTC)
@@ -150,7 +154,7 @@ def _time_of_end(record: RunRecord) -> datetime:
     return changed.replace(tzinfo=UTC) if changed.tzinfo is None else changed
 
 
-def failed_by_dependency(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
+def list_dependency_failures(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
     """The slices whose last run failed because a dependency was away whose breaker stayed closed.
 
     Spark has none, and that of Kafka is kept closed by questions that a broker answers while another one is missing.
@@ -164,11 +168,13 @@ def failed_by_dependency(instance: dg.DagsterInstance, keys: Collection[str], ru
     last: dict[str, PastRun] = {}
     for run in sorted((run for run in runs if run.ended_at is not None), key=lambda run: str(run.ended_at)):
         last.update(dict.fromkeys(run.keys & set(keys), run))
-    away = {run_id: dependency_was_away(instance, run_id) for run_id in {run.run_id for run in last.values()} if run_id}
+    away = {
+        run_id: has_failed_by_dependency(instance, run_id) for run_id in {run.run_id for run in last.values()} if run_id
+    }
     return {key for key, run in last.items() if away.get(run.run_id)}
 
 
-def dependency_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
+def has_failed_by_dependency(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Whether a step of a run failed because a dependency was away, Spark for example, and not by what it was to do.
 
     Args:
@@ -179,16 +185,16 @@ def dependency_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
     if known is None:
         if len(_AWAY) >= RUNS_KNOWN:
             _AWAY.clear()
-        known = _AWAY[run_id] = _failed_by_dependency(instance, run_id)
+        known = _AWAY[run_id] = _has_dependency_error(instance, run_id)
     return known
 
 
-def _failed_by_dependency(instance: dg.DagsterInstance, run_id: str) -> bool:
+def _has_dependency_error(instance: dg.DagsterInstance, run_id: str) -> bool:
     failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     texts = [entry.dagster_event.step_failure_data for entry in failures if entry.dagster_event is not None]
     return any(data.error is not None and DependencyAwayError.__name__ in data.error.to_string() for data in texts)
 
 
-def materialised(instance: dg.DagsterInstance, stream: Stream) -> set[str]:
+def read_materialised_keys(instance: dg.DagsterInstance, stream: Stream) -> set[str]:
     """Slices that Dagster holds as materialised in every table."""
-    return set.intersection(*(set(instance.get_materialized_partitions(key)) for key in table_keys(stream)))
+    return set.intersection(*(set(instance.get_materialized_partitions(key)) for key in build_table_keys(stream)))

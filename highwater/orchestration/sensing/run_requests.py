@@ -72,7 +72,7 @@ class Request:
         }
 
 
-def neighbours(order: Sequence[str], wanted: Collection[str], most: int) -> list[tuple[str, ...]]:
+def group_neighbours(order: Sequence[str], wanted: Collection[str], most: int) -> list[tuple[str, ...]]:
     """Cut the wanted keys into ranges of Dagster's order that hold nothing else.
 
     Args:
@@ -91,7 +91,7 @@ def neighbours(order: Sequence[str], wanted: Collection[str], most: int) -> list
     return [*groups, tuple(group)] if group else groups
 
 
-def first_requests(
+def build_first_requests(
     order: Sequence[str],
     new: Collection[str],
     most: int,
@@ -103,10 +103,13 @@ def first_requests(
     """The runs for slices that were never requested; those of urgent ones come first, and only read them."""
     tier, first = purpose == RETRY, set(urgent) & set(new)
     return [
-        *[Request(k, purpose=purpose, tier=tier, raw_alone=True, urgent=True) for k in neighbours(order, first, most)],
+        *[
+            Request(k, purpose=purpose, tier=tier, raw_alone=True, urgent=True)
+            for k in group_neighbours(order, first, most)
+        ],
         *[
             Request(keys, purpose=purpose, tier=tier, raw_alone=raw_alone)
-            for keys in neighbours(order, set(new) - first, most)
+            for keys in group_neighbours(order, set(new) - first, most)
         ],
     ]
 
@@ -207,13 +210,13 @@ def decide_repair(
         exhausted: slices that were exhausted before, and that nobody released.
         patient: slices that are never exhausted, however many runs left them undone.
     """
-    known = runs_by_slice(missing, runs)
+    known = group_runs_by_slice(missing, runs)
     due: dict[str, int] = {}
     waiting: dict[str, datetime] = {}
     in_flight, over, held_back = [], [], []
     for key, planned_at in missing.items():
         past = known[key]
-        due_at = _due_at(past, planned_at, rules)
+        due_at = _compute_due_time(past, planned_at, rules)
         if past.in_flight:
             in_flight.append(key)
         elif key in exhausted or (past.ended >= rules.most_runs and key not in patient):
@@ -227,7 +230,7 @@ def decide_repair(
     return Repair(due, tuple(in_flight), waiting, tuple(over), tuple(held_back))
 
 
-def runs_by_slice(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, SliceRuns]:
+def group_runs_by_slice(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, SliceRuns]:
     """The runs of the last day for each slice."""
     found = {key: SliceRuns() for key in keys}
     for run in runs:
@@ -241,13 +244,13 @@ def runs_by_slice(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, Sli
     return found
 
 
-def _due_at(past: SliceRuns, planned_at: datetime, rules: RepairRules) -> datetime:
+def _compute_due_time(past: SliceRuns, planned_at: datetime, rules: RepairRules) -> datetime:
     if past.last_end is None:
         return planned_at + rules.grace
     return past.last_end + rules.wait(past.ended)
 
 
-def urgent_due(
+def select_urgent_keys(
     endangered: Collection[str], repair: Repair, known: Mapping[str, SliceRuns], now: datetime, wait: timedelta
 ) -> set[str]:
     """Endangered slices to be read now, whatever they waited for: only a run that ended just now is waited out.
@@ -267,7 +270,9 @@ def urgent_due(
     return {key for key in endangered if not known[key].in_flight and is_due(key)}
 
 
-def forgiven(runs: Iterable[PastRun], floor: datetime | None, accepted: Mapping[str, datetime]) -> list[PastRun]:
+def filter_counted_runs(
+    runs: Iterable[PastRun], floor: datetime | None, accepted: Mapping[str, datetime]
+) -> list[PastRun]:
     """The runs without those that count no more: what kept their slices undone was a breaker, or is accepted since.
 
     Args:
@@ -339,7 +344,7 @@ def stop(
     waiting = [key for key in undecided if "raw" not in lacking[key]]
     if away:
         candidates: list[str] = []
-    elif circuit.takes_probe(now):
+    elif circuit.can_admit_probe(now):
         known = {key: at for at, key in enumerate(refused, 1)}  # a refusal counts for longer than its run is remembered
 
         def rank(key: str) -> tuple[bool, bool, datetime, int]:
@@ -352,7 +357,7 @@ def stop(
     return Stopped(frozenset(waiting), frozenset(undecided) - frozenset(waiting), probe)
 
 
-def last_tries(runs: Iterable[PastRun]) -> dict[str, datetime]:
+def select_last_tries(runs: Iterable[PastRun]) -> dict[str, datetime]:
     """The end of the last run that was to decide each slice; slices that no run of the last day was to are left out."""
     found: dict[str, datetime] = {}
     for run in runs:
@@ -361,17 +366,17 @@ def last_tries(runs: Iterable[PastRun]) -> dict[str, datetime]:
     return found
 
 
-def probe_requests(probe: str | None, now: datetime) -> list[Request]:
+def build_probe_requests(probe: str | None, now: datetime) -> list[Request]:
     """The run for the breaker's probe, alone through all tables."""
     return [] if probe is None else [Request((probe,), purpose=PROBE, at=now)]
 
 
-def in_flight(runs: Iterable[PastRun]) -> frozenset[str]:
+def list_in_flight(runs: Iterable[PastRun]) -> frozenset[str]:
     """Slices that runs are working on or will."""
     return frozenset(key for run in runs if run.ended_at is None for key in run.keys)
 
 
-def repair_requests(
+def build_repair_requests(
     order: Sequence[str],
     due: Mapping[str, int],
     most: int,
@@ -404,12 +409,12 @@ def repair_requests(
         for (later, tier, raw, _), keys in sorted(groups.items()):
             found += [
                 Request(group, run_number, "repair", now, tier, raw_alone=raw, urgent=not later)
-                for group in neighbours(order, keys, most)
+                for group in group_neighbours(order, keys, most)
             ]
     return found
 
 
-def keys_named(tags: Mapping[str, str], order: Sequence[str], position: Mapping[str, int]) -> frozenset[str]:
+def resolve_run_keys(tags: Mapping[str, str], order: Sequence[str], position: Mapping[str, int]) -> frozenset[str]:
     """The slices that a run's tags name.
 
     Args:

@@ -14,8 +14,8 @@ import dagster as dg
 from highwater.orchestration.sensing.dead_workers import end_runs_without_worker
 from highwater.orchestration.sensing.offset_mirror import mirror
 from highwater.orchestration.sensing.publishing import publish
-from highwater.orchestration.sensing.repairing import ended_lines, repair
-from highwater.orchestration.sensing.run_history import RECORDS, streams_of
+from highwater.orchestration.sensing.repairing import format_dead_worker_lines, repair
+from highwater.orchestration.sensing.run_history import RECORDS, select_stream_names
 from highwater.orchestration.sensing.stream_ticks import Tick
 
 if TYPE_CHECKING:
@@ -75,16 +75,16 @@ class Rests:
 
     def __init__(self, context: RoundContext) -> None:
         self._now = context.now
-        self._revisions = context.resources.ledger.open().topics.revisions()
+        self._revisions = context.resources.ledger.open().topics.read_revisions()
         rests = {
             name: rest for name, cursor in context.cursors.items() if (rest := RestingStream.parse(cursor)) is not None
         }
-        ran = _last_changes(context.instance, min((one.since for one in rests.values()), default=None))
+        ran = _read_last_changes(context.instance, min((one.since for one in rests.values()), default=None))
         self._at_rest = {
             name
             for name, rest in rests.items()
             if context.now < rest.until
-            and rest.revisions == _short(self._revisions.get(name, ""))
+            and rest.revisions == _hash_revisions(self._revisions.get(name, ""))
             and (ran is not None and ran.get(name, rest.since - CLOCKS) <= rest.since - CLOCKS)
         }
 
@@ -95,17 +95,17 @@ class Rests:
     def begin(self, stream: str, lasts: timedelta = REST) -> str:
         """The cursor of a stream in which a complete look found nothing to do."""
         lasts *= random.uniform(1 - REST_JITTER, 1 + REST_JITTER)  # noqa: S311 - no secret depends on it
-        return RestingStream(self._now, self._now + lasts, _short(self._revisions.get(stream, ""))).to_cursor()
+        return RestingStream(self._now, self._now + lasts, _hash_revisions(self._revisions.get(stream, ""))).to_cursor()
 
 
-def _short(revisions: str) -> str:
+def _hash_revisions(revisions: str) -> str:
     """A text of fixed length for the revisions of any number of topics."""
     from hashlib import sha256
 
     return sha256(revisions.encode()).hexdigest()[:16]
 
 
-def _last_changes(instance: dg.DagsterInstance, since: datetime | None) -> dict[str, datetime] | None:
+def _read_last_changes(instance: dg.DagsterInstance, since: datetime | None) -> dict[str, datetime] | None:
     """The last change of a run of each stream, of those that changed since then; None if they are too many to read."""
     if since is None:
         return {}
@@ -116,7 +116,7 @@ def _last_changes(instance: dg.DagsterInstance, since: datetime | None) -> dict[
     for record in records:
         at = record.update_timestamp
         at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
-        for name in streams_of(record):
+        for name in select_stream_names(record):
             found[name] = max(at, found.get(name, at))
     return found
 
@@ -161,7 +161,9 @@ class RepairRound(_Resting):
 
     def __init__(self, context: RoundContext) -> None:
         ledger = context.resources.ledger.open()
-        self.lines = ended_lines(end_runs_without_worker(context.instance, ledger, context.streams, context.now))
+        self.lines = format_dead_worker_lines(
+            end_runs_without_worker(context.instance, ledger, context.streams, context.now)
+        )
         super().__init__(context)
 
     def _tick(self, stream: Stream, cursor: str | None) -> Tick:

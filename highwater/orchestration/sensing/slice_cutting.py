@@ -18,7 +18,7 @@ from highwater.errors import (
     TopicTruncatedError,
 )
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, Planned
-from highwater.routing import option_for
+from highwater.routing import format_topic_option
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -68,17 +68,17 @@ def cut_slices(
         TopicRecreatedError: the topic is not the one that was planned; nothing of it can be planned.
     """
     ensure_same_topic(stream, planned, state)
-    skipped = {**divergence.unsure, **skipped_partitions(planned, state)}
-    errors = sure_errors(stream, planned, state, divergence)
-    losses = [_expired(planned, state, p, now) for p, error in errors.items() if _may_record(stream, error)]
+    skipped = {**divergence.unsure, **select_skipped_partitions(planned, state)}
+    errors = select_sure_errors(stream, planned, state, divergence)
+    losses = [_build_expired_loss(planned, state, p, now) for p, error in errors.items() if _may_record(stream, error)]
     errors = {p: error for p, error in errors.items() if not _may_record(stream, error)}
-    starts = positions(planned, state) | {loss.partition: loss.offsets.end for loss in losses}
+    starts = compute_positions(planned, state) | {loss.partition: loss.offsets.end for loss in losses}
     ready = {
-        p: OffsetRange(start, _stable_end(state, p))
+        p: OffsetRange(start, _compute_stable_end(state, p))
         for p, start in sorted(starts.items())
         if p not in skipped and p not in errors
     }
-    waiting = _waiting(stream.limits, planned, sum(map(len, ready.values())), now)
+    waiting = _find_wait_reason(stream.limits, planned, sum(map(len, ready.values())), now)
     slices = [] if waiting else _cut(stream, planned, state, starts, ready, now)
     ends = {p: offsets.end for p, offsets in slices[-1].ranges.items()} if slices else starts
     lag = {p: offsets.end - ends[p] for p, offsets in ready.items()}
@@ -88,7 +88,7 @@ def cut_slices(
 def is_caught_up(planned: Planned, state: TopicState) -> bool:
     """Whether a topic holds exactly its plan, in every partition, so that planning has nothing to do.
 
-    Elections are not looked at: they may have replaced records (`highwater.resources.divergence.elected_since`).
+    Elections are not looked at: they may have replaced records (`highwater.resources.divergence.has_new_leader`).
 
     Args:
         planned: how far the topic is planned; it was read before `state`.
@@ -117,19 +117,19 @@ def ensure_same_topic(stream: Stream, planned: Planned, state: TopicState) -> No
             stored=f"topic ID {planned.generation.topic_id}",
             found=f"topic ID {state.topic_id}",
             remedy=(
-                f"if that was meant: highwater accept-loss {stream.name}{option_for(stream, state.topic)} goes on "
-                "with the new topic as a new generation; else restore the topic"
+                f"if that was meant: highwater accept-loss {stream.name}{format_topic_option(stream, state.topic)} "
+                "goes on with the new topic as a new generation; else restore the topic"
             ),
         )
 
 
-def positions(planned: Planned, state: TopicState) -> dict[int, int]:
+def compute_positions(planned: Planned, state: TopicState) -> dict[int, int]:
     """The start of the next slice in each partition; one that joined later starts at 0, so nothing is skipped."""
     joined = {p: 0 for p in state.partitions if p not in planned.ends and p not in planned.undecided}
     return {**planned.ends, **joined}
 
 
-def skipped_partitions(planned: Planned, state: TopicState) -> dict[int, str]:
+def select_skipped_partitions(planned: Planned, state: TopicState) -> dict[int, str]:
     """The partitions that cannot be looked at now, with the reason."""
     unknown = {p: seen for p, seen in sorted(state.partitions.items()) if not seen.known}
     found = {p: "no leader" if seen.leader is None else "no leader that answers" for p, seen in unknown.items()}
@@ -137,34 +137,34 @@ def skipped_partitions(planned: Planned, state: TopicState) -> dict[int, str]:
     return found | open_
 
 
-def partition_errors(
+def find_partition_errors(
     stream: Stream, planned: Planned, state: TopicState, diverged: Mapping[int, int] = NOTHING
 ) -> dict[int, PermanentError]:
     """The partitions in which planning cannot go on by itself (I11, I16), with the error that says why."""
     found: dict[int, PermanentError] = {}
-    for partition, end in sorted(positions(planned, state).items()):
-        error = _partition_error(stream, planned, partition, end, state.partitions.get(partition))
+    for partition, end in sorted(compute_positions(planned, state).items()):
+        error = _find_partition_error(stream, planned, partition, end, state.partitions.get(partition))
         if error is None and partition in diverged:
-            error = _diverged(stream, planned, partition, end, diverged[partition])
+            error = _build_divergence_error(stream, planned, partition, end, diverged[partition])
         if error is not None:
             found[partition] = error
     return found
 
 
-def sure_errors(
+def select_sure_errors(
     stream: Stream, planned: Planned, state: TopicState, divergence: Divergence
 ) -> dict[int, PermanentError]:
     """The partitions in which planning cannot go on, without those that could not be compared."""
-    errors = partition_errors(stream, planned, state, divergence.diverged)
+    errors = find_partition_errors(stream, planned, state, divergence.diverged)
     return {p: error for p, error in errors.items() if p not in divergence.unsure}
 
 
-def _partition_error(
+def _find_partition_error(
     stream: Stream, planned: Planned, partition: int, end: int, seen: PartitionState | None
 ) -> PermanentError | None:
     topic = planned.generation.topic
     where = f"topic {topic} partition {partition}"
-    accept = f"highwater accept-loss {stream.name} --partition {partition}{option_for(stream, topic)}"
+    accept = f"highwater accept-loss {stream.name} --partition {partition}{format_topic_option(stream, topic)}"
     if seen is None:
         return PartitionsRemovedError(
             f"{where} is gone",
@@ -191,20 +191,20 @@ def _partition_error(
     return None
 
 
-def _diverged(stream: Stream, planned: Planned, partition: int, end: int, at: int) -> TopicTruncatedError:
+def _build_divergence_error(stream: Stream, planned: Planned, partition: int, end: int, at: int) -> TopicTruncatedError:
     return TopicTruncatedError(
         f"topic {planned.generation.topic} partition {partition}: other records occupy planned offsets",
-        stored=f"planned to offset {end} in leader epoch {_epoch(planned, partition)}",
+        stored=f"planned to offset {end} in leader epoch {_find_epoch(planned, partition)}",
         found=f"that epoch now ends at offset {at}",
         remedy=(
             "an unclean leader election replaced acknowledged records; "
             f"highwater accept-divergence {stream.name} --partition {partition}"
-            f"{option_for(stream, planned.generation.topic)} goes on from there as a new generation"
+            f"{format_topic_option(stream, planned.generation.topic)} goes on from there as a new generation"
         ),
     )
 
 
-def _epoch(planned: Planned, partition: int) -> int | None:
+def _find_epoch(planned: Planned, partition: int) -> int | None:
     return planned.last.epochs.get(partition) if planned.last else None
 
 
@@ -212,27 +212,27 @@ def _may_record(stream: Stream, error: PermanentError) -> bool:
     return stream.on_expired == "record" and isinstance(error, OffsetsExpiredError)
 
 
-def _expired(planned: Planned, state: TopicState, partition: int, now: datetime) -> Loss:
+def _build_expired_loss(planned: Planned, state: TopicState, partition: int, now: datetime) -> Loss:
     generation, seen = planned.generation, state.partitions[partition]
     return Loss(
         stream=generation.stream,
         topic=generation.topic,
         generation=generation.number,
         partition=partition,
-        offsets=OffsetRange(positions(planned, state)[partition], seen.log_start or 0),
+        offsets=OffsetRange(compute_positions(planned, state)[partition], seen.log_start or 0),
         reason="expired: deleted before it was planned",
         accepted_by=RECORDED_BY_DECLARATION,
         recorded_at=now,
     )
 
 
-def _stable_end(state: TopicState, partition: int) -> int:
+def _compute_stable_end(state: TopicState, partition: int) -> int:
     """The last stable offset, or the log start where retention passed it between the two looks."""
     seen = state.partitions[partition]
     return max(seen.last_stable or 0, seen.log_start or 0)
 
 
-def _waiting(limits: Limits, planned: Planned, ready: int, now: datetime) -> str | None:
+def _find_wait_reason(limits: Limits, planned: Planned, ready: int, now: datetime) -> str | None:
     if ready == 0 or ready >= limits.min_offsets:
         return None
     since = planned.last.planned_at if planned.last else planned.generation.opened_at
@@ -258,11 +258,11 @@ def _cut(
     planned_at = max(now, planned.last.planned_at) if planned.last else now
     # What was not looked at keeps the epoch that its plan was made in, or its divergence would be forgotten.
     looked_at = {p: state.partitions[p].leader_epoch for p in ready}
-    epochs = _epochs_before(planned) | {p: epoch for p, epoch in looked_at.items() if epoch is not None}
+    epochs = _select_recorded_epochs(planned) | {p: epoch for p, epoch in looked_at.items() if epoch is not None}
     slices: list[Slice] = []
     while rest and len(slices) < limits.slices_per_tick and (not slices or rest >= limits.min_offsets):
         ordinal = planned.next_ordinal + len(slices)
-        shares = fair_shares(left, limits.max_offsets, turn=ordinal)
+        shares = compute_fair_shares(left, limits.max_offsets, turn=ordinal)
         rest -= sum(shares.values())
         ranges = {p: OffsetRange(start, start + shares.get(p, 0)) for p, start in at.items()}
         slices.append(
@@ -284,11 +284,11 @@ def _cut(
     return slices
 
 
-def _epochs_before(planned: Planned) -> dict[int, int]:
+def _select_recorded_epochs(planned: Planned) -> dict[int, int]:
     return {p: was.epoch for p, was in planned.recorded.items() if was.epoch is not None}
 
 
-def fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> dict[int, int]:
+def compute_fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> dict[int, int]:
     """Divide a slice among partitions: equal shares, and what one does not need goes to the others.
 
     So a partition that holds most of the backlog neither starves the others nor is starved by them.
@@ -299,7 +299,7 @@ def fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> dict[int, 
         turn: who of those that could take more gets the remainder of the division changes with it; with fewer offsets
             than partitions each has its turn.
     """
-    level = _level(sorted(left.values()), most)
+    level = _compute_level(sorted(left.values()), most)
     shares = {p: min(waits, level) for p, waits in left.items()}
     over_quota = sorted(p for p, waits in left.items() if waits > level)
     spare = min(most - sum(shares.values()), len(over_quota))
@@ -308,7 +308,7 @@ def fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> dict[int, 
     return shares
 
 
-def _level(ascending: Sequence[int], most: int) -> int:
+def _compute_level(ascending: Sequence[int], most: int) -> int:
     """The highest level up to which every partition's backlog can be taken."""
     room, level = most, 0
     for done, waits in enumerate(ascending):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from highwater.breaker import Circuit, done, fail
+from highwater.breaker import Circuit, complete_probe, fail
 from highwater.errors import (
     BreakerOpenError,
     HighwaterError,
@@ -19,7 +19,7 @@ from highwater.errors import (
     SliceHeldError,
     TemporaryError,
 )
-from highwater.orchestration.checking.slice_status import attempts
+from highwater.orchestration.checking.slice_status import read_attempts
 from highwater.orchestration.failures import is_last_try
 from highwater.resources.ledger.breakers import Judgement
 
@@ -31,7 +31,7 @@ NOT_WATCHED = frozenset({"raw", "published"})
 
 
 @contextmanager
-def watched(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
+def report_to_breaker(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
     """Report to the stream's breaker how the block ends, which takes slices through one table.
 
     If ledger or lake are away, nothing is recorded: the error under way matters more, and a probe without a record is
@@ -48,12 +48,12 @@ def watched(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _quietly(work, partial(_failed, work, error, tries_so_far))
+        _try_to_record(work, partial(_on_failure, work, error, tries_so_far))
         raise
-    _quietly(work, partial(_done, work))
+    _try_to_record(work, partial(_on_success, work))
 
 
-def counts(error: Exception) -> bool:
+def is_counted(error: Exception) -> bool:
     """Whether an error says something of the stream.
 
     A temporary error does not: a dependency is away, or another run was first. A refused slice was counted at its
@@ -63,18 +63,18 @@ def counts(error: Exception) -> bool:
     return not isinstance(error, TemporaryError | RejectsOverLimitError | RetractionError)
 
 
-def _failed(work: Work, error: Exception, tries_so_far: int) -> None:
+def _on_failure(work: Work, error: Exception, tries_so_far: int) -> None:
     last = isinstance(error, PermanentError | SliceHeldError) or is_last_try(tries_so_far)
     if not last or isinstance(error, BreakerOpenError | RejectsOverLimitError):
         return
-    probed = work.ledger.breakers.circuit(work.stream.name).probe in work.keys
-    if probed or counts(error):
-        _record_failure(work, error, counted=counts(error))
+    probed = work.ledger.breakers.read_circuit(work.stream.name).probe in work.keys
+    if probed or is_counted(error):
+        _record_failure(work, error, counted=is_counted(error))
 
 
 def _record_failure(work: Work, error: Exception, *, counted: bool) -> None:
     main = [slice_.key for slice_ in work.slices if slice_.topic == work.stream.topic]
-    decided = work.lake.committed(work.stream.name, "events", main) if counted else {}
+    decided = work.lake.load_slice_commits(work.stream.name, "events", main) if counted else {}
     now, what = datetime.now(UTC), error.problem if isinstance(error, HighwaterError) else type(error).__name__
 
     def decide(circuit: Circuit, known: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
@@ -87,20 +87,22 @@ def _record_failure(work: Work, error: Exception, *, counted: bool) -> None:
     work.log(f"breaker: {work.ledger.breakers.settle(work.stream.name, main, decide).text}")
 
 
-def _done(work: Work) -> None:
-    probe = work.ledger.breakers.circuit(work.stream.name).probe
+def _on_success(work: Work) -> None:
+    probe = work.ledger.breakers.read_circuit(work.stream.name).probe
     if probe not in work.keys:
         return
-    lacking = attempts(work.lake, work.stream, [probe]).lacking(probe)
+    lacking = read_attempts(work.lake, work.stream, [probe]).select_missing_tables(probe)
     # A check that blocks may keep it from downstream tables: that shows nothing about the next slice.
     if "events" in lacking or (lacking and not work.stream.blocks):
         return
     now = datetime.now(UTC)
-    circuit = work.ledger.breakers.settle(work.stream.name, (), lambda circuit, _: (done(circuit, probe, now), ()))
+    circuit = work.ledger.breakers.settle(
+        work.stream.name, (), lambda circuit, _: (complete_probe(circuit, probe, now), ())
+    )
     work.log(f"breaker: {circuit.text}")
 
 
-def _quietly(work: Work, record: Callable[[], None]) -> None:
+def _try_to_record(work: Work, record: Callable[[], None]) -> None:
     try:
         record()
     except HighwaterError as error:

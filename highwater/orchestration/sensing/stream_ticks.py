@@ -11,14 +11,19 @@ import dagster as dg
 
 from highwater.errors import PermanentError, TemporaryError, TopicAbsentError, TopicVanishedError, UnknownSliceError
 from highwater.orchestration import metadata, observation
-from highwater.orchestration.asset_keys import publish_job_name, slice_job_name, table_key, topic_key
-from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard, lookup_rests
-from highwater.orchestration.partitions import unknown_to
+from highwater.orchestration.asset_keys import build_slice_job_name, build_table_key, build_topic_key, publish_job_name
+from highwater.orchestration.dependencies import (
+    build_kafka_guard,
+    build_lake_guard,
+    ensure_lake_there,
+    is_lookup_blocked,
+)
+from highwater.orchestration.partitions import list_missing_keys
 from highwater.orchestration.run_tags import MAIN_TAG, PROBE, PUBLISH, RETRY, STREAM_TAG, TIER_TAG
-from highwater.orchestration.sensing.expiring_records import endangered
-from highwater.orchestration.sensing.ordered_processing import behind, hold_lines
-from highwater.orchestration.sensing.run_requests import Request, first_requests
-from highwater.resources.dependency_guards import guarded
+from highwater.orchestration.sensing.expiring_records import list_endangered_slices
+from highwater.orchestration.sensing.ordered_processing import format_hold_lines, must_wait_for_earlier
+from highwater.orchestration.sensing.run_requests import Request, build_first_requests
+from highwater.resources.dependency_guards import guard_dependencies
 
 if TYPE_CHECKING:
     from highwater.breaker import Circuit
@@ -66,21 +71,21 @@ class Tick:
         return "; ".join(self.lines) or "nothing to do"
 
 
-def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequest]:
+def build_run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequest]:
     """The requests in Dagster's form, each with the stream's job."""
 
-    def tags(request: Request) -> dict[str, str]:
+    def build_tags(request: Request) -> dict[str, str]:
         named = {**request.tags, STREAM_TAG: stream.name}
         if request.purpose in (PROBE, PUBLISH):
             return named
         return named | {TIER_TAG if request.tier else MAIN_TAG: stream.name}
 
-    raw = [table_key(stream, "raw")]
+    raw = [build_table_key(stream, "raw")]
     return [
         dg.RunRequest(
             run_key=request.run_key,
-            job_name=publish_job_name(stream) if request.purpose == PUBLISH else slice_job_name(stream),
-            tags=tags(request),
+            job_name=publish_job_name(stream) if request.purpose == PUBLISH else build_slice_job_name(stream),
+            tags=build_tags(request),
             asset_selection=raw if request.raw_alone else None,
         )
         for request in requests
@@ -118,25 +123,31 @@ def plan_stream(
 
     now = datetime.now(UTC)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
-    with guarded(kafka_guard(ledger, kafka)):
+    with guard_dependencies(build_kafka_guard(ledger, kafka)):
         planned = Planner(ledger, kafka).tick(stream, now, look=look)
-    keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
-    requested, known = keys_to_request(ledger, resources, stream, keys, planned.slices)
-    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
-    holds = ledger.holds.open(stream.name)
-    raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, requested, holds))
-    urgent = endangered(kafka, stream, ledger.get(requested), planned.state)
+    keys = list_keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
+    requested, known = select_keys_to_request(ledger, resources, stream, keys, planned.slices)
+    breaker, rests = ledger.breakers.read_circuit(stream.name), is_lookup_blocked(ledger, stream, now)
+    holds = ledger.holds.read_open(stream.name)
+    raw_alone = (
+        rests
+        or not breaker.closed
+        or (stream.ordered and must_wait_for_earlier(instance, ledger, stream, requested, holds))
+    )
+    urgent = list_endangered_slices(kafka, stream, ledger.get(requested), planned.state)
     found = Tick(
         keys=keys,
-        requests=first_requests(keys, requested, stream.limits.slices_per_run, raw_alone=raw_alone, urgent=urgent),
-        lines=[*planned.lines, *known, *breaker_lines(breaker, rests), *hold_lines(holds)],
-        error=together([*planned.errors.values()]) if planned.errors else None,
+        requests=build_first_requests(
+            keys, requested, stream.limits.slices_per_run, raw_alone=raw_alone, urgent=urgent
+        ),
+        lines=[*planned.lines, *known, *format_breaker_lines(breaker, rests), *format_hold_lines(holds)],
+        error=merge_errors([*planned.errors.values()]) if planned.errors else None,
         settled=not planned.errors and not planned.skipped,
     )
-    return _observed(found, planned, breaker, holds, now, _time_of(cursor))
+    return _with_observation(found, planned, breaker, holds, now, _parse_time(cursor))
 
 
-def together(errors: Sequence[PermanentError]) -> PermanentError:
+def merge_errors(errors: Sequence[PermanentError]) -> PermanentError:
     """Combine the errors into one; a single error is returned unchanged."""
     first = errors[0]
     if len(errors) == 1:
@@ -151,14 +162,16 @@ def together(errors: Sequence[PermanentError]) -> PermanentError:
     )
 
 
-def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+def format_breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
     """Lines of a tick about a breaker that is not closed, and a reference table that is left alone."""
     reasons = [] if breaker.closed else [f"the breaker is {breaker.text}"]
     reasons += ["the breaker of the reference table is open"] if rests else []
     return [f"{' and '.join(reasons)}. Slices are taken into raw, and wait there"] if reasons else []
 
 
-def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, topic: str, planned: int) -> list[str]:
+def list_keys_to_add(
+    instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, topic: str, planned: int
+) -> list[str]:
     """Planned slices of a topic that are no partitions in Dagster yet, oldest first; retired ones are left out.
 
     Keys are added in the order of their plan: looking back ends where Dagster holds what was looked at, so a tick costs
@@ -169,16 +182,16 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, to
     """
     page = planned + LOOK_BACK
     while True:
-        newest = [slice_.key for slice_ in ledger.slices(stream.name, topic, newest=page)]
-        lacking = unknown_to(instance, stream, newest)
-        retired = ledger.retired.among(lacking)
+        newest = [slice_.key for slice_ in ledger.list_slices(stream.name, topic, newest=page)]
+        lacking = list_missing_keys(instance, stream, newest)
+        retired = ledger.retired.list_retired(lacking)
         unknown = [key for key in lacking if key not in retired]
         if len(newest) < page or not set(unknown) & set(newest[:LOOK_BACK]):
             return unknown
         page *= 2
 
 
-def keys_to_request(
+def select_keys_to_request(
     ledger: Ledger, resources: Any, stream: Stream, keys: Sequence[str], planned: Sequence[Slice]
 ) -> tuple[list[str], list[str]]:
     """The added keys whose runs a planning tick requests, and what it says of the others.
@@ -200,12 +213,12 @@ def keys_to_request(
     if older:
         lake = resources.lake.open()
         try:
-            with guarded(lake_guard(ledger, lake, stream)):
+            with guard_dependencies(build_lake_guard(ledger, lake, stream)):
                 ensure_lake_there(ledger, lake)
-                begun = {*lake.committed(stream.name, "raw", older)}
+                begun = {*lake.load_slice_commits(stream.name, "raw", older)}
         except TemporaryError:
             begun = {*older}
-        exhausted = {one.slice_key for one in ledger.exhausted_slices.open(stream.name)}
+        exhausted = {one.slice_key for one in ledger.exhausted_slices.read_open(stream.name)}
         new |= {key for key in older if key not in begun and key not in exhausted}
     requested = [key for key in keys if key in new]
     left = len(keys) - len(requested)
@@ -237,7 +250,7 @@ def plan_retries(
     """
     from highwater.orchestration.sensing.retries import plan_tier
 
-    if waiting := _queued(instance, stream):
+    if waiting := _count_queued_runs(instance, stream):
         reasons = f"{waiting} runs of tiers wait in the queue; records that come due meanwhile go into larger slices"
         return Tick(lines=[reasons], cursor=cursor)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
@@ -245,9 +258,9 @@ def plan_retries(
     requested: list[str] = []
     lines: list[str] = []
     errors: list[PermanentError] = []
-    paused = ledger.paused.of(stream.name)
+    paused = ledger.paused.read_for_stream(stream.name)
     settled = True
-    for topic in tiers_to_plan(stream, begun=_is_begun(ledger, stream)):
+    for topic in select_tiers_to_plan(stream, begun=_is_begun(ledger, stream)):
         if looks is not None and topic not in looks and topic not in paused:
             continue
         if topic in paused:
@@ -256,7 +269,7 @@ def plan_retries(
             )
             continue
         try:
-            with guarded(kafka_guard(ledger, kafka)):
+            with guard_dependencies(build_kafka_guard(ledger, kafka)):
                 planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC), look=(looks or {}).get(topic))
         except TopicVanishedError as error:
             errors.append(error)
@@ -267,22 +280,24 @@ def plan_retries(
         except PermanentError as error:
             errors.append(error)
             continue
-        lacking = keys_to_add(instance, ledger, stream, topic, len(planned.slices))
-        fresh, known = keys_to_request(ledger, resources, stream, lacking, planned.slices)
+        lacking = list_keys_to_add(instance, ledger, stream, topic, len(planned.slices))
+        fresh, known = select_keys_to_request(ledger, resources, stream, lacking, planned.slices)
         keys, requested = [*keys, *lacking], [*requested, *fresh]
         lines += [*planned.lines, *known]
         errors += planned.errors.values()
         settled = settled and not planned.skipped
-    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
+    breaker, rests = ledger.breakers.read_circuit(stream.name), is_lookup_blocked(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
-    urgent = endangered(kafka, stream, ledger.get(requested))
-    requests = first_requests(keys, requested, stream.limits.slices_per_run, RETRY, raw_alone=raw_alone, urgent=urgent)
-    lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
-    failed = together(errors) if errors else None
+    urgent = list_endangered_slices(kafka, stream, ledger.get(requested))
+    requests = build_first_requests(
+        keys, requested, stream.limits.slices_per_run, RETRY, raw_alone=raw_alone, urgent=urgent
+    )
+    lines += [*format_breaker_lines(breaker, rests), *[str(error) for error in errors]]
+    failed = merge_errors(errors) if errors else None
     return Tick(keys, requests, lines, cursor=cursor, error=failed, settled=settled and not errors)
 
 
-def tiers_to_plan(stream: Stream, *, begun: bool) -> list[str]:
+def select_tiers_to_plan(stream: Stream, *, begun: bool) -> list[str]:
     """The topics whose records are retried; without those of other systems as long as the main topic has no plan.
 
     Their records name offsets of the main topic, and the plan says whether its own slices take these.
@@ -295,15 +310,15 @@ def tiers_to_plan(stream: Stream, *, begun: bool) -> list[str]:
 
 
 def _is_begun(ledger: Ledger, stream: Stream) -> bool:
-    return not stream.foreign or ledger.topics.planned(stream.name, stream.topic) is not None
+    return not stream.foreign or ledger.topics.read_planned_topic(stream.name, stream.topic) is not None
 
 
-def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
+def _count_queued_runs(instance: dg.DagsterInstance, stream: Stream) -> int:
     statuses = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
     return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
 
 
-def _observed(
+def _with_observation(
     tick: Tick, planned: PlanningResult, breaker: Circuit, holds: Sequence[Hold], now: datetime, last: datetime | None
 ) -> Tick:
     """The tick with the topic's lag as an observation of its asset.
@@ -320,32 +335,36 @@ def _observed(
         last: when the topic was observed last with something that waits, in UTC.
     """
     left_out = {**planned.skipped, **{p: str(error) for p, error in planned.errors.items()}}
-    positions = observation.positions(planned.state, planned.ends)
+    positions = observation.build_positions(planned.state, planned.ends)
     waits = bool(left_out) or any(one.lag for one in positions)
     is_due = waits and (last is None or now - last >= OBSERVE_EVERY)
     has_ended = last is not None and not waits
     if not tick.keys and not is_due and not has_ended:
         return replace(tick, cursor=None if last is None else last.isoformat())
-    found = observation.of_topic(positions, left_out)
-    metadata_ = {**found, **metadata.of_breaker(breaker), **metadata.of_holds(planned.stream, holds)}
-    event = dg.AssetObservation(topic_key(planned.stream), metadata=metadata_)
+    found = observation.build_topic_metadata(positions, left_out)
+    metadata_ = {
+        **found,
+        **metadata.build_breaker_metadata(breaker),
+        **metadata.build_hold_metadata(planned.stream, holds),
+    }
+    event = dg.AssetObservation(build_topic_key(planned.stream), metadata=metadata_)
     return replace(tick, events=[*tick.events, event], cursor=now.isoformat() if waits else None)
 
 
-def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
+def read_next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
     """The slices after the cursor, and the cursor behind them, or OLDEST.
 
     The cursor says where to look, never what is true: a cursor that means nothing to the ledger begins again.
     """
     after = None if cursor == OLDEST else cursor
     try:
-        page = ledger.slices(stream.name, after=after, limit=PAGE)
+        page = ledger.list_slices(stream.name, after=after, limit=PAGE)
     except UnknownSliceError:
-        page = ledger.slices(stream.name, limit=PAGE)
+        page = ledger.list_slices(stream.name, limit=PAGE)
     return page, page[-1].key if len(page) == PAGE else OLDEST
 
 
-def _time_of(cursor: str | None) -> datetime | None:
+def _parse_time(cursor: str | None) -> datetime | None:
     """The time in a cursor; one that cannot be read counts as none."""
     try:
         found = datetime.fromisoformat(cursor or "")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from highwater.divergence import Divergence
 from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
-from highwater.orchestration.sensing.slice_cutting import partition_errors
+from highwater.orchestration.sensing.slice_cutting import find_partition_errors
 from highwater.resources.divergence import look_back
 
 if TYPE_CHECKING:
@@ -41,22 +41,22 @@ def compare_with_plan(
             only.
     """
     divergence = look_back(kafka, state, planned)
-    first = _faults(stream, planned, state, divergence)
+    first = _select_fault_kinds(stream, planned, state, divergence)
     if not first:
         return state, divergence
     if state.unled:
-        return state, _doubt(planned, state, divergence, first, without_leaders(state))
-    again = confirming_look(kafka, state.topic)
+        return state, _mark_unsure(planned, state, divergence, first, describe_missing_leaders(state))
+    again = fetch_topic_again(kafka, state.topic)
     divergence = look_back(kafka, again, planned)
-    second = _faults(stream, planned, again, divergence)
+    second = _select_fault_kinds(stream, planned, again, divergence)
     if again.unled:
-        return again, _doubt(planned, again, divergence, {**first, **second}, without_leaders(again))
+        return again, _mark_unsure(planned, again, divergence, {**first, **second}, describe_missing_leaders(again))
     doubtful = {p: kind for p, kind in {**first, **second}.items() if first.get(p) != second.get(p)}
-    doubtful |= {p: kind for p, kind in second.items() if went_back(state, again, p)}
-    return again, _doubt(planned, again, divergence, doubtful, DISAGREE)
+    doubtful |= {p: kind for p, kind in second.items() if has_lower_offset(state, again, p)}
+    return again, _mark_unsure(planned, again, divergence, doubtful, DISAGREE)
 
 
-def confirming_look(kafka: Kafka, topic: str) -> TopicState:
+def fetch_topic_again(kafka: Kafka, topic: str) -> TopicState:
     """Look a second time at a topic that existed a moment ago.
 
     Raises:
@@ -73,12 +73,12 @@ def confirming_look(kafka: Kafka, topic: str) -> TopicState:
         ) from None
 
 
-def without_leaders(state: TopicState) -> str:
+def describe_missing_leaders(state: TopicState) -> str:
     """The reason why no fault of a topic counts now."""
     return f"not compared while partitions {', '.join(map(str, state.unled))} have no leader"
 
 
-def went_back(first: TopicState, second: TopicState, partition: int) -> bool:
+def has_lower_offset(first: TopicState, second: TopicState, partition: int) -> bool:
     """Whether a partition showed a lower offset at the second look than at the first."""
     before, after = first.partitions.get(partition), second.partitions.get(partition)
     if before is None or after is None:
@@ -86,17 +86,17 @@ def went_back(first: TopicState, second: TopicState, partition: int) -> bool:
     return (after.log_start or 0) < (before.log_start or 0) or (after.last_stable or 0) < (before.last_stable or 0)
 
 
-def _faults(
+def _select_fault_kinds(
     stream: Stream, planned: Planned, state: TopicState, divergence: Divergence
 ) -> dict[int, tuple[type[PermanentError] | str, int | None]]:
     """By partition the kind of its fault, and where its records were replaced; of another topic all partitions."""
     if state.topic_id != planned.generation.topic_id:
         return dict.fromkeys(state.partitions, (state.topic_id, None))
-    errors = partition_errors(stream, planned, state, divergence.diverged)
+    errors = find_partition_errors(stream, planned, state, divergence.diverged)
     return {p: (type(error), divergence.diverged.get(p)) for p, error in errors.items() if p not in divergence.unsure}
 
 
-def _doubt(
+def _mark_unsure(
     planned: Planned, state: TopicState, divergence: Divergence, doubtful: Mapping[int, object], reason: str
 ) -> Divergence:
     if doubtful and state.topic_id != planned.generation.topic_id:

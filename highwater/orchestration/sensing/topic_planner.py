@@ -13,12 +13,12 @@ from highwater.declaration import Start, Stream
 from highwater.divergence import SOUND, Fingerprint
 from highwater.envelope import SLICE
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
-from highwater.orchestration.sensing.expiring_records import endangered_ends
-from highwater.orchestration.sensing.slice_cutting import SlicePlan, cut_slices, ensure_same_topic, positions
+from highwater.orchestration.sensing.expiring_records import fetch_endangered_ends
+from highwater.orchestration.sensing.slice_cutting import SlicePlan, compute_positions, cut_slices, ensure_same_topic
 from highwater.orchestration.sensing.topic_inspection import compare_with_plan
 from highwater.plans import Generation, Loss, Planned
-from highwater.resources.deleted_topics import state_of
-from highwater.resources.divergence import fingerprints
+from highwater.resources.deleted_topics import read_state
+from highwater.resources.divergence import read_fingerprints
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ class PlanningResult:
     @property
     def lines(self) -> list[str]:
         """The tick in sentences for a log."""
-        return [*_planned_lines(self), *_held_back_lines(self.state), *_trouble_lines(self)]
+        return [*_format_planned_lines(self), *_format_held_back_lines(self.state), *_format_trouble_lines(self)]
 
 
-def _planned_lines(tick: PlanningResult) -> list[str]:
+def _format_planned_lines(tick: PlanningResult) -> list[str]:
     result = tick.result
     if result.slices:
         offsets = sum(slice_.offsets for slice_ in result.slices)
@@ -100,12 +100,12 @@ def _planned_lines(tick: PlanningResult) -> list[str]:
     return [result.waiting or f"nothing new in {tick.state.topic}"]
 
 
-def _held_back_lines(state: TopicState) -> list[str]:
+def _format_held_back_lines(state: TopicState) -> list[str]:
     held = sum(seen.held_back for seen in state.partitions.values())
     return [f"{held:,} offsets of {state.topic} follow an open transaction"] if held else []
 
 
-def _trouble_lines(tick: PlanningResult) -> list[str]:
+def _format_trouble_lines(tick: PlanningResult) -> list[str]:
     result = tick.result
     skipped = [f"partition {p} of {tick.state.topic} is left out now: {why}" for p, why in result.skipped.items()]
     losses = [f"recorded as lost: partition {loss.partition}, {loss.offsets}, {loss.reason}" for loss in result.losses]
@@ -154,7 +154,7 @@ class Planner:
             if planned is not None:
                 state, divergence = compare_with_plan(self._kafka, stream, planned, state)
             if planned is None or _can_decide(planned, state):
-                planned = self._begun(stream, planned, state, now, dry_run=dry_run)
+                planned = self._begin_planning(stream, planned, state, now, dry_run=dry_run)
             if planned is None:
                 continue
             result = cut_slices(stream, planned, due(state, planned) if due else state, now, divergence)
@@ -163,11 +163,11 @@ class Planner:
                 at_once = replace(stream, limits=replace(stream.limits, min_offsets=1))
                 result = cut_slices(at_once, planned, state, now, divergence)
             if not dry_run:
-                if result.losses and not self._confirmed(stream, state, result.losses):
+                if result.losses and not self._can_confirm_losses(stream, state, result.losses):
                     continue
                 result = self._with_fingerprints(state, result)
-            if dry_run or self._stored(planned, result):
-                return PlanningResult(stream, result, state, _ends(planned, result), planned.generation)
+            if dry_run or self._store_plan(planned, result):
+                return PlanningResult(stream, result, state, _compute_ends(planned, result), planned.generation)
         _ensure_own(self._ledger, stream)
         raise TemporaryError(
             f"stream {stream.name}: other planners were first {TRIES} times in a row",
@@ -176,15 +176,15 @@ class Planner:
 
     def _look(self, stream: Stream) -> Look:
         # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
-        planned = self._ledger.topics.planned(stream.name, stream.topic)
-        return planned, state_of(self._ledger, self._kafka, stream, stream.topic)
+        planned = self._ledger.topics.read_planned_topic(stream.name, stream.topic)
+        return planned, read_state(self._ledger, self._kafka, stream, stream.topic)
 
     def _is_endangered(self, stream: Stream, planned: Planned, state: TopicState) -> bool:
         """Whether retention takes records within the margin that are not planned."""
-        ends = endangered_ends(self._kafka, stream, stream.topic, state)
-        return any(start < ends.get(p, 0) for p, start in positions(planned, state).items())
+        ends = fetch_endangered_ends(self._kafka, stream, stream.topic, state)
+        return any(start < ends.get(p, 0) for p, start in compute_positions(planned, state).items())
 
-    def _confirmed(self, stream: Stream, state: TopicState, losses: Sequence[Loss]) -> bool:
+    def _can_confirm_losses(self, stream: Stream, state: TopicState, losses: Sequence[Loss]) -> bool:
         """Whether a second look, some seconds later, finds the same offsets deleted: a loss is recorded for good."""
         try:
             second = self._kafka.look_again(stream.topic)
@@ -199,7 +199,7 @@ class Planner:
         deadline = time.monotonic() + FINGERPRINT_SECONDS
 
         def look(slice_: Slice) -> Mapping[int, Fingerprint]:
-            return fingerprints(self._kafka, state.topic, slice_.ranges) if time.monotonic() < deadline else {}
+            return read_fingerprints(self._kafka, state.topic, slice_.ranges) if time.monotonic() < deadline else {}
 
         # The newest slice first: what comes is compared with it. Where time runs out the others go without.
         newest = result.slices[::-1]
@@ -213,29 +213,33 @@ class Planner:
             slices.append(replace(slice_, fingerprints=marks))
         return replace(result, slices=tuple(slices))
 
-    def _stored(self, planned: Planned, result: SlicePlan) -> bool:
+    def _store_plan(self, planned: Planned, result: SlicePlan) -> bool:
         if not result.slices and not result.losses:
             return True
         return self._ledger.add(result.slices, result.losses, seen=planned.generation)
 
-    def _begun(
+    def _begin_planning(
         self, stream: Stream, planned: Planned | None, state: TopicState, now: datetime, *, dry_run: bool
     ) -> Planned | None:
         """Pin the topic and decide where its partitions begin; None if another planner did so first."""
         if planned is not None:
             ensure_same_topic(stream, planned, state)
-        found = self._starts(stream, planned, state)
+        found = self._compute_starts(stream, planned, state)
         if planned is None:
             _ensure_own(self._ledger, stream)
             _ensure_never_published(self._kafka, stream)
-            first = _first_generation(stream, state, found, now)
-            return Planned.of(first, None, []) if dry_run or self._ledger.topics.open_generation(first) else None
+            first = _build_first_generation(stream, state, found, now)
+            return (
+                Planned.from_generation(first, None, [])
+                if dry_run or self._ledger.topics.open_generation(first)
+                else None
+            )
         if not dry_run and not self._ledger.topics.decide_starts(planned.generation, found):
             return None
         moved = replace(planned.generation, revision=planned.generation.revision + 1)
         return replace(planned, generation=moved, ends={**planned.ends, **found})
 
-    def _starts(self, stream: Stream, planned: Planned | None, state: TopicState) -> dict[int, int]:
+    def _compute_starts(self, stream: Stream, planned: Planned | None, state: TopicState) -> dict[int, int]:
         """The start of partitions with a leader: as declared, or as the log of an accepted generation begins."""
         known = {p: seen for p, seen in state.partitions.items() if seen.known}
         if planned is not None:
@@ -246,7 +250,7 @@ class Planner:
         if stream.start == Start.LATEST:
             return {p: seen.last_stable or 0 for p, seen in known.items()}
         since = datetime.fromisoformat(str(stream.start)).astimezone(UTC)
-        found = self._kafka.offsets_at(stream.topic, int(since.timestamp() * 1000), state)
+        found = self._kafka.read_offsets_at(stream.topic, int(since.timestamp() * 1000), state)
         return {p: found[p] for p in known if p in found}
 
 
@@ -254,7 +258,7 @@ def _can_decide(planned: Planned, state: TopicState) -> bool:
     return any(p in state.partitions and state.partitions[p].known for p in planned.undecided)
 
 
-def _first_generation(stream: Stream, state: TopicState, starts: Mapping[int, int], now: datetime) -> Generation:
+def _build_first_generation(stream: Stream, state: TopicState, starts: Mapping[int, int], now: datetime) -> Generation:
     return Generation(
         stream=stream.name,
         topic=stream.topic,
@@ -265,7 +269,7 @@ def _first_generation(stream: Stream, state: TopicState, starts: Mapping[int, in
     )
 
 
-def _ends(planned: Planned, result: SlicePlan) -> dict[int, int]:
+def _compute_ends(planned: Planned, result: SlicePlan) -> dict[int, int]:
     lost = {loss.partition: loss.offsets.end for loss in result.losses}
     cut = {p: offsets.end for p, offsets in result.slices[-1].ranges.items()} if result.slices else {}
     return {**planned.ends, **lost, **cut}
@@ -280,7 +284,7 @@ def _ensure_own(ledger: Ledger, stream: Stream) -> None:
     Raises:
         ConfigurationError: one did.
     """
-    theirs = ledger.last_of_other(stream.name, stream.topic)
+    theirs = ledger.read_last_of_other_stream(stream.name, stream.topic)
     if theirs is not None:
         raise ConfigurationError(
             f"topic {stream.topic} is planned by another stream, and stream {stream.name} cannot plan it too",
@@ -301,13 +305,15 @@ def _ensure_never_published(kafka: Kafka, stream: Stream) -> None:
         DependencyAwayError: a partition of them could not be asked, which is not the same as empty (I15).
     """
     for topic in stream.dlq_topics:
-        if held := sum(offsets.end for offsets in _log_if_there(kafka, topic).values()):
-            raise _published_before(stream, "its rejects were", f"{held:,} offsets on {topic}")
-    if stream.publishes is not None and (key := _sent_last(kafka, stream.publishes.topic)):
-        raise _published_before(stream, "its accepted events were", f"records of {key} on {stream.publishes.topic}")
+        if held := sum(offsets.end for offsets in _read_log_if_there(kafka, topic).values()):
+            raise _build_published_error(stream, "its rejects were", f"{held:,} offsets on {topic}")
+    if stream.publishes is not None and (key := _read_last_sent_key(kafka, stream.publishes.topic)):
+        raise _build_published_error(
+            stream, "its accepted events were", f"records of {key} on {stream.publishes.topic}"
+        )
 
 
-def _published_before(stream: Stream, what: str, found: str) -> ConfigurationError:
+def _build_published_error(stream: Stream, what: str, found: str) -> ConfigurationError:
     return ConfigurationError(
         f"the ledger knows nothing of {stream.name}, and {what} published before",
         stored="no plan of any slice",
@@ -317,9 +323,9 @@ def _published_before(stream: Stream, what: str, found: str) -> ConfigurationErr
     )
 
 
-def _sent_last(kafka: Kafka, topic: str) -> str | None:
+def _read_last_sent_key(kafka: Kafka, topic: str) -> str | None:
     """A slice from the end of an accepted topic; others may have written there before Highwater did."""
-    log = _log_if_there(kafka, topic)
+    log = _read_log_if_there(kafka, topic)
     tails = {p: OffsetRange(max(held.start, held.end - TAIL), held.end) for p, held in log.items()}
     for message in kafka.read(topic, tails):
         headers: Any = message.headers()
@@ -328,8 +334,8 @@ def _sent_last(kafka: Kafka, topic: str) -> str | None:
     return None
 
 
-def _log_if_there(kafka: Kafka, topic: str) -> Mapping[int, OffsetRange]:
+def _read_log_if_there(kafka: Kafka, topic: str) -> Mapping[int, OffsetRange]:
     try:
-        return kafka.topic_state(topic).log()
+        return kafka.read_topic_state(topic).list_offset_ranges()
     except TopicAbsentError:
         return {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class OpenAlerts(LedgerPart):
     """The alerts of a ledger."""
 
-    def open(self) -> dict[tuple[str, str], Alert]:
+    def read_open(self) -> dict[tuple[str, str], Alert]:
         """The open alerts of all streams by stream and condition, the oldest first."""
         table = schema.alerts
         with self._database.reading() as connection:
@@ -33,7 +33,7 @@ class OpenAlerts(LedgerPart):
             if open_:
                 connection.execute(insert(table), [vars(alert) for alert in open_.values()])
 
-    def watched(self) -> dict[str, datetime]:
+    def read_watch_times(self) -> dict[str, datetime]:
         """The watched names of alerts, and when somebody last watched over each, in UTC."""
         with self._database.reading() as connection:
             return {row.name: row.at for row in connection.execute(select(schema.watched))}

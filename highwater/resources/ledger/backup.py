@@ -61,7 +61,7 @@ def restore(file: Path, database: Database) -> dict[str, int]:
     source = Database(f"sqlite:///{file.absolute()}", database.wait_seconds)
     _ensure_current(source)
     with transaction(source.unchecked, writes=False) as reading, database.writing() as writing:
-        if filled := [name for name, count in _counts(writing).items() if count]:
+        if filled := [name for name, count in _count_rows(writing).items() if count]:
             raise ConfigurationError(
                 f"the ledger {database.shown} holds rows already",
                 stored=f"rows in {', '.join(filled[:5])}",
@@ -77,11 +77,11 @@ def _ensure_current(database: Database) -> None:
         raise ConfigurationError(
             f"there is no ledger in {database.shown}", remedy="name the database, or the file, that holds one"
         )
-    if found.head != revisions.head():
+    if found.head != revisions.get_code_revision():
         raise ConfigurationError(
             f"{database.shown} has another schema than this Highwater",
             stored=f"schema revision {found.head}",
-            found=f"this Highwater copies schema revision {revisions.head()}",
+            found=f"this Highwater copies schema revision {revisions.get_code_revision()}",
             remedy="use the Highwater that wrote it, or point HIGHWATER_LEDGER_URL to it for highwater ledger upgrade",
         )
 
@@ -97,7 +97,7 @@ def _copy_of_sqlite(database: Database, file: Path) -> dict[str, int]:
         target.execute("PRAGMA journal_mode=DELETE")  # one file, without a write-ahead log beside it
     copy = Database(f"sqlite:///{file.absolute()}", database.wait_seconds)
     with transaction(copy.unchecked, writes=False) as connection:
-        return _counts(connection)
+        return _count_rows(connection)
 
 
 def _copy_of_server(database: Database, file: Path) -> dict[str, int]:
@@ -114,13 +114,13 @@ def _copy_of_server(database: Database, file: Path) -> dict[str, int]:
 
 
 def _copy(reading: Connection, writing: Connection) -> dict[str, int]:
-    expected = _counts(reading)
+    expected = _count_rows(reading)
     for table in _TABLES:
         found = reading.execute(sa.select(table).execution_options(yield_per=ROWS_AT_ONCE))
         for rows in found.mappings().partitions():
             writing.execute(table.insert(), [dict(row) for row in rows])
         _continue_numbers(writing, table)
-    copied = _counts(writing)
+    copied = _count_rows(writing)
     if copied != expected:
         differing = {name: (expected[name], copied[name]) for name in expected if expected[name] != copied[name]}
         raise IncompleteReadError(
@@ -142,12 +142,12 @@ def _continue_numbers(connection: Connection, table: sa.Table) -> None:
     connection.execute(sa.select(sa.func.setval(sequence, sa.func.coalesce(newest, 1), newest.is_not(None))))
 
 
-def _counts(connection: Connection) -> dict[str, int]:
+def _count_rows(connection: Connection) -> dict[str, int]:
     count = sa.select(sa.func.count())
     return {table.name: int(connection.execute(count.select_from(table)).scalar_one()) for table in _TABLES}
 
 
-def problems(database: Database) -> list[str]:
+def list_problems(database: Database) -> list[str]:
     """Faults of the database itself, in sentences: its revision, its schema, and SQLite's own check of the file.
 
     Raises:
@@ -171,7 +171,7 @@ def problems(database: Database) -> list[str]:
     }
     with transaction(database.unchecked, writes=False) as connection:
         faults = []
-        if found.head == revisions.head():
+        if found.head == revisions.get_code_revision():
             context = MigrationContext.configure(connection, opts=options)
             differences = compare_metadata(context, schema.metadata)
             faults = [f"the schema differs from revision {found.head}: {one}" for one in differences]

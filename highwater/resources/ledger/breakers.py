@@ -14,7 +14,7 @@ from highwater.breaker import CLOSED, OPEN, Circuit
 from highwater.errors import LeaseHeldError
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import rows_of
+from highwater.resources.ledger.engine import read_slice_rows
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -136,14 +136,14 @@ Decide = Callable[[Circuit, Mapping[str, Judgement]], tuple[Circuit, Sequence[Ju
 class Breakers(LedgerPart):
     """The breakers of a deployment."""
 
-    def circuit(self, stream: str) -> Circuit:
+    def read_circuit(self, stream: str) -> Circuit:
         """The state of a stream's breaker."""
         with self._database.reading() as connection:
-            return _circuit(connection, stream)[0]
+            return _read_circuit(connection, stream)[0]
 
-    def not_closed(self) -> set[str]:
+    def list_unclosed_streams(self) -> set[str]:
         """The streams whose breaker is not closed."""
-        table, begin = schema.breakers, _of_stream("")
+        table, begin = schema.breakers, _build_stream_name("")
         query = select(table.c.name).where(table.c.name.startswith(begin), table.c.state != CLOSED)
         with self._database.reading() as connection:
             return {name.removeprefix(begin) for name in connection.execute(query).scalars()}
@@ -162,9 +162,9 @@ class Breakers(LedgerPart):
         for _ in range(TRIES):
             try:
                 with self._database.writing() as connection:
-                    before, revision = _circuit(connection, stream)
-                    after, judgements = decide(before, _judgements(connection, keys))
-                    if after != before and not _keep(connection, _of_stream(stream), after, revision):
+                    before, revision = _read_circuit(connection, stream)
+                    after, judgements = decide(before, _read_judgements(connection, keys))
+                    if after != before and not _keep(connection, _build_stream_name(stream), after, revision):
                         continue
                     _replace(connection, judgements)
                     return after
@@ -175,15 +175,15 @@ class Breakers(LedgerPart):
             remedy="request the slice again when fewer runs work on the stream",
         )
 
-    def dependency(self, name: str) -> Dependency:
+    def read_dependency(self, name: str) -> Dependency:
         """The state of a dependency's breaker."""
         with self._database.reading() as connection:
-            return _dependency(connection, name)[0]
+            return _read_dependency(connection, name)[0]
 
-    def dependencies(self) -> list[Dependency]:
+    def list_dependencies(self) -> list[Dependency]:
         """All dependencies whose breakers were ever changed."""
         table = schema.breakers
-        query = select(table.c.value).where(table.c.name.startswith(_of_dependency(""))).order_by(table.c.name)
+        query = select(table.c.value).where(table.c.name.startswith(_build_dependency_name(""))).order_by(table.c.name)
         with self._database.reading() as connection:
             return [Dependency.from_plain(value) for value in connection.execute(query).scalars()]
 
@@ -196,9 +196,9 @@ class Breakers(LedgerPart):
         for _ in range(TRIES):
             try:
                 with self._database.writing() as connection:
-                    before, revision = _dependency(connection, name)
+                    before, revision = _read_dependency(connection, name)
                     after = change(before)
-                    if after == before or _keep(connection, _of_dependency(name), after, revision):
+                    if after == before or _keep(connection, _build_dependency_name(name), after, revision):
                         return after
             except IntegrityError:
                 continue
@@ -206,12 +206,12 @@ class Breakers(LedgerPart):
             f"the breaker of {name} was changed by others {TRIES} times", remedy="nothing to do: it is tried again"
         )
 
-    def judgements(self, keys: Sequence[str]) -> dict[str, Judgement]:
+    def read_judgements(self, keys: Sequence[str]) -> dict[str, Judgement]:
         """The last judgement of each slice; those that never had one are left out."""
         with self._database.reading() as connection:
-            return _judgements(connection, keys)
+            return _read_judgements(connection, keys)
 
-    def refused(self, stream: str) -> list[Judgement]:
+    def list_refused(self, stream: str) -> list[Judgement]:
         """The slices that were over the limit and are undecided, in the order in which they were tried last."""
         table = schema.judgements
         query = select(table).where(table.c.stream == stream, table.c.refused.is_(True))
@@ -223,17 +223,17 @@ class Breakers(LedgerPart):
         table = schema.acceptances
         given = {one.slice_key: one for one in acceptances}
         with self._database.writing() as connection:
-            known = _accepted(connection, list(given))
+            known = _read_accepted_slices(connection, list(given))
             for key in known:
                 connection.execute(delete(table).where(table.c.slice_key == key))
             if given:
                 connection.execute(insert(table), [{**vars(one), "stream": stream} for one in given.values()])
         return len(given.keys() - known.keys())
 
-    def accepted(self, keys: Sequence[str]) -> dict[str, AcceptedSlice]:
+    def read_accepted_slices(self, keys: Sequence[str]) -> dict[str, AcceptedSlice]:
         """The slices that a person lets through."""
         with self._database.reading() as connection:
-            return _accepted(connection, keys)
+            return _read_accepted_slices(connection, keys)
 
     def accept_reason(self, stream: str, accepted: AcceptedReason) -> None:
         """Store that a reason is accepted; an earlier acceptance or revocation of it is replaced.
@@ -258,7 +258,7 @@ class Breakers(LedgerPart):
         with self._database.writing() as connection:
             return connection.execute(update(table).where(mine).values(revoked_by=by, revoked_at=at)).rowcount == 1
 
-    def accepted_reasons(self, stream: str) -> dict[str, AcceptedReason]:
+    def read_accepted_reasons(self, stream: str) -> dict[str, AcceptedReason]:
         """The reasons that are accepted for a stream, revoked ones left out."""
         table = schema.accepted_reasons
         query = select(table).where(table.c.stream == stream, table.c.revoked_at.is_(None)).order_by(table.c.reason)
@@ -271,15 +271,15 @@ class Breakers(LedgerPart):
             }
 
 
-def _circuit(connection: Connection, stream: str) -> tuple[Circuit, int]:
+def _read_circuit(connection: Connection, stream: str) -> tuple[Circuit, int]:
     table = schema.breakers
-    row = connection.execute(select(table).where(table.c.name == _of_stream(stream))).first()
+    row = connection.execute(select(table).where(table.c.name == _build_stream_name(stream))).first()
     return (Circuit(), 0) if row is None else (Circuit.from_plain(row.value), row.revision)
 
 
-def _dependency(connection: Connection, name: str) -> tuple[Dependency, int]:
+def _read_dependency(connection: Connection, name: str) -> tuple[Dependency, int]:
     table = schema.breakers
-    row = connection.execute(select(table).where(table.c.name == _of_dependency(name))).first()
+    row = connection.execute(select(table).where(table.c.name == _build_dependency_name(name))).first()
     return (Dependency(name), 0) if row is None else (Dependency.from_plain(row.value), row.revision)
 
 
@@ -294,17 +294,17 @@ def _keep(connection: Connection, name: str, value: Circuit | Dependency, revisi
     return connection.execute(update(table).where(seen).values(values)).rowcount == 1
 
 
-def _of_stream(stream: str) -> str:
+def _build_stream_name(stream: str) -> str:
     return f"stream {stream}"
 
 
-def _of_dependency(name: str) -> str:
+def _build_dependency_name(name: str) -> str:
     return f"dependency {name}"
 
 
 def _with_reasons(connection: Connection, rows: Sequence[Any]) -> list[Judgement]:
     reasons: dict[str, dict[str, int]] = {row.slice_key: {} for row in rows}
-    for row in rows_of(connection, schema.judged_reasons, [*reasons]):
+    for row in read_slice_rows(connection, schema.judged_reasons, [*reasons]):
         reasons[row.slice_key][row.reason] = row.rejects
     return [
         Judgement(**row._mapping, reasons=reasons[row.slice_key])  # noqa: SLF001 - SQLAlchemy's public name
@@ -312,8 +312,8 @@ def _with_reasons(connection: Connection, rows: Sequence[Any]) -> list[Judgement
     ]
 
 
-def _judgements(connection: Connection, keys: Sequence[str]) -> dict[str, Judgement]:
-    found = _with_reasons(connection, [*rows_of(connection, schema.judgements, keys)])
+def _read_judgements(connection: Connection, keys: Sequence[str]) -> dict[str, Judgement]:
+    found = _with_reasons(connection, [*read_slice_rows(connection, schema.judgements, keys)])
     return {one.slice_key: one for one in found}
 
 
@@ -334,6 +334,6 @@ def _replace(connection: Connection, judgements: Sequence[Judgement]) -> None:
         connection.execute(insert(reasons), counts)
 
 
-def _accepted(connection: Connection, keys: Sequence[str]) -> dict[str, AcceptedSlice]:
-    rows = rows_of(connection, schema.acceptances, keys)
+def _read_accepted_slices(connection: Connection, keys: Sequence[str]) -> dict[str, AcceptedSlice]:
+    rows = read_slice_rows(connection, schema.acceptances, keys)
     return {r.slice_key: AcceptedSlice(r.slice_key, r.because, r.accepted_by, r.accepted_at) for r in rows}

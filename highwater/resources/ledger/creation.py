@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from highwater.resources.ledger import revisions, schema
-from highwater.resources.ledger.engine import shown, transaction, translate_errors, unusable
+from highwater.resources.ledger.engine import build_unusable_error, redact_url, transaction, translate_errors
 from highwater.resources.ledger.revisions import Revision, StoredRevision
 
 # Any constant will do that nothing else in the database uses; the letters "highwate".
@@ -36,11 +36,11 @@ def prepare(engine: Engine, wait_seconds: float) -> None:
     if found is None:
         _create(engine, wait_seconds)
         return
-    missing = revisions.missing(found)
+    missing = revisions.select_missing_revisions(found)
     if missing and engine.dialect.name == "sqlite" and all(one.additive for one in missing):
         _upgrade(engine)
         return
-    revisions.ensure_usable(found, shown(engine.url))
+    revisions.ensure_usable(found, redact_url(engine.url))
 
 
 def find(engine: Engine) -> StoredRevision | None:
@@ -54,7 +54,7 @@ def find(engine: Engine) -> StoredRevision | None:
 def _found(connection: Connection) -> StoredRevision | None:
     inspector = sa.inspect(connection)
     if inspector.has_table(schema.revisions.name):
-        return revisions.stored(connection)
+        return revisions.read_stored_revision(connection)
     return StoredRevision(0, 0) if inspector.has_table(schema.slices.name) else None
 
 
@@ -72,9 +72,9 @@ def upgrade(engine: Engine, wait_seconds: float) -> list[Revision]:
         if found is None:
             _create(engine, wait_seconds)
             return [*revisions.REVISIONS]
-        if revisions.missing(found):
+        if revisions.select_missing_revisions(found):
             return _upgrade(engine)
-        revisions.ensure_usable(found, shown(engine.url))
+        revisions.ensure_usable(found, redact_url(engine.url))
         return []
 
 
@@ -86,7 +86,7 @@ def _create(engine: Engine, wait_seconds: float) -> None:
         if _found(connection) is None:
             schema.metadata.create_all(connection)
             _version.create(connection)
-            connection.execute(_version.insert().values(version_num=name_of(revisions.head())))
+            connection.execute(_version.insert().values(version_num=build_name(revisions.get_code_revision())))
             record(connection, revisions.REVISIONS)
 
 
@@ -102,7 +102,7 @@ def _upgrade(engine: Engine) -> list[Revision]:
         config.set_main_option("path_separator", "os")
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
-        return revisions.missing(found)
+        return revisions.select_missing_revisions(found)
 
 
 def _lock(connection: Connection) -> None:
@@ -115,7 +115,7 @@ def _lock(connection: Connection) -> None:
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # an index over a large table takes its time
 
 
-def name_of(number: int) -> str:
+def build_name(number: int) -> str:
     """A revision's name in its file."""
     return f"{number:04}"
 
@@ -133,7 +133,7 @@ def _make_file(engine: Engine, wait_seconds: float) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unusable(engine, error.strerror or str(error)) from error
+        raise build_unusable_error(engine, error.strerror or str(error)) from error
     deadline = time.monotonic() + wait_seconds
     while True:
         try:

@@ -9,7 +9,7 @@ from functools import cached_property
 from sqlalchemy.engine import Connection, Engine
 
 from highwater.resources.ledger import creation, revisions
-from highwater.resources.ledger.engine import open_engine, parse_url, shown, transaction, translate_errors
+from highwater.resources.ledger.engine import open_engine, parse_url, redact_url, transaction, translate_errors
 
 
 class Database:
@@ -33,7 +33,7 @@ class Database:
     @property
     def shown(self) -> str:
         """The URL without anything secret."""
-        return shown(self.url)
+        return redact_url(self.url)
 
     @cached_property
     def unchecked(self) -> Engine:
@@ -65,7 +65,7 @@ class Database:
         """
         with transaction(self.engine, writes=True) as connection:
             # An upgrade takes this table for itself first. So it ends before this statement, or waits for this commit.
-            revisions.ensure_usable(revisions.stored(connection), self.shown)
+            revisions.ensure_usable(revisions.read_stored_revision(connection), self.shown)
             yield connection
 
 

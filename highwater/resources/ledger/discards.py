@@ -22,14 +22,14 @@ class Discards(LedgerPart):
     def add(self, stream: str, discards: Sequence[Discard]) -> int:
         """Record that a person discarded records; returns how many are new. A record keeps its first reason."""
         table = schema.discards
-        known = {discard.origin for discard in self.of(stream)}
+        known = {discard.origin for discard in self.list_for_stream(stream)}
         fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
         if fresh:
             with self._database.writing() as connection:
                 connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
         return len(fresh)
 
-    def last_at(self, stream: str) -> datetime | None:
+    def read_last_discard_time(self, stream: str) -> datetime | None:
         """The last time at which a record of a stream was discarded, in UTC; None if none ever was."""
         table = schema.discards
         with self._database.reading() as connection:
@@ -45,7 +45,7 @@ class Discards(LedgerPart):
             many, last = connection.execute(totals).one()
             return many, last
 
-    def of(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
+    def list_for_stream(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
         """The discards of a stream, oldest first.
 
         Args:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 
 # SQLite takes 32,766 parameters in a statement, and some builds 999.
@@ -44,7 +44,7 @@ def parse_url(text: str) -> URL:
     return url
 
 
-def shown(url: URL) -> str:
+def redact_url(url: URL) -> str:
     """The URL without anything secret: no password, and no query, which may hold one too."""
     return url.set(query={}).render_as_string(hide_password=True)
 
@@ -62,7 +62,7 @@ def open_engine(url: URL, wait_seconds: float) -> Engine:
     common: dict[str, Any] = {"hide_parameters": True, "json_serializer": _compact}
     if url.get_backend_name() == "sqlite":
         engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": wait_seconds}, **common)
-        sa.event.listen(engine, "connect", _no_implicit_transactions)
+        sa.event.listen(engine, "connect", _disable_implicit_begin)
         sa.event.listen(engine, "begin", _begin)
         return engine
     engine = sa.create_engine(
@@ -91,7 +91,7 @@ def _bound(milliseconds: int, connection: Connection) -> None:
 
 
 @functools.cache
-def _pooled() -> weakref.WeakSet[Engine]:
+def _get_pooled_engines() -> weakref.WeakSet[Engine]:
     """The engines with a pool; a process that is forked off begins with empty pools."""
     engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -104,7 +104,7 @@ def _pooled() -> weakref.WeakSet[Engine]:
 
 
 def _leave_to_parent(engine: Engine) -> None:
-    _pooled().add(engine)
+    _get_pooled_engines().add(engine)
 
 
 def _compact(plain: object) -> str:
@@ -113,7 +113,7 @@ def _compact(plain: object) -> str:
     return json.dumps(plain, separators=(",", ":"))
 
 
-def _no_implicit_transactions(connection: Any, record: object) -> None:
+def _disable_implicit_begin(connection: Any, record: object) -> None:
     """Python's sqlite3 begins transactions by rules of its own; `_begin` does it instead."""
     del record
     connection.isolation_level = None
@@ -136,9 +136,9 @@ def transaction(engine: Engine, *, writes: bool) -> Iterator[Connection]:
         yield connection
 
 
-def rows_of(connection: Connection, table: sa.Table, keys: Sequence[str]) -> Iterator[Any]:
+def read_slice_rows(connection: Connection, table: sa.Table, keys: Sequence[str]) -> Iterator[Any]:
     """The rows of slices, however many, in a table that has a column `slice_key`."""
-    for some in batched(keys, KEYS_A_STATEMENT):
+    for some in split_by_count(keys, KEYS_A_STATEMENT):
         yield from connection.execute(sa.select(table).where(table.c.slice_key.in_(some)))
 
 
@@ -150,54 +150,54 @@ def translate_errors(engine: Engine) -> Iterator[None]:
     except (HighwaterError, sa.exc.IntegrityError):
         raise
     except SQLAlchemyError as error:
-        raise _translated(engine, error) from None  # the chain would repeat statement and address
+        raise _translate_error(engine, error) from None  # the chain would repeat statement and address
 
 
 # SQLite's words where waiting does not help.
 _UNUSABLE = ("readonly", "unable to open", "not a database", "malformed", "permission denied")
 
 
-def _translated(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
-    reason = _first_line(error)
+def _translate_error(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
+    reason = _extract_first_line(error)
     password = engine.url.password
     if password:
         reason = reason.replace(str(password), "***")
-    if _lacks_something(error, reason):
+    if _is_schema_incomplete(error, reason):
         return ConfigurationError(
-            f"the ledger {shown(engine.url)} has another schema than this process knows",
+            f"the ledger {redact_url(engine.url)} has another schema than this process knows",
             found=reason,
             remedy="restart this process with the Highwater that upgraded it; highwater ledger verify says more",
         )
     if engine.dialect.name == "sqlite" and any(sign in reason for sign in _UNUSABLE):
-        return unusable(engine, reason)
+        return build_unusable_error(engine, reason)
     if "permission denied" in reason:
         return ConfigurationError(
-            f"the role may not do this in the ledger {shown(engine.url)}",
+            f"the role may not do this in the ledger {redact_url(engine.url)}",
             found=reason,
             remedy="grant its rights (docs/deployment/postgresql.md), or let the owner run highwater ledger upgrade",
         )
     return DependencyAwayError(
-        f"the ledger {shown(engine.url)} does not answer",
+        f"the ledger {redact_url(engine.url)} does not answer",
         found=reason,
         remedy="look for a process that holds its lock, or whether its server runs; nothing was decided, so try again",
     )
 
 
-def _lacks_something(error: SQLAlchemyError, reason: str) -> bool:
+def _is_schema_incomplete(error: SQLAlchemyError, reason: str) -> bool:
     """Whether a table or a column is missing; a server that lacks the whole database says so in another error."""
     absent = isinstance(error, sa.exc.ProgrammingError) and "does not exist" in reason
     return absent or "no such column" in reason or "no such table" in reason
 
 
-def _first_line(error: SQLAlchemyError) -> str:
+def _extract_first_line(error: SQLAlchemyError) -> str:
     text = str(error.orig) if isinstance(error, DBAPIError) else str(error)
     return next(iter(text.strip().splitlines()), type(error).__name__)
 
 
-def unusable(engine: Engine, reason: str) -> ConfigurationError:
+def build_unusable_error(engine: Engine, reason: str) -> ConfigurationError:
     """The error of a database file that cannot be used."""
     return ConfigurationError(
-        f"the ledger {shown(engine.url)} cannot be used",
+        f"the ledger {redact_url(engine.url)} cannot be used",
         found=reason,
         remedy="make its folder and file writable for this user, or set HIGHWATER_LEDGER_URL to another database",
     )

@@ -14,10 +14,10 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure
-from highwater.gaps import Ranges, plain_of, ranges_of_plain
+from highwater.gaps import Ranges, decode_range_lists, encode_range_lists
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import rows_of
+from highwater.resources.ledger.engine import read_slice_rows
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -28,7 +28,7 @@ _KEYS, _SLICES = schema.erasures, schema.erased_slices
 class Erasures(LedgerPart):
     """The record of a ledger."""
 
-    def of(self, stream: str) -> list[Erasure]:
+    def list_for_stream(self, stream: str) -> list[Erasure]:
         """All erasures of a stream, oldest first."""
         query = select(_KEYS).where(_KEYS.c.stream == stream).order_by(_KEYS.c.id)
         with self._database.reading() as connection:
@@ -42,11 +42,11 @@ class Erasures(LedgerPart):
         with self._database.writing() as connection:
             return _insert(connection, erasure)
 
-    def learn(self, recorded: Sequence[RecordedErasure]) -> None:
+    def add_missing(self, recorded: Sequence[RecordedErasure]) -> None:
         """Record erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
         with self._database.writing() as connection:
             taken = sorted({key for one in recorded for key in one.slices})
-            planned = {row.slice_key for row in rows_of(connection, schema.slices, taken)}
+            planned = {row.slice_key for row in read_slice_rows(connection, schema.slices, taken)}
             restore(
                 connection,
                 [
@@ -55,7 +55,7 @@ class Erasures(LedgerPart):
                 ],
             )
 
-    def recorded(self, stream: str, *, of_keys: bool = False) -> list[RecordedErasure]:
+    def list_recorded(self, stream: str, *, of_keys: bool = False) -> list[RecordedErasure]:
         """All erasures of a stream with what they took, oldest first.
 
         Args:
@@ -70,44 +70,46 @@ class Erasures(LedgerPart):
         # The slices first: one that is begun in between belongs to an erasure that is read then.
         with self._database.reading() as connection:
             for row in connection.execute(query):
-                taken.setdefault(row.erasure, {})[row.slice_key] = _erased(row)
+                taken.setdefault(row.erasure, {})[row.slice_key] = _build_erased(row)
         return [
-            RecordedErasure(one, taken.get(one.number, {})) for one in self.of(stream) if not (of_keys and one.by_age)
+            RecordedErasure(one, taken.get(one.number, {}))
+            for one in self.list_for_stream(stream)
+            if not (of_keys and one.by_age)
         ]
 
-    def slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
+    def read_for_slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
         """The erasures of slices, by slice; slices without any are left out."""
         found: dict[str, list[Erased]] = {}
         with self._database.reading() as connection:
-            for row in sorted(rows_of(connection, _SLICES, keys), key=lambda row: int(row.erasure)):
-                found.setdefault(row.slice_key, []).append(_erased(row))
+            for row in sorted(read_slice_rows(connection, _SLICES, keys), key=lambda row: int(row.erasure)):
+                found.setdefault(row.slice_key, []).append(_build_erased(row))
         return found
 
-    def of_key(self, stream: str, digest: str) -> dict[str, list[Erased]]:
+    def read_for_key(self, stream: str, digest: str) -> dict[str, list[Erased]]:
         """The records that every erasure of a key took, by slice."""
         mine = _SLICES.c.erasure == _KEYS.c.id
         query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream, _KEYS.c.digest == digest)
         found: dict[str, list[Erased]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(query.order_by(_SLICES.c.slice_key, _SLICES.c.erasure)):
-                found.setdefault(row.slice_key, []).append(_erased(row))
+                found.setdefault(row.slice_key, []).append(_build_erased(row))
         return found
 
     def begin(self, number: int, slices: Sequence[Erased]) -> None:
         """Record the rows that an erasure is about to remove from slices; an earlier record stays."""
         with self._database.writing() as connection:
             for one in slices:
-                if not _there(connection, number, one.slice_key):
-                    connection.execute(insert(_SLICES).values(_values(number, one)))
+                if not _is_recorded(connection, number, one.slice_key):
+                    connection.execute(insert(_SLICES).values(_build_row(number, one)))
 
-    def excluded_slices(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
+    def record_excluded(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
         """Record that records were never taken into raw, since they were erased before the slice was read."""
         try:
             self.begin(number, [Erased(slice_key, places, {}, now)])
         except IntegrityError:  # another check of the same slice was first
             return
 
-    def done(self, slices: Sequence[str], digest: str, now: datetime) -> None:
+    def mark_done(self, slices: Sequence[str], digest: str, now: datetime) -> None:
         """Record that all rows of the key are gone from slices."""
         mine = select(_KEYS.c.id).where(_KEYS.c.digest == digest)
         with self._database.writing() as connection:
@@ -118,17 +120,17 @@ class Erasures(LedgerPart):
                 connection.execute(open_.values(done_at=now))
 
 
-def _there(connection: Connection, number: int, slice_key: str) -> bool:
+def _is_recorded(connection: Connection, number: int, slice_key: str) -> bool:
     query = select(_SLICES.c.erasure).where(_SLICES.c.erasure == number, _SLICES.c.slice_key == slice_key)
     return connection.execute(query).first() is not None
 
 
-def _erased(row: Any) -> Erased:
-    return Erased(row.slice_key, ranges_of_plain(row.places), row.rows, row.done_at, row.erasure)
+def _build_erased(row: Any) -> Erased:
+    return Erased(row.slice_key, decode_range_lists(row.places), row.rows, row.done_at, row.erasure)
 
 
-def _values(number: int, one: Erased) -> dict[str, Any]:
-    places = plain_of(one.places)
+def _build_row(number: int, one: Erased) -> dict[str, Any]:
+    places = encode_range_lists(one.places)
     return {
         "erasure": number,
         "slice_key": one.slice_key,
@@ -147,9 +149,9 @@ def restore(connection: Connection, recorded: Sequence[RecordedErasure]) -> None
         if number is None:
             number = _insert(connection, mine)
         fresh = [
-            _values(number, erased)
+            _build_row(number, erased)
             for erased in one.slices.values()
-            if not _there(connection, number, erased.slice_key)
+            if not _is_recorded(connection, number, erased.slice_key)
         ]
         if fresh:
             connection.execute(insert(_SLICES), fresh)

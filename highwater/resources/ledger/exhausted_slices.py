@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import rows_of
+from highwater.resources.ledger.engine import read_slice_rows
 
 _TABLE = schema.exhausted_slices
 
@@ -47,26 +47,29 @@ class ExhaustedSlice:
 class ExhaustedSlices(LedgerPart):
     """The slices of a deployment that were exhausted."""
 
-    def open(self, stream: str) -> list[ExhaustedSlice]:
+    def read_open(self, stream: str) -> list[ExhaustedSlice]:
         """The slices of a stream that are exhausted now, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.released_at.is_(None))
         with self._database.reading() as connection:
-            return [_of(row) for row in connection.execute(query.order_by(_TABLE.c.since, _TABLE.c.slice_key))]
+            return [
+                _build_exhausted_slice(row)
+                for row in connection.execute(query.order_by(_TABLE.c.since, _TABLE.c.slice_key))
+            ]
 
-    def of(self, keys: Sequence[str]) -> dict[str, ExhaustedSlice]:
+    def read_for_slices(self, keys: Sequence[str]) -> dict[str, ExhaustedSlice]:
         """The records of these slices, including released ones."""
         with self._database.reading() as connection:
-            return {row.slice_key: _of(row) for row in rows_of(connection, _TABLE, keys)}
+            return {row.slice_key: _build_exhausted_slice(row) for row in read_slice_rows(connection, _TABLE, keys)}
 
-    def released(self, keys: Sequence[str]) -> dict[str, datetime]:
+    def read_release_times(self, keys: Sequence[str]) -> dict[str, datetime]:
         """The slices that a person lets be tried again, and since when."""
-        return {key: one.released_at for key, one in self.of(keys).items() if one.released_at is not None}
+        return {key: one.released_at for key, one in self.read_for_slices(keys).items() if one.released_at is not None}
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
         """Record slices as exhausted, with the number of their runs; an exhausted slice keeps its first record."""
         try:
             with self._database.writing() as connection:
-                known = rows_of(connection, _TABLE, [*runs])
+                known = read_slice_rows(connection, _TABLE, [*runs])
                 before = {row.slice_key for row in known if row.released_at is None}
                 if fresh := [key for key in runs if key not in before]:
                     connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(fresh)))
@@ -102,5 +105,5 @@ class ExhaustedSlices(LedgerPart):
             return  # PostgreSQL: another person was first
 
 
-def _of(row: Any) -> ExhaustedSlice:
+def _build_exhausted_slice(row: Any) -> ExhaustedSlice:
     return ExhaustedSlice(row.slice_key, row.since, row.runs, row.released_at)

@@ -10,8 +10,8 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import rows_of
-from highwater.resources.ledger.rows import gaps_of, gaps_row
+from highwater.resources.ledger.engine import read_slice_rows
+from highwater.resources.ledger.rows import build_gaps, build_gaps_row
 
 if TYPE_CHECKING:
     from highwater.gaps import Gaps
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 class RecordedGaps(LedgerPart):
     """The explained gaps of a ledger."""
 
-    def of(self, keys: Sequence[str]) -> dict[str, Gaps]:
+    def read_for_slices(self, keys: Sequence[str]) -> dict[str, Gaps]:
         """The explanation of the gaps of these slices at the first look; slices never looked at are absent."""
         with self._database.reading() as connection:
-            return {row.slice_key: gaps_of(row) for row in rows_of(connection, schema.gaps, keys)}
+            return {row.slice_key: build_gaps(row) for row in read_slice_rows(connection, schema.gaps, keys)}
 
     def record(self, slice_: Slice, gaps: Gaps) -> bool:
         """Record the explanation of a slice's gaps; False if one is recorded already: evidence vanishes."""
         try:
             with self._database.writing() as connection:
-                connection.execute(insert(schema.gaps).values(gaps_row(slice_, gaps)))
+                connection.execute(insert(schema.gaps).values(build_gaps_row(slice_, gaps)))
                 return True
         except IntegrityError:
             return False
 
-    def cleanup_policies(self, topic_id: str) -> set[str | None]:
+    def list_cleanup_policies(self, topic_id: str) -> set[str | None]:
         """The values of `cleanup.policy` that the topic was seen with when gaps of its slices were looked at."""
         table = schema.gaps
         query = select(table.c.cleanup_policy).where(table.c.topic_id == topic_id).distinct()

@@ -14,7 +14,7 @@ from highwater.errors import LeaseHeldError
 from highwater.holds import Hold, HoldingRecords, Release, found_again
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import rows_of
+from highwater.resources.ledger.engine import read_slice_rows
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -25,19 +25,19 @@ TRIES = 5
 class Holds(LedgerPart):
     """The holds of a deployment."""
 
-    def of(self, keys: Sequence[str]) -> dict[str, Hold]:
+    def read_for_slices(self, keys: Sequence[str]) -> dict[str, Hold]:
         """The holds of these slices, the released ones among them."""
         with self._database.reading() as connection:
-            return _of(connection, keys)
+            return _read_holds(connection, keys)
 
-    def open(self, stream: str) -> list[Hold]:
+    def read_open(self, stream: str) -> list[Hold]:
         """The slices of a stream that are held and nobody released, the oldest hold first."""
         table = schema.holds
         query = select(table).where(table.c.stream == stream, table.c.released_at.is_(None))
         with self._database.reading() as connection:
-            return [_hold(row) for row in connection.execute(query.order_by(table.c.since, table.c.slice_key))]
+            return [_build_hold(row) for row in connection.execute(query.order_by(table.c.since, table.c.slice_key))]
 
-    def held_streams(self) -> set[str]:
+    def list_held_streams(self) -> set[str]:
         """The streams with a held slice."""
         table = schema.holds
         query = select(table.c.stream).where(table.c.released_at.is_(None)).distinct()
@@ -53,9 +53,9 @@ class Holds(LedgerPart):
         for _ in range(TRIES):
             try:
                 with self._database.writing() as connection:
-                    hold = found_again(_of(connection, [key]).get(key), key, stream, found, now)
+                    hold = found_again(_read_holds(connection, [key]).get(key), key, stream, found, now)
                     connection.execute(delete(schema.holds).where(schema.holds.c.slice_key == key))
-                    connection.execute(insert(schema.holds).values(_row(hold)))
+                    connection.execute(insert(schema.holds).values(_build_row(hold)))
                     return hold
             except IntegrityError:  # another attempt at the slice noted it first
                 continue
@@ -67,7 +67,7 @@ class Holds(LedgerPart):
     def end(self, keys: Sequence[str]) -> int:
         """Forget the holds of slices that are decided, how many; those that a person released stay as a record."""
         table = schema.holds
-        open_ = [key for key, hold in self.of(keys).items() if hold.release is None]
+        open_ = [key for key, hold in self.read_for_slices(keys).items() if hold.release is None]
         if open_:
             with self._database.writing() as connection:
                 for key in open_:
@@ -88,11 +88,11 @@ class Holds(LedgerPart):
             return connection.execute(update(table).where(held).values(values)).rowcount == 1
 
 
-def _of(connection: Connection, keys: Sequence[str]) -> dict[str, Hold]:
-    return {row.slice_key: _hold(row) for row in rows_of(connection, schema.holds, keys)}
+def _read_holds(connection: Connection, keys: Sequence[str]) -> dict[str, Hold]:
+    return {row.slice_key: _build_hold(row) for row in read_slice_rows(connection, schema.holds, keys)}
 
 
-def _row(hold: Hold) -> dict[str, Any]:
+def _build_row(hold: Hold) -> dict[str, Any]:
     found, release = hold.found, hold.release
     return {
         "slice_key": hold.slice_key,
@@ -111,7 +111,7 @@ def _row(hold: Hold) -> dict[str, Any]:
     }
 
 
-def _hold(row: Any) -> Hold:
+def _build_hold(row: Any) -> Hold:
     origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
     released = row.released_at is not None
     return Hold(

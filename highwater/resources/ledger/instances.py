@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from highwater.instances import TERM, Instance, live_together
+from highwater.instances import TERM, Instance, select_concurrent
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 
@@ -22,15 +22,15 @@ RETENTION = timedelta(days=30)
 class Instances(LedgerPart):
     """The Dagster instances of a deployment."""
 
-    def of(self, stream: str) -> list[Instance]:
+    def list_for_stream(self, stream: str) -> list[Instance]:
         """The instances that worked on a stream within the last days."""
         query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.first_seen)
         with self._database.reading() as connection:
             return [Instance(r.instance_id, r.place, r.first_seen, r.last_seen) for r in connection.execute(query)]
 
-    def live_together(self, stream: str, now: datetime) -> list[Instance]:
+    def list_concurrent(self, stream: str, now: datetime) -> list[Instance]:
         """The instances that work on a stream at the same time; none where one alone does."""
-        return live_together(self.of(stream), now)
+        return select_concurrent(self.list_for_stream(stream), now)
 
     def record(self, streams: Collection[str], instance_id: str, place: str, now: datetime) -> None:
         """Record that an instance's sensors tick for these streams, with one write for all of them."""

@@ -43,7 +43,7 @@ class Intents(LedgerPart):
         with self._database.writing() as connection:
             connection.execute(insert(schema.intents).values(**values, opened_at=now))
 
-    def of(self, stream: str, table: str) -> list[Intent]:
+    def list_for_table(self, stream: str, table: str) -> list[Intent]:
         """The open intents of a table, oldest first."""
         columns = schema.intents.c
         query = select(schema.intents).where(columns.stream == stream, columns.table_name == table)

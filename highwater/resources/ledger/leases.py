@@ -48,13 +48,13 @@ class Lease:
 
     def take(self) -> bool:
         """Take or renew it; False if somebody else holds it."""
-        return self._sure_after(self._take)
+        return self._track_renewal(self._take)
 
     def renew(self) -> bool:
         """Renew it; False if somebody else has had it since, also one that gave it back: their work came in between."""
-        return self._sure_after(self._prolong)
+        return self._track_renewal(self._extend_term)
 
-    def _sure_after(self, renew: Callable[[], bool]) -> bool:
+    def _track_renewal(self, renew: Callable[[], bool]) -> bool:
         before = time.monotonic()
         ours = renew()
         # Counted from before the call: in the database the term began later.
@@ -64,8 +64,8 @@ class Lease:
     def _take(self) -> bool:
         try:
             with self._database.writing() as connection:
-                now = _now(connection)
-                if self._updated(connection, (_TABLE.c.owner == self._owner) | (_TABLE.c.until < now)):
+                now = _read_clock(connection)
+                if self._update_row(connection, (_TABLE.c.owner == self._owner) | (_TABLE.c.until < now)):
                     return True
                 if connection.execute(select(_TABLE.c.name).where(_TABLE.c.name == self.name)).first():
                     return False
@@ -75,12 +75,12 @@ class Lease:
         except IntegrityError:
             return False
 
-    def _prolong(self) -> bool:
+    def _extend_term(self) -> bool:
         with self._database.writing() as connection:
-            return self._updated(connection, _TABLE.c.owner == self._owner)
+            return self._update_row(connection, _TABLE.c.owner == self._owner)
 
-    def _updated(self, connection: Connection, where: ColumnElement[bool]) -> bool:
-        values = {"owner": self._owner, "until": _now(connection) + self.seconds}
+    def _update_row(self, connection: Connection, where: ColumnElement[bool]) -> bool:
+        values = {"owner": self._owner, "until": _read_clock(connection) + self.seconds}
         return connection.execute(update(_TABLE).where(_TABLE.c.name == self.name, where).values(values)).rowcount == 1
 
     def give_back(self) -> None:
@@ -108,28 +108,31 @@ class Lease:
             )
 
 
-def _now(connection: Connection) -> Any:
+def _read_clock(connection: Connection) -> Any:
     """The database's clock in seconds: holders on several machines need not agree on the time."""
     if connection.dialect.name == "postgresql":
         return connection.execute(select(cast(func.extract("epoch", func.clock_timestamp()), Float(53)))).scalar_one()
     return literal(time.time())
 
 
-def current_leases(connection: Connection) -> dict[str, datetime]:
+def read_current_leases(connection: Connection) -> dict[str, datetime]:
     """The leases that somebody holds now, and when each ends unless it is renewed."""
-    query = select(_TABLE.c.name, _TABLE.c.until).where(_TABLE.c.until >= _now(connection)).order_by(_TABLE.c.name)
+    query = (
+        select(_TABLE.c.name, _TABLE.c.until).where(_TABLE.c.until >= _read_clock(connection)).order_by(_TABLE.c.name)
+    )
     return {row.name: datetime.fromtimestamp(row.until, UTC) for row in connection.execute(query)}
 
 
 def forget(connection: Connection, over_for: float) -> None:
     """Delete leases that expired this many seconds ago: each run has a name of its own, so these would grow."""
-    connection.execute(delete(_TABLE).where(_TABLE.c.until < _now(connection) - over_for))
+    connection.execute(delete(_TABLE).where(_TABLE.c.until < _read_clock(connection) - over_for))
 
 
 class Heartbeat:
     """A lease as a sign of life: kept alive by a thread, and left to run out when this process dies or hangs.
 
-    A ledger that is away does the work no harm, and the lease runs out. Nothing is protected by it: see `leased`.
+    A ledger that is away does the work no harm, and the lease runs out.
+    Nothing is protected by it: see `acquire_lease`.
 
     Args:
         database: the ledger's, which connects when it is first needed.
@@ -140,7 +143,7 @@ class Heartbeat:
     def __init__(self, database: Database, name: str, seconds: float) -> None:
         self._database, self._name, self._seconds = database, name, seconds
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name=f"heartbeat {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run_heartbeat, name=f"heartbeat {name}", daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -151,7 +154,7 @@ class Heartbeat:
         self._done.set()
         self._thread.join()
 
-    def _beat(self) -> None:
+    def _run_heartbeat(self) -> None:
         lease: Lease | None = None
         while not self._done.is_set():
             try:
@@ -163,7 +166,7 @@ class Heartbeat:
 
 
 @contextmanager
-def leased(database: Database, name: str, seconds: float, wait: float) -> Iterator[Lease]:
+def acquire_lease(database: Database, name: str, seconds: float, wait: float) -> Iterator[Lease]:
     """Hold a lease while the block runs; see `Ledger.lease`."""
     lease = Lease(database, name, seconds)
     _wait_for(lease, wait)
@@ -176,7 +179,7 @@ def leased(database: Database, name: str, seconds: float, wait: float) -> Iterat
         done.set()
         renewing.join()
         if not lease.left:
-            _quietly_given_back(lease)
+            _try_give_back(lease)
 
 
 def _wait_for(lease: Lease, wait: float) -> None:
@@ -202,7 +205,7 @@ def _renew(lease: Lease, done: threading.Event) -> None:
             continue
 
 
-def _quietly_given_back(lease: Lease) -> None:
+def _try_give_back(lease: Lease) -> None:
     """A lease that cannot be given back ends by itself; the error of the block matters more."""
     try:
         lease.give_back()

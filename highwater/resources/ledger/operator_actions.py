@@ -36,7 +36,7 @@ class OperatorActions(LedgerPart):
         with self._database.writing() as connection:
             connection.execute(update(_TABLE).where(_TABLE.c.id == number).values(outcome=outcome))
 
-    def newest(self, stream: str | None = None, most: int = 100) -> list[OperatorAction]:
+    def list_newest(self, stream: str | None = None, most: int = 100) -> list[OperatorAction]:
         """Actions, oldest first.
 
         Args:

@@ -50,11 +50,11 @@ class Pause:
 class PausedTopics(LedgerPart):
     """The pauses of a deployment."""
 
-    def of(self, stream: str) -> dict[str, Pause]:
+    def read_for_stream(self, stream: str) -> dict[str, Pause]:
         """The paused topics of a stream."""
-        return self.topics(stream).get(stream, {})
+        return self.read_topics_by_stream(stream).get(stream, {})
 
-    def topics(self, stream: str | None = None) -> dict[str, dict[str, Pause]]:
+    def read_topics_by_stream(self, stream: str | None = None) -> dict[str, dict[str, Pause]]:
         """The paused topics by stream, of one stream or of all."""
         found: dict[str, dict[str, Pause]] = {}
         for (name, of), pause in self._read(stream).items():
@@ -62,13 +62,13 @@ class PausedTopics(LedgerPart):
                 found.setdefault(name, {})[of] = pause
         return found
 
-    def parts(self, stream: str | None = None) -> dict[str, dict[str, Pause]]:
+    def read_parts_by_stream(self, stream: str | None = None) -> dict[str, dict[str, Pause]]:
         """The paused parts by stream, of one stream or of all."""
         found: dict[str, dict[str, Pause]] = {}
         for (name, of), pause in self._read(stream).items():
             if of.startswith(_MARK):
                 part = of.removeprefix(_MARK)
-                found.setdefault(name, {})[part] = replace(pause, topic=name_of(name, part))
+                found.setdefault(name, {})[part] = replace(pause, topic=build_name(name, part))
         return found
 
     def pause(self, stream: str, pause: Pause) -> bool:
@@ -108,6 +108,6 @@ class PausedTopics(LedgerPart):
             return connection.execute(mine).rowcount == 1
 
 
-def name_of(stream: str, part: str) -> str:
+def build_name(stream: str, part: str) -> str:
     """A part of a stream as sentences name it."""
     return f"the {part} of {stream}" if part else f"stream {stream}"

@@ -9,19 +9,19 @@ from sqlalchemy import and_, insert, literal, select, tuple_, update
 from highwater.plans import Publication
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import rows_of
+from highwater.resources.ledger.engine import read_slice_rows
 
 
 class Publications(LedgerPart):
     """The publications of a ledger."""
 
-    def of(self, keys: Sequence[str]) -> dict[str, Publication]:
+    def read_for_slices(self, keys: Sequence[str]) -> dict[str, Publication]:
         """The publications of these slices' rejects; slices without any are left out."""
         with self._database.reading() as connection:
-            rows = rows_of(connection, schema.publications, keys)
+            rows = read_slice_rows(connection, schema.publications, keys)
             return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
 
-    def any_of_rejects(self, stream: str) -> bool:
+    def has_published_rejects(self, stream: str) -> bool:
         """Whether any reject of a stream was ever published."""
         table = schema.publications
         # What was sent to the topic of accepted events is kept under that topic's name, which has no @.

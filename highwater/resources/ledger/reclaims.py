@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, insert, select
 
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.envelope import Origin
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import schema
@@ -44,14 +44,14 @@ class Act(NamedTuple):
 class Reclaims(LedgerPart):
     """The reclaims of all streams."""
 
-    def acts(self, stream: str) -> int:
+    def read_last_act_number(self, stream: str) -> int:
         """The number of the last act; 0 if nothing was ever reclaimed."""
         table = schema.reclaims
         query = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
         with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def by_slice(self, stream: str) -> dict[str, list[Act]]:
+    def read_acts_by_slice(self, stream: str) -> dict[str, list[Act]]:
         """For each slice with reclaimed records the acts, in their order; one query for all."""
         table = schema.reclaims
         totals = func.count(), func.min(table.c.reclaimed_at), func.min(table.c.reclaimed_by)
@@ -63,7 +63,7 @@ class Reclaims(LedgerPart):
                 found.setdefault(key, []).append(Act(*act))
         return found
 
-    def of(
+    def list_for_stream(
         self, stream: str, *, acts: int | None = None, after: int = 0, slice_key: str | None = None
     ) -> list[Reclaim]:
         """The reclaims of a stream, in the order in which they were made.
@@ -80,7 +80,7 @@ class Reclaims(LedgerPart):
         query = query.where(table.c.act > after) if after else query
         query = query if slice_key is None else query.where(table.c.slice_key == slice_key)
         with self._database.reading() as connection:
-            return [_reclaim_of(row) for row in connection.execute(query.order_by(table.c.act))]
+            return [_build_reclaim(row) for row in connection.execute(query.order_by(table.c.act))]
 
     def add(self, stream: str, reclaims: Sequence[Reclaim], *, after: int = 0) -> None:
         """Record one act, all of it or nothing.
@@ -97,11 +97,11 @@ class Reclaims(LedgerPart):
         newest = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
         with self._database.writing() as connection:
             act = max(int(connection.execute(newest).scalar_one()), after) + 1
-            for some in batched(reclaims, ROWS_A_STATEMENT):
-                connection.execute(insert(table), [reclaim_row(stream, act, one) for one in some])
+            for some in split_by_count(reclaims, ROWS_A_STATEMENT):
+                connection.execute(insert(table), [build_reclaim_row(stream, act, one) for one in some])
 
 
-def reclaim_row(stream: str, act: int, one: Reclaim) -> dict[str, Any]:
+def build_reclaim_row(stream: str, act: int, one: Reclaim) -> dict[str, Any]:
     """The row of an origin that was reclaimed by this act, 1 or more."""
     return {
         "stream": stream,
@@ -115,6 +115,6 @@ def reclaim_row(stream: str, act: int, one: Reclaim) -> dict[str, Any]:
     }
 
 
-def _reclaim_of(row: Row[Any]) -> Reclaim:
+def _build_reclaim(row: Row[Any]) -> Reclaim:
     origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
     return Reclaim(origin, row.slice_key, row.number, row.reason, row.reclaimed_by, row.reclaimed_at)

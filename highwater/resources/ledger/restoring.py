@@ -12,8 +12,8 @@ from highwater.errors import LeaseHeldError
 from highwater.plans import Generation, Loss, Publication, ensure_recordable
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.erasures import restore
-from highwater.resources.ledger.reclaims import reclaim_row
-from highwater.resources.ledger.rows import generation_row, loss_row, slice_row
+from highwater.resources.ledger.reclaims import build_reclaim_row
+from highwater.resources.ledger.rows import build_generation_row, build_loss_row, build_slice_row
 from highwater.slices import Slice
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ def restore_plans(
     try:
         with database.writing() as connection:
             for table, rows in (
-                (schema.topics, [generation_row(one) for one in generations]),
-                (schema.slices, [{**slice_row(p), "attempt": attempts.get(p.key, 0)} for p in slices]),
-                (schema.losses, [loss_row(loss) for loss in losses]),
+                (schema.topics, [build_generation_row(one) for one in generations]),
+                (schema.slices, [{**build_slice_row(p), "attempt": attempts.get(p.key, 0)} for p in slices]),
+                (schema.losses, [build_loss_row(loss) for loss in losses]),
                 (
                     schema.publications,
                     [{"slice_key": k, "stream": streams[k], **vars(p)} for k, p in publications.items()],
                 ),
-                (schema.reclaims, [reclaim_row(slices[0].stream, 1, one) for one in reclaims]),
+                (schema.reclaims, [build_reclaim_row(slices[0].stream, 1, one) for one in reclaims]),
                 (
                     schema.retired_keys,
                     [{"slice_key": k, "stream": streams[k], "retired_at": at} for k, at in (retired or {}).items()],

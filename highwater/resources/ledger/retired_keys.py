@@ -9,10 +9,10 @@ from datetime import datetime
 
 from sqlalchemy import delete, func, insert, select, update
 
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
+from highwater.resources.ledger.engine import KEYS_A_STATEMENT, read_slice_rows
 
 _TABLE = schema.retired_keys
 
@@ -20,12 +20,12 @@ _TABLE = schema.retired_keys
 class RetiredKeys(LedgerPart):
     """The marks of a ledger."""
 
-    def among(self, keys: Sequence[str]) -> set[str]:
+    def list_retired(self, keys: Sequence[str]) -> set[str]:
         """The keys that are retired now."""
         if not keys:
             return set()
         with self._database.reading() as connection:
-            return {row.slice_key for row in rows_of(connection, _TABLE, keys) if row.recalled_at is None}
+            return {row.slice_key for row in read_slice_rows(connection, _TABLE, keys) if row.recalled_at is None}
 
     def count(self, stream: str) -> int:
         """The number of keys of a stream that are retired now."""
@@ -33,7 +33,7 @@ class RetiredKeys(LedgerPart):
         with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def recalled(self, stream: str) -> dict[str, datetime]:
+    def read_recall_times(self, stream: str) -> dict[str, datetime]:
         """The keys of a stream that were brought back, and when."""
         query = select(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.recalled_at.is_not(None))
         with self._database.reading() as connection:
@@ -42,7 +42,7 @@ class RetiredKeys(LedgerPart):
     def retire(self, stream: str, keys: Sequence[str], now: datetime) -> None:
         """Mark keys as retired; one that was brought back before is retired again."""
         with self._database.writing() as connection:
-            for some in batched(keys, KEYS_A_STATEMENT):
+            for some in split_by_count(keys, KEYS_A_STATEMENT):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(some)))
                 rows = [{"slice_key": key, "stream": stream, "retired_at": now} for key in some]
                 connection.execute(insert(_TABLE), rows)
@@ -50,6 +50,6 @@ class RetiredKeys(LedgerPart):
     def recall(self, keys: Sequence[str], now: datetime) -> None:
         """Mark retired keys as brought back; other keys are ignored."""
         with self._database.writing() as connection:
-            for some in batched(keys, KEYS_A_STATEMENT):
+            for some in split_by_count(keys, KEYS_A_STATEMENT):
                 mine = update(_TABLE).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))
                 connection.execute(mine.values(recalled_at=now))

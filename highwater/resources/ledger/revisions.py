@@ -44,17 +44,17 @@ class StoredRevision(NamedTuple):
     breaking: int
 
 
-def head() -> int:
+def get_code_revision() -> int:
     """The revision that this code was written for."""
     return REVISIONS[-1].number
 
 
-def missing(found: StoredRevision) -> list[Revision]:
+def select_missing_revisions(found: StoredRevision) -> list[Revision]:
     """The revisions that a database lacks."""
     return [revision for revision in REVISIONS if revision.number > found.head]
 
 
-def stored(connection: Connection) -> StoredRevision:
+def read_stored_revision(connection: Connection) -> StoredRevision:
     """The revision of a database whose revisions are recorded."""
     return StoredRevision(*connection.execute(_STORED).one())
 
@@ -69,17 +69,17 @@ def ensure_usable(found: StoredRevision, where: str) -> None:
     Raises:
         ConfigurationError: the schema is older than this code, or newer in a way that this code does not know.
     """
-    if found.head < head():
+    if found.head < get_code_revision():
         raise ConfigurationError(
             f"the schema of the ledger {where} is older than this Highwater",
             stored=f"schema revision {found.head}",
-            found=f"this Highwater needs schema revision {head()}; nothing was written",
+            found=f"this Highwater needs schema revision {get_code_revision()}; nothing was written",
             remedy="run highwater ledger upgrade, after a backup",
         )
-    if found.breaking > head():
+    if found.breaking > get_code_revision():
         raise ConfigurationError(
             f"the schema of the ledger {where} was changed by a newer Highwater",
             stored=f"schema revision {found.head}; writers must know revision {found.breaking}",
-            found=f"this Highwater knows schema revision {head()}; nothing was written",
+            found=f"this Highwater knows schema revision {get_code_revision()}; nothing was written",
             remedy="install the newer Highwater, and restart this process",
         )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from highwater.divergence import epochs_from_plain, epochs_to_plain, fingerprints_from_plain, fingerprints_to_plain
+from highwater.divergence import decode_epochs, decode_fingerprints, encode_epochs, encode_fingerprints
 from highwater.envelope import Origin
 from highwater.gaps import Gaps
-from highwater.plans import Discard, Generation, Loss, starts_from_plain
-from highwater.slices import OffsetRange, Slice, ranges_from_plain, ranges_to_plain
+from highwater.plans import Discard, Generation, Loss, decode_starts
+from highwater.slices import OffsetRange, Slice, decode_ranges, encode_ranges
 
 if TYPE_CHECKING:
     from sqlalchemy import Row
 
 
-def slice_row(slice_: Slice) -> dict[str, Any]:
+def build_slice_row(slice_: Slice) -> dict[str, Any]:
     return {
         "slice_key": slice_.key,
         "stream": slice_.stream,
@@ -23,42 +23,42 @@ def slice_row(slice_: Slice) -> dict[str, Any]:
         "topic_id": slice_.topic_id,
         "generation": slice_.generation,
         "ordinal": slice_.ordinal,
-        "ranges": ranges_to_plain(slice_.ranges),
+        "ranges": encode_ranges(slice_.ranges),
         "planned_at": slice_.planned_at,
         "lag": slice_.lag,
         "extra": {
-            "epochs": epochs_to_plain(slice_.epochs),
-            "fingerprints": fingerprints_to_plain(slice_.fingerprints),
+            "epochs": encode_epochs(slice_.epochs),
+            "fingerprints": encode_fingerprints(slice_.fingerprints),
         },
     }
 
 
-def slice_of(row: Row[Any]) -> Slice:
+def build_slice(row: Row[Any]) -> Slice:
     return Slice(
         stream=row.stream,
         topic=row.topic,
         topic_id=row.topic_id,
         generation=row.generation,
         ordinal=row.ordinal,
-        ranges=ranges_from_plain(row.ranges),
+        ranges=decode_ranges(row.ranges),
         planned_at=row.planned_at,
         lag=row.lag,
-        epochs=epochs_from_plain(row.extra.get("epochs", {})),
-        fingerprints=fingerprints_from_plain(row.extra.get("fingerprints", {})),
+        epochs=decode_epochs(row.extra.get("epochs", {})),
+        fingerprints=decode_fingerprints(row.extra.get("fingerprints", {})),
     )
 
 
-def starts_plain(starts: dict[int, int | None]) -> dict[str, int | None]:
+def encode_starts(starts: dict[int, int | None]) -> dict[str, int | None]:
     return {str(partition): starts[partition] for partition in sorted(starts)}
 
 
-def generation_row(generation: Generation) -> dict[str, Any]:
+def build_generation_row(generation: Generation) -> dict[str, Any]:
     return {
         "stream": generation.stream,
         "topic": generation.topic,
         "topic_id": generation.topic_id,
         "generation": generation.number,
-        "starts": starts_plain(dict(generation.starts)),
+        "starts": encode_starts(dict(generation.starts)),
         "opened_at": generation.opened_at,
         "opened_by": generation.opened_by,
         "first_ordinal": generation.first_ordinal,
@@ -66,13 +66,13 @@ def generation_row(generation: Generation) -> dict[str, Any]:
     }
 
 
-def generation_of(row: Row[Any]) -> Generation:
+def build_generation(row: Row[Any]) -> Generation:
     return Generation(
         stream=row.stream,
         topic=row.topic,
         topic_id=row.topic_id,
         number=row.generation,
-        starts=starts_from_plain(row.starts),
+        starts=decode_starts(row.starts),
         opened_at=row.opened_at,
         opened_by=row.opened_by,
         first_ordinal=row.first_ordinal,
@@ -80,7 +80,7 @@ def generation_of(row: Row[Any]) -> Generation:
     )
 
 
-def loss_row(loss: Loss) -> dict[str, Any]:
+def build_loss_row(loss: Loss) -> dict[str, Any]:
     return {
         "stream": loss.stream,
         "topic": loss.topic,
@@ -94,7 +94,7 @@ def loss_row(loss: Loss) -> dict[str, Any]:
     }
 
 
-def loss_of(row: Row[Any]) -> Loss:
+def build_loss(row: Row[Any]) -> Loss:
     return Loss(
         stream=row.stream,
         topic=row.topic,
@@ -122,9 +122,9 @@ def discard_of(row: Row[Any]) -> Discard:
     return Discard(origin, row.reason, row.discarded_by, row.discarded_at)
 
 
-def gaps_row(slice_: Slice, gaps: Gaps) -> dict[str, Any]:
+def build_gaps_row(slice_: Slice, gaps: Gaps) -> dict[str, Any]:
     return {"slice_key": slice_.key, "stream": slice_.stream, "topic_id": slice_.topic_id, **vars(gaps)}
 
 
-def gaps_of(row: Row[Any]) -> Gaps:
+def build_gaps(row: Row[Any]) -> Gaps:
     return Gaps(**{field.name: getattr(row, field.name) for field in fields(Gaps)})

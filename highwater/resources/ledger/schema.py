@@ -86,7 +86,7 @@ losses = sa.Table(
 )
 
 
-def _slice_of_stream() -> list[sa.Column[Any]]:
+def _build_slice_columns() -> list[sa.Column[Any]]:
     """The columns of a table with one row for each slice."""
     return [
         sa.Column("slice_key", sa.String(300), primary_key=True),
@@ -97,14 +97,14 @@ def _slice_of_stream() -> list[sa.Column[Any]]:
 publications = sa.Table(
     "publications",
     metadata,
-    *_slice_of_stream(),
+    *_build_slice_columns(),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("sent", sa.BigInteger, nullable=False),
     sa.Column("published_at", Utc, nullable=False),
 )
 
 
-def _origin_of_stream() -> list[sa.Column[Any]]:
+def _build_origin_columns() -> list[sa.Column[Any]]:
     """The columns by which a row is of one origin; of a table with nothing more, its key."""
     return [
         sa.Column("stream", sa.String(249), primary_key=True),
@@ -118,7 +118,7 @@ def _origin_of_stream() -> list[sa.Column[Any]]:
 discards = sa.Table(
     "discards",
     metadata,
-    *_origin_of_stream(),
+    *_build_origin_columns(),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("discarded_by", sa.String(249), nullable=False),
     sa.Column("discarded_at", Utc, nullable=False),
@@ -127,7 +127,7 @@ discards = sa.Table(
 gaps = sa.Table(
     "gaps",
     metadata,
-    *_slice_of_stream(),
+    *_build_slice_columns(),
     sa.Column("topic_id", sa.String(40), nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
     sa.Column("aborted", sa.BigInteger, nullable=False),
@@ -173,7 +173,7 @@ breakers = sa.Table(
 judgements = sa.Table(
     "judgements",
     metadata,
-    *_slice_of_stream(),
+    *_build_slice_columns(),
     sa.Column("run", sa.String(64), nullable=False),
     sa.Column("records", sa.BigInteger, nullable=False),
     sa.Column("rejects", sa.BigInteger, nullable=False),
@@ -186,7 +186,7 @@ judgements = sa.Table(
 acceptances = sa.Table(
     "acceptances",
     metadata,
-    *_slice_of_stream(),
+    *_build_slice_columns(),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("accepted_by", sa.String(249), nullable=False),
     sa.Column("accepted_at", Utc, nullable=False),
@@ -230,7 +230,7 @@ instances = sa.Table(
 holds = sa.Table(
     "holds",
     metadata,
-    *_slice_of_stream(),
+    *_build_slice_columns(),
     sa.Column("since", Utc, nullable=False),
     sa.Column("reason", sa.String(40), nullable=False),
     sa.Column("detail", sa.Text, nullable=False),
@@ -251,7 +251,7 @@ holds = sa.Table(
 exhausted_slices = sa.Table(
     "exhausted_slices",
     metadata,
-    *_slice_of_stream(),
+    *_build_slice_columns(),
     sa.Column("since", Utc, nullable=False),
     sa.Column("runs", sa.Integer, nullable=False),
     sa.Column("released_at", Utc),
@@ -317,7 +317,7 @@ leases = sa.Table(
 reclaims = sa.Table(
     "reclaims",
     metadata,
-    *_origin_of_stream(),
+    *_build_origin_columns(),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("act", sa.BigInteger, nullable=False),
     sa.Column("slice_key", sa.String(300), nullable=False),
@@ -331,7 +331,7 @@ reclaims = sa.Table(
 retired_keys = sa.Table(
     "retired_keys",
     metadata,
-    *_slice_of_stream(),
+    *_build_slice_columns(),
     sa.Column("retired_at", Utc, nullable=False),
     # A key that was brought back is live, and its row says since when.
     sa.Column("recalled_at", Utc),

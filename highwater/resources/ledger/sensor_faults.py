@@ -49,7 +49,7 @@ class SensorFault:
 class SensorFaults(LedgerPart):
     """The faults that sensors of a deployment found."""
 
-    def all(self) -> list[SensorFault]:
+    def list_all(self) -> list[SensorFault]:
         """The faults of all streams, the oldest first."""
         query = select(_TABLE).order_by(_TABLE.c.since, _TABLE.c.stream, _TABLE.c.sensor)
         with self._database.reading() as connection:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import rows_of
+from highwater.resources.ledger.engine import read_slice_rows
 
 _TABLE = schema.stalled_slices
 
@@ -42,7 +42,7 @@ class StalledSlice:
 class StalledSlices(LedgerPart):
     """The slices of a deployment that many runs left undone and that are still requested."""
 
-    def open(self, stream: str) -> list[StalledSlice]:
+    def read_open(self, stream: str) -> list[StalledSlice]:
         """The stalled slices of a stream, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.since, _TABLE.c.slice_key)
         with self._database.reading() as connection:
@@ -52,7 +52,7 @@ class StalledSlices(LedgerPart):
         """Record slices with the number of runs that left them undone; a known slice keeps its first record."""
         try:
             with self._database.writing() as connection:
-                known = {row.slice_key for row in rows_of(connection, _TABLE, [*runs])}
+                known = {row.slice_key for row in read_slice_rows(connection, _TABLE, [*runs])}
                 rows = [
                     {"slice_key": key, "stream": stream, "since": now, "runs": count}
                     for key, count in runs.items()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, cast, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
-from highwater.batching import batched
+from highwater.batching import split_by_count
 from highwater.errors import HighwaterError, UnknownSliceError
 from highwater.plans import Generation, Loss, ensure_recordable
 from highwater.resources.ledger import schema
@@ -17,27 +17,27 @@ from highwater.resources.ledger.alerts import OpenAlerts
 from highwater.resources.ledger.breakers import Breakers
 from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.discards import Discards
-from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
+from highwater.resources.ledger.engine import KEYS_A_STATEMENT, read_slice_rows
 from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlices
 from highwater.resources.ledger.gaps import RecordedGaps
 from highwater.resources.ledger.holds import Holds
 from highwater.resources.ledger.instances import Instances
 from highwater.resources.ledger.intents import Intents
-from highwater.resources.ledger.leases import Heartbeat, Lease, current_leases, forget, leased
+from highwater.resources.ledger.leases import Heartbeat, Lease, acquire_lease, forget, read_current_leases
 from highwater.resources.ledger.operator_actions import OperatorActions
 from highwater.resources.ledger.pauses import PausedTopics
 from highwater.resources.ledger.publications import Publications
 from highwater.resources.ledger.reclaims import Reclaims
 from highwater.resources.ledger.retired_keys import RetiredKeys
 from highwater.resources.ledger.rows import (
-    loss_of,
-    slice_of,
-    slice_row,
+    build_loss,
+    build_slice,
+    build_slice_row,
 )
 from highwater.resources.ledger.sensor_faults import SensorFaults
 from highwater.resources.ledger.stalled_slices import StalledSlices
-from highwater.resources.ledger.topics import PlannedTopics, insert_losses, last_slice, move_on
+from highwater.resources.ledger.topics import PlannedTopics, insert_losses, move_on, read_newest_slice
 from highwater.slices import Slice, SliceKey
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class Ledger:
             InconsistentRecordError: no topic can lose that.
 
         Returns:
-            Whether they were stored; False if another planner was first, be it one of another stream (`last_of_other`).
+            Whether they were stored; False if another planner was first, be it one of another stream
+            (`read_last_of_other_stream`).
         """
         ensure_recordable([], losses, seen)
         try:
@@ -92,7 +93,7 @@ class Ledger:
                 if seen is not None and not move_on(connection, seen):
                     return False
                 if slices:
-                    connection.execute(insert(schema.slices), [slice_row(slice_) for slice_ in slices])
+                    connection.execute(insert(schema.slices), [build_slice_row(slice_) for slice_ in slices])
                 insert_losses(connection, losses)
                 return True
         except IntegrityError:
@@ -107,13 +108,13 @@ class Ledger:
         if not keys:
             return []
         with self.database.reading() as connection:
-            found = {row.slice_key: slice_of(row) for row in rows_of(connection, schema.slices, keys)}
+            found = {row.slice_key: build_slice(row) for row in read_slice_rows(connection, schema.slices, keys)}
         for key in keys:
             if key not in found:
-                raise self._unknown(key)
+                raise self._build_unknown_error(key)
         return [found[key] for key in keys]
 
-    def _unknown(self, text: str) -> HighwaterError:
+    def _build_unknown_error(self, text: str) -> HighwaterError:
         try:
             key = SliceKey.parse(text)
         except UnknownSliceError as error:
@@ -129,7 +130,7 @@ class Ledger:
             remedy="highwater slices STREAM lists the keys; delete a key from Dagster that the ledger does not hold",
         )
 
-    def slices(
+    def list_slices(
         self,
         stream: str,
         topic: str | None = None,
@@ -151,7 +152,7 @@ class Ledger:
         Raises:
             UnknownSliceError: `after` was never planned.
         """
-        query = self._slices_query(stream, topic, after)
+        query = self._build_slices_query(stream, topic, after)
         table = schema.slices
         if topic_id is not None:
             query = query.where(table.c.topic_id == topic_id)
@@ -161,10 +162,10 @@ class Ledger:
         else:
             query = query.order_by(*order).limit(limit)
         with self.database.reading() as connection:
-            found = [slice_of(row) for row in connection.execute(query)]
+            found = [build_slice(row) for row in connection.execute(query)]
         return found if newest is None else found[::-1]
 
-    def attempts_at(self, stream: str, topic: str, topic_id: str) -> dict[str, int]:
+    def read_attempts(self, stream: str, topic: str, topic_id: str) -> dict[str, int]:
         """For each slice of a topic, oldest first, the last attempt that was about to commit it; 0 where none ever was.
 
         Args:
@@ -180,7 +181,7 @@ class Ledger:
             # 100,000 rows by the names of their columns would take twice as long.
             return dict(connection.execute(query.order_by(table.c.ordinal)).tuples().all())
 
-    def _slices_query(self, stream: str, topic: str | None, after: str | None) -> Select[Any]:
+    def _build_slices_query(self, stream: str, topic: str | None, after: str | None) -> Select[Any]:
         table = schema.slices
         query = select(table).where(table.c.stream == stream)
         if topic is not None:
@@ -195,28 +196,28 @@ class Ledger:
         )
         return query.where(later)
 
-    def holding(self, stream: str, topic: str, partition: int, offset: int) -> list[Slice]:
+    def list_slices_at_offset(self, stream: str, topic: str, partition: int, offset: int) -> list[Slice]:
         """The slices that hold an offset, one for each generation that planned it, oldest first."""
         table = schema.slices
         start, end = (cast(table.c.ranges[str(partition), at].as_string(), BigInteger) for at in (0, 1))
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, start <= offset, end > offset)
         with self.database.reading() as connection:
-            return [slice_of(row) for row in connection.execute(query.order_by(table.c.ordinal))]
+            return [build_slice(row) for row in connection.execute(query.order_by(table.c.ordinal))]
 
-    def last(self, stream: str, topic: str) -> Slice | None:
+    def read_last_slice(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic, of whatever generation; found by index."""
         with self.database.reading() as connection:
-            return last_slice(connection, stream, topic)
+            return read_newest_slice(connection, stream, topic)
 
-    def last_of_other(self, stream: str, topic: str) -> Slice | None:
+    def read_last_of_other_stream(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic that another stream planned; the same key cannot be planned a second time."""
         table = schema.slices
         query = select(table).where(table.c.topic == topic, table.c.stream != stream)
         with self.database.reading() as connection:
             row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
-        return None if row is None else slice_of(row)
+        return None if row is None else build_slice(row)
 
-    def before(self, slice_: Slice) -> Slice | None:
+    def read_previous_slice(self, slice_: Slice) -> Slice | None:
         """The slice of the same topic and generation that was planned before this one; None for the first."""
         table = schema.slices
         query = select(table).where(
@@ -227,17 +228,17 @@ class Ledger:
         )
         with self.database.reading() as connection:
             row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
-        return None if row is None else slice_of(row)
+        return None if row is None else build_slice(row)
 
-    def preceding(self, stream: str, topic: str, ordinal: int, many: int) -> list[Slice]:
+    def list_preceding_slices(self, stream: str, topic: str, ordinal: int, many: int) -> list[Slice]:
         """At most N, newest first slices of a topic before this ordinal, of whatever generation, oldest first."""
         table = schema.slices
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, table.c.ordinal < ordinal)
         with self.database.reading() as connection:
             rows = connection.execute(query.order_by(table.c.ordinal.desc()).limit(many))
-            return [slice_of(row) for row in rows][::-1]
+            return [build_slice(row) for row in rows][::-1]
 
-    def next_attempts(self, keys: Sequence[str]) -> dict[str, int]:
+    def allocate_attempts(self, keys: Sequence[str]) -> dict[str, int]:
         """A new attempt number for each slice: 1 or more, higher than any before, given to no one else.
 
         Raises:
@@ -246,7 +247,7 @@ class Ledger:
         table = schema.slices
         found: dict[str, int] = {}
         with self.database.writing() as connection:
-            for some in batched(
+            for some in split_by_count(
                 sorted(set(keys)), KEYS_A_STATEMENT
             ):  # in one order, so that two callers cannot wait for each other
                 counted = (
@@ -260,27 +261,27 @@ class Ledger:
             if missing:
                 connection.rollback()
         if missing:
-            raise self._unknown(missing[0])
+            raise self._build_unknown_error(missing[0])
         return {key: found[key] for key in keys}
 
-    def ever_attempted(self) -> bool:
+    def has_attempts(self) -> bool:
         """Whether an attempt at any slice was ever about to commit."""
         table = schema.slices
         query = select(table.c.slice_key).where(table.c.attempt > 0).limit(1)
         with self.database.reading() as connection:
             return connection.execute(query).first() is not None
 
-    def planned_at(self, keys: Sequence[str]) -> dict[str, datetime]:
+    def read_plan_times(self, keys: Sequence[str]) -> dict[str, datetime]:
         """The times at which slices were planned; keys that never were are left out."""
         table = schema.slices
         found: dict[str, datetime] = {}
         with self.database.reading() as connection:
-            for some in batched(keys, KEYS_A_STATEMENT):
+            for some in split_by_count(keys, KEYS_A_STATEMENT):
                 query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
                 found.update({row.slice_key: row.planned_at for row in connection.execute(query)})
         return found
 
-    def counts(self) -> dict[tuple[str, str], int]:
+    def count_slices(self) -> dict[tuple[str, str], int]:
         """Planned slices by stream and topic."""
         table = schema.slices
         query = select(table.c.stream, table.c.topic, func.count()).group_by(table.c.stream, table.c.topic)
@@ -293,7 +294,7 @@ class Ledger:
         """Record holes, all or none; False if the topic was planned on since `seen`, or a hole is recorded already."""
         return self.add([], losses, seen)
 
-    def losses(self, stream: str | None = None, topic: str | None = None) -> list[Loss]:
+    def list_losses(self, stream: str | None = None, topic: str | None = None) -> list[Loss]:
         """Recorded holes, oldest first."""
         table = schema.losses
         query = select(table).order_by(table.c.id)
@@ -302,7 +303,7 @@ class Ledger:
         if topic is not None:
             query = query.where(table.c.topic == topic)
         with self.database.reading() as connection:
-            return [loss_of(row) for row in connection.execute(query)]
+            return [build_loss(row) for row in connection.execute(query)]
 
     # Parts
 
@@ -406,14 +407,14 @@ class Ledger:
         Raises:
             LeaseHeldError: another holder kept it for `wait` seconds.
         """
-        return leased(self.database, name, seconds, wait)
+        return acquire_lease(self.database, name, seconds, wait)
 
-    def leases(self) -> dict[str, datetime]:
+    def read_leases(self) -> dict[str, datetime]:
         """The leases that somebody holds now, and when each ends unless it is renewed."""
         with self.database.reading() as connection:
-            return current_leases(connection)
+            return read_current_leases(connection)
 
-    def heartbeat(self, name: str, seconds: float) -> Heartbeat:
+    def build_heartbeat(self, name: str, seconds: float) -> Heartbeat:
         """A lease as a sign of life of this process, to be started and stopped; neither raises when the ledger is away.
 
         Args:

@@ -22,15 +22,15 @@ from highwater.declaration import Severity
 from highwater.declaration_parts import CAN_BLOCK, CHECK_SEVERITIES
 from highwater.errors import BlockedError, DeclarationError
 from highwater.orchestration import stream_assets
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking import checks
 from highwater.orchestration.checking.blocking import ensure_not_blocked
-from highwater.orchestration.checking.check_results import failing_checks
+from highwater.orchestration.checking.check_results import count_failing_slices
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
-from highwater.tables import stages_of
+from highwater.tables import select_stages
 from tests.version_tables import FIRST, SECOND, Planted, event
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ class Runs:
         instance.add_dynamic_partitions("orders_slices", [FIRST, SECOND])
 
     def _slice_commits(self) -> list[SliceCommit]:
-        return [p for key, p in self.planted.lake.committed("orders", "events").items() if key in {FIRST, SECOND}]
+        return [
+            p for key, p in self.planted.lake.load_slice_commits("orders", "events").items() if key in {FIRST, SECOND}
+        ]
 
     def stage(self, name: str) -> Callable[[Work], list[SliceReport]]:
         def take(work: Work) -> list[SliceReport]:
@@ -70,12 +72,12 @@ class Runs:
         """Whether a run of one slice succeeds; of the whole job, or of these tables and their checks."""
         self.taken.clear()
         opened = {
-            "kafka": SimpleNamespace(open=lambda: SimpleNamespace(topics=list)),
+            "kafka": SimpleNamespace(open=lambda: SimpleNamespace(list_topic_names=list)),
             "ledger": SimpleNamespace(open=lambda: self.ledger),
             "lake": SimpleNamespace(open=lambda: self.planted.lake),
-            "spark": SimpleNamespace(session=lambda: None, interrupt=lambda: None),
+            "spark": SimpleNamespace(get_session=lambda: None, interrupt=lambda: None),
         }
-        chosen = [table_key(stream, table) for table in tables] or None
+        chosen = [build_table_key(stream, table) for table in tables] or None
         job = build_defs(streams=[stream], resources=opened).resolve_job_def("orders_slice")
         done = job.execute_in_process(
             instance=self.instance, partition_key=key, raise_on_error=False, asset_selection=chosen
@@ -88,7 +90,7 @@ class Runs:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     with dg.DagsterInstance.ephemeral() as instance:
         found = Runs(tmp_path, instance)
-        monkeypatch.setattr(stream_assets, "stage_of", found.stage)
+        monkeypatch.setattr(stream_assets, "load_stage", found.stage)
         # Their tables are not planted; what they judge is judged elsewhere.
         left_out = {
             "offsets_accounted_for",
@@ -103,7 +105,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 
 
 def test_what_blocks_keeps_its_run_and_later_ones_from_what_is_downstream(runs: Runs) -> None:
-    every = stages_of(BLOCKS)
+    every = select_stages(BLOCKS)
     assert runs.run(BLOCKS, FIRST)
     assert sorted(runs.taken) == sorted(every)
     runs.planted.events += [event(4, 1, "x", status="paid")]
@@ -111,7 +113,7 @@ def test_what_blocks_keeps_its_run_and_later_ones_from_what_is_downstream(runs: 
     assert not runs.run(BLOCKS, FIRST)
     assert runs.taken == ["raw", "events"]
     assert runs.failed == ["orders_events_versions_along_offsets"], "what is downstream does not even begin"
-    assert failing_checks(runs.instance, BLOCKS) == {"transitions_allowed": 1}
+    assert count_failing_slices(runs.instance, BLOCKS) == {"transitions_allowed": 1}
     for table in ("rejects", "dlq", "current", "metrics"):
         assert not runs.run(BLOCKS, FIRST, table)
         assert runs.taken == [], "Dagster's blocking ends with the run"
@@ -128,7 +130,7 @@ def test_what_was_fixed_blocks_no_more(runs: Runs) -> None:
     runs.planted.events = sound
     runs.planted.write()
     assert runs.run(BLOCKS, FIRST)
-    assert failing_checks(runs.instance, BLOCKS) == {}
+    assert count_failing_slices(runs.instance, BLOCKS) == {}
 
 
 def test_a_warning_is_no_failing_check(runs: Runs) -> None:
@@ -136,11 +138,11 @@ def test_a_warning_is_no_failing_check(runs: Runs) -> None:
     runs.planted.events += [event(4, 1, "x", status="paid"), event(5, 3, "y"), event(24, 2, "z")]
     runs.planted.write()
     runs.instance.add_dynamic_partitions("orders_slices", ["orders@0000002"])
-    third = runs.planted.lake.committed("orders", "events")["orders@0000002"]
+    third = runs.planted.lake.load_slice_commits("orders", "events")["orders@0000002"]
     runs.ledger.add([third.slice_])
     assert runs.run(ORDERS, FIRST)
     assert runs.run(ORDERS, "orders@0000002")
-    assert failing_checks(runs.instance, ORDERS) == {"no_version_missing": 1}
+    assert count_failing_slices(runs.instance, ORDERS) == {"no_version_missing": 1}
 
 
 def test_what_a_stream_only_warns_of_fails_where_that_is_asked_for() -> None:
@@ -148,15 +150,15 @@ def test_what_a_stream_only_warns_of_fails_where_that_is_asked_for() -> None:
     wrong, mild, sound = CheckResult(False, "x"), CheckResult(False, "y", warning=True), CheckResult(True, "z")
     found = {"slices_tile": {"a": wrong, "b": sound, "c": mild}, "transitions_allowed": {"a": wrong, "c": mild}}
     hard, declared = ("slices_tile", "a", wrong), ("transitions_allowed", "a", wrong)
-    assert [*checks.failures(ORDERS, found, warned=False)] == [hard]
-    assert [*checks.failures(ORDERS, found, warned=True)] == [hard, declared]
+    assert [*checks.select_failures(ORDERS, found, warned=False)] == [hard]
+    assert [*checks.select_failures(ORDERS, found, warned=True)] == [hard, declared]
 
 
 @pytest.mark.parametrize(("severity", "blocks"), [("WARN", False), ("ERROR", True)])
 def test_a_result_that_is_a_warning_blocks_nothing(runs: Runs, severity: str, blocks: bool) -> None:
     """Within a run Dagster lets it pass; a later run was kept by it."""
     reported = dg.AssetCheckEvaluation(
-        asset_key=table_key(BLOCKS, "events"),
+        asset_key=build_table_key(BLOCKS, "events"),
         check_name="transitions_allowed",
         passed=False,
         severity=dg.AssetCheckSeverity[severity],

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from highwater.orchestration.checking.check_rules import Attempts, Counted, conserved, in_order
+from highwater.orchestration.checking.check_rules import Attempts, Counted, build_conservation_result, check_order
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
@@ -22,7 +22,7 @@ ROWS = {"raw": Counted(10), "events": Counted(6, {3}), "rejects": Counted(2, {3}
 
 
 def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
-    result = conserved(SLICE_COMMITS, ROWS)
+    result = build_conservation_result(SLICE_COMMITS, ROWS)
     assert result.passed
     assert result.text == "10 raw = 6 events + 2 rejects + 1 tombstones + 1 superseded"
     assert result.numbers["gaps"] == 2
@@ -41,7 +41,7 @@ def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
     ],
 )
 def test_a_slice_that_is_not_accounted_for(changes: dict[str, SliceCommit | None], said: str) -> None:
-    result = conserved({**SLICE_COMMITS, **changes}, ROWS)
+    result = build_conservation_result({**SLICE_COMMITS, **changes}, ROWS)
     assert not result.passed
     assert said in result.text
 
@@ -49,7 +49,9 @@ def test_a_slice_that_is_not_accounted_for(changes: dict[str, SliceCommit | None
 @pytest.mark.parametrize("table", ["raw", "events", "rejects"])
 @pytest.mark.parametrize("change", [-1, 1])
 def test_rows_that_went_or_came_after_the_commit_are_seen(table: str, change: int) -> None:
-    result = conserved(SLICE_COMMITS, {**ROWS, table: replace(ROWS[table], rows=ROWS[table].rows + change)})
+    result = build_conservation_result(
+        SLICE_COMMITS, {**ROWS, table: replace(ROWS[table], rows=ROWS[table].rows + change)}
+    )
     assert not result.passed
     assert f"the commit of {table} recorded" in result.text
 
@@ -58,15 +60,15 @@ def test_rows_that_went_or_came_after_the_commit_are_seen(table: str, change: in
 @pytest.mark.parametrize(("attempts", "passed"), [((), True), ({3}, True), ({2, 3}, False), ({4}, False)])
 def test_rows_are_of_the_attempt_of_their_commit(table: str, attempts: set[int], passed: bool) -> None:
     """Rows that name none, from before there was the column, are no error."""
-    result = conserved(SLICE_COMMITS, {**ROWS, table: replace(ROWS[table], attempts=attempts)})
+    result = build_conservation_result(SLICE_COMMITS, {**ROWS, table: replace(ROWS[table], attempts=attempts)})
     assert result.passed == passed
     assert passed or f"the commit of {table} is of attempt 3, and rows are of attempt" in result.text
 
 
 def test_current_must_not_lag_behind_a_slice() -> None:
-    assert in_order(5, 0, 0).passed
-    assert not in_order(5, 1, 0).passed
-    assert not in_order(5, 0, 1).passed
+    assert check_order(5, 0, 0).passed
+    assert not check_order(5, 1, 0).passed
+    assert not check_order(5, 0, 1).passed
 
 
 @pytest.mark.parametrize(
@@ -83,4 +85,4 @@ def test_current_must_not_lag_behind_a_slice() -> None:
     ],
 )
 def test_a_slice_is_done_when_every_table_follows_its_decision(attempts: Attempts, lacking: tuple[str, ...]) -> None:
-    assert attempts.lacking("a") == lacking
+    assert attempts.select_missing_tables("a") == lacking

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from highwater.orchestration.checking.origin_checks import offsets_accounted_for
-from highwater.orchestration.checking.slice_status import attempts, version_order
+from highwater.orchestration.checking.origin_checks import check_offsets_accounted
+from highwater.orchestration.checking.slice_status import check_version_order, read_attempts
 from highwater.resources.lake import Lake
 from tests.conftest import create_topic
 from tests.support import Message, make_bench, order_message
@@ -56,7 +56,7 @@ def done(sound: tuple[Bench, Slice, Slice], tmp_path: Path) -> tuple[Bench, Slic
 def delete(bench: Bench, table: str, where: str) -> None:
     from deltalake import DeltaTable
 
-    assert DeltaTable(bench.lake.path(bench.stream.name, table)).delete(where)["num_deleted_rows"]
+    assert DeltaTable(bench.lake.build_table_path(bench.stream.name, table)).delete(where)["num_deleted_rows"]
 
 
 def put_in_current(bench: Bench, slice_: Slice, key: str) -> None:
@@ -64,7 +64,7 @@ def put_in_current(bench: Bench, slice_: Slice, key: str) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
 
-    path = bench.lake.path(bench.stream.name, "current")
+    path = bench.lake.build_table_path(bench.stream.name, "current")
     [event] = [row for row in bench.rows("events") if (row["slice"], row["key"]) == (slice_.key, key)]
     schema = DeltaTable(path).to_pyarrow_table().schema
     row = {**{name: event.get(name) for name in schema.names}, "updated_by_slice": slice_.key}
@@ -75,14 +75,14 @@ def put_in_current(bench: Bench, slice_: Slice, key: str) -> None:
 def test_sound_slices_pass(done: tuple[Bench, Slice, Slice]) -> None:
     bench, first, second = done
     keys = [first.key, second.key]
-    accounted = offsets_accounted_for(bench.ledger, bench.lake, bench.stream, keys)
+    accounted = check_offsets_accounted(bench.ledger, bench.lake, bench.stream, keys)
     assert [accounted[key].text for key in keys] == [
         "3 raw = 2 events + 1 rejects + 0 tombstones + 0 superseded, origin by origin",
         "3 raw = 2 events + 0 rejects + 1 tombstones + 0 superseded, origin by origin",
     ]
     assert all(result.passed for result in accounted.values())
-    assert all(result.passed for result in version_order(bench.lake, bench.stream, keys).values())
-    assert all(attempts(bench.lake, bench.stream).lacking(key) == () for key in keys)
+    assert all(result.passed for result in check_version_order(bench.lake, bench.stream, keys).values())
+    assert all(read_attempts(bench.lake, bench.stream).select_missing_tables(key) == () for key in keys)
     assert bench.failing() == {}
 
 
@@ -92,7 +92,7 @@ def test_a_row_that_is_gone_fails_its_slice_and_no_other(done: tuple[Bench, Slic
     column = "offset" if table == "raw" else "origin_offset"
     offset = 2 if table == "rejects" else 1
     delete(bench, table, f"{column} = {offset}")
-    accounted = offsets_accounted_for(bench.ledger, bench.lake, bench.stream, [first.key, second.key])
+    accounted = check_offsets_accounted(bench.ledger, bench.lake, bench.stream, [first.key, second.key])
     assert not accounted[first.key].passed
     recorded = {"raw": 3, "events": 2, "rejects": 1}[table]
     assert f"the commit of {table} recorded {recorded} rows, and {recorded - 1} are there" in accounted[first.key].text
@@ -102,11 +102,11 @@ def test_a_row_that_is_gone_fails_its_slice_and_no_other(done: tuple[Bench, Slic
 def test_a_key_that_current_lost_or_holds_at_a_lower_version_fails(done: tuple[Bench, Slice, Slice]) -> None:
     bench, first, second = done
     put_in_current(bench, first, "o1")
-    found = version_order(bench.lake, bench.stream, [first.key, second.key])
+    found = check_version_order(bench.lake, bench.stream, [first.key, second.key])
     assert found[first.key].passed, "current holds its version"
     assert found[second.key].text.startswith("of 2 keys 0 are absent and 1 behind")
     delete(bench, "current", "key = 'o1'")
-    found = version_order(bench.lake, bench.stream, [first.key, second.key])
+    found = check_version_order(bench.lake, bench.stream, [first.key, second.key])
     assert found[first.key].text.startswith("of 2 keys 1 are absent and 0 behind")
     assert found[second.key].text.startswith("of 2 keys 1 are absent and 0 behind")
 
@@ -115,15 +115,21 @@ def test_current_rests_on_events_row_by_row(done: tuple[Bench, Slice, Slice]) ->
     from deltalake import DeltaTable
 
     bench, first, second = done
-    held = attempts(bench.lake, bench.stream, [first.key, second.key])
-    assert [held.lacking(key) for key in (first.key, second.key)] == [(), ()]
-    table = DeltaTable(bench.lake.path(bench.stream.name, "current"))
+    held = read_attempts(bench.lake, bench.stream, [first.key, second.key])
+    assert [held.select_missing_tables(key) for key in (first.key, second.key)] == [(), ()]
+    table = DeltaTable(bench.lake.build_table_path(bench.stream.name, "current"))
     assert table.update({"amount": "99"}, predicate="key = 'o2'")["num_updated_rows"] == 1
     assert [*bench.failing()] == [f"current_follows_events of {second.key}"]
 
 
 def test_without_tables_nothing_passes(bench: Bench, tmp_path: Path) -> None:
     slice_ = bench.plan(0, p0=(0, 0))
-    assert not offsets_accounted_for(bench.ledger, bench.lake, bench.stream, [slice_.key])[slice_.key].passed
-    assert not version_order(bench.lake, bench.stream, [slice_.key])[slice_.key].passed
-    assert attempts(bench.lake, bench.stream).lacking(slice_.key) == ("raw", "events", "rejects", "dlq", "current")
+    assert not check_offsets_accounted(bench.ledger, bench.lake, bench.stream, [slice_.key])[slice_.key].passed
+    assert not check_version_order(bench.lake, bench.stream, [slice_.key])[slice_.key].passed
+    assert read_attempts(bench.lake, bench.stream).select_missing_tables(slice_.key) == (
+        "raw",
+        "events",
+        "rejects",
+        "dlq",
+        "current",
+    )

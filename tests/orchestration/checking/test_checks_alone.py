@@ -57,7 +57,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     def settings(*_: object) -> Mapping[str, Setting]:
         return {"cleanup.policy": Setting("delete", "DYNAMIC_TOPIC_CONFIG")}
 
-    monkeypatch.setattr(gap_checks, "topic_settings", settings)
+    monkeypatch.setattr(gap_checks, "fetch_topic_settings", settings)
     with dg.DagsterInstance.ephemeral() as instance:
         yield Scene(World(tmp_path, 2, STREAM), instance)
 

@@ -78,7 +78,7 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     assert (held().records, held().gone, held().error) == (6, 3, None)
     assert held(replace(slice_, topic_id="B" * 22)).skipped == "the topic was recreated since"
 
-    [opened] = scene.ledger.topics.generations("orders", scene.topic)
+    [opened] = scene.ledger.topics.list_generations("orders", scene.topic)
     later = replace(opened, number=1, starts={0: 5}, first_ordinal=1)
     assert scene.ledger.topics.open_generation(later, seen=opened)
     assert held().skipped == "other records occupy its offsets now, which was accepted"

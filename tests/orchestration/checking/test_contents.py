@@ -12,7 +12,12 @@ import pytest
 
 from highwater.declaration import Field
 from highwater.orchestration.checking import contents
-from highwater.orchestration.checking.contents import _differing, _EventColumn, _Reader, _suspects
+from highwater.orchestration.checking.contents import (
+    _EventColumn,
+    _Reader,
+    _select_differing_fields,
+    _select_suspect_rows,
+)
 from highwater.second_reader import KafkaRecord
 from tests.support import make_stream
 
@@ -43,8 +48,8 @@ def unlike(*pairs: tuple[bytes, tuple[Any, ...]]) -> dict[int, list[str]]:
     """By the place in the batch the fields that differ, of those that Arrow's parser leaves to Python's."""
     made = batch(*pairs)
     rows = made.to_pylist()
-    suspects = _suspects(STREAM, COLUMNS, made)
-    found = {at: _differing(READER, COLUMNS, rows[at], KafkaRecord(rows[at]["value"])) for at in suspects}
+    suspects = _select_suspect_rows(STREAM, COLUMNS, made)
+    found = {at: _select_differing_fields(READER, COLUMNS, rows[at], KafkaRecord(rows[at]["value"])) for at in suspects}
     return {at: fields for at, fields in found.items() if fields}
 
 
@@ -54,7 +59,7 @@ def record(**changes: object) -> bytes:
 
 def test_what_is_alike_is_seen_by_the_quick_parser_alone() -> None:
     alike = [record(), record(at="2026-03-01T13:00:00.000+01:00"), b" " + record(more=None).replace(b",", b",\n")]
-    assert _suspects(STREAM, COLUMNS, batch(*((value, EVENT) for value in alike))) == []
+    assert _select_suspect_rows(STREAM, COLUMNS, batch(*((value, EVENT) for value in alike))) == []
 
 
 @pytest.mark.parametrize(

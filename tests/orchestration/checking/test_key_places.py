@@ -12,8 +12,8 @@ import pytest
 
 from dev.planted import plant
 from highwater.orchestration.checking import key_places as module
-from highwater.orchestration.checking.key_places import KeyPlaces, key_places
-from highwater.partition_counts import Era, eras
+from highwater.orchestration.checking.key_places import KeyPlaces, read_key_places
+from highwater.partition_counts import Era, build_eras
 from highwater.partitioners import PartitionedBy, Partitioner, Why
 from highwater.plans import Generation
 from highwater.resources.lake import Lake
@@ -47,7 +47,7 @@ class Raw:
         """Records of these keys in a slice, by a producer that knows a number of partitions; the whole slice."""
         self.slices = [*{one.key: one for one in [*self.slices, slice_]}.values()]
         for key in keys:
-            partition = 0 if key is None else by.partition(key, over or len(slice_.ranges))
+            partition = 0 if key is None else by.choose_partition(key, over or len(slice_.ranges))
             self.put(slice_, key, partition)
 
     def put(self, slice_: Slice, key: bytes | None, partition: int) -> None:
@@ -64,8 +64,8 @@ class Raw:
             pa.Table.from_pylist(self.rows, schema),
             [SliceCommit(slice_, 1, None) for slice_ in self.slices],
         )
-        plant(self.lake.path("orders", "raw"), made, slice_commits, replace=True)
-        return key_places(self.lake, STREAM, eras(self.slices, []))
+        plant(self.lake.build_table_path("orders", "raw"), made, slice_commits, replace=True)
+        return read_key_places(self.lake, STREAM, build_eras(self.slices, []))
 
 
 def keys(first: int, beyond: int) -> list[bytes]:
@@ -86,7 +86,7 @@ def test_two_fleets_are_reported_with_their_shares(tmp_path: Path) -> None:
     theirs = keys(0, 60)
     raw.send(a_slice(0, 12), MURMUR2, keys(0, 2000))
     raw.send(a_slice(1, 12), CRC32, theirs)
-    moved = [key for key in theirs if MURMUR2.partition(key, 12) != CRC32.partition(key, 12)]
+    moved = [key for key in theirs if MURMUR2.choose_partition(key, 12) != CRC32.choose_partition(key, 12)]
     found = raw.ask()
     assert (found.keys, found.several) == (2000, len(moved))
     assert found.why[Why.FLEETS] >= 0.9 * len(moved)  # of the others both places are murmur2's for other reasons
@@ -96,10 +96,11 @@ def test_two_fleets_are_reported_with_their_shares(tmp_path: Path) -> None:
     [sample] = [row for row in found.samples if row["key"] == found.samples[0]["key"]]
     key = sample["key"].encode()
     assert (
-        f"in {MURMUR2.partition(key, 12)} from offset {theirs.index(key)} (orders@0000000, murmur2" in sample["places"]
+        f"in {MURMUR2.choose_partition(key, 12)} from offset {theirs.index(key)} (orders@0000000, murmur2"
+        in sample["places"]
     )
     assert (
-        f"in {CRC32.partition(key, 12)} from offset {2000 + theirs.index(key)} (orders@0000001, CRC32"
+        f"in {CRC32.choose_partition(key, 12)} from offset {2000 + theirs.index(key)} (orders@0000001, CRC32"
         in sample["places"]
     )
 
@@ -111,7 +112,7 @@ def test_partitions_that_were_added_are_no_second_fleet(tmp_path: Path) -> None:
     raw.send(a_slice(1, 6), MURMUR2, keys(500, 600), over=4)
     raw.send(a_slice(1, 6), MURMUR2, keys(0, 300))
     found = raw.ask()
-    moved = [key for key in keys(0, 300) if MURMUR2.partition(key, 4) != MURMUR2.partition(key, 6)]
+    moved = [key for key in keys(0, 300) if MURMUR2.choose_partition(key, 4) != MURMUR2.choose_partition(key, 6)]
     assert (found.several, found.why) == (len(moved), {Why.ADDED: len(moved)})
     assert (found.fleets, found.warnings) == ([MURMUR2], [])
     assert {choice.partitions for choice in found.shares if choice} == {4, 6}
@@ -121,7 +122,7 @@ def test_a_producer_that_names_partitions_itself_is_reported(tmp_path: Path) -> 
     raw = Raw(tmp_path)
     first = a_slice(0, 12)
     raw.send(first, MURMUR2, keys(0, 200))
-    odd = next(key for key in keys(0, 200) if 11 not in {one.partition(key, 12) for one in Partitioner})
+    odd = next(key for key in keys(0, 200) if 11 not in {one.choose_partition(key, 12) for one in Partitioner})
     raw.put(first, odd, 11)
     found = raw.ask()
     assert (found.several, found.why) == (1, {Why.OTHER: 1})
@@ -151,17 +152,17 @@ def test_a_key_that_is_no_text_is_shown(tmp_path: Path) -> None:
     raw = Raw(tmp_path)
     first = a_slice(0, 12)
     raw.send(first, MURMUR2, [b"\xff'\x00"])
-    raw.put(first, b"\xff'\x00", (MURMUR2.partition(b"\xff'\x00", 12) + 1) % 12)
+    raw.put(first, b"\xff'\x00", (MURMUR2.choose_partition(b"\xff'\x00", 12) + 1) % 12)
     assert [row["key"] for row in raw.ask().samples] == ["0xff2700"]
 
 
 def test_without_a_table_there_are_no_keys(tmp_path: Path) -> None:
-    assert key_places(Lake(str(tmp_path)), STREAM, [Era(0, "ID0", "orders@0000000", 0, 4, NOW)]) == KeyPlaces()
+    assert read_key_places(Lake(str(tmp_path)), STREAM, [Era(0, "ID0", "orders@0000000", 0, 4, NOW)]) == KeyPlaces()
 
 
 def test_eras_follow_partitions_and_generations() -> None:
     slices = [a_slice(0, 4), a_slice(1, 4), a_slice(2, 6), a_slice(4, 3, generation=1)]
-    found = eras(slices[::-1], [a_generation(0, 4), a_generation(1, 5)])
+    found = build_eras(slices[::-1], [a_generation(0, 4), a_generation(1, 5)])
     assert [(era.since, era.generation, era.partitions, era.added) for era in found] == [
         ("orders@0000000", 0, 4, 0),
         ("orders@0000002", 0, 6, 2),

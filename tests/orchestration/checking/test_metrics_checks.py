@@ -11,8 +11,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from highwater.orchestration.checking import metrics_checks
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.metrics_checks import FOLLOWS, metrics_follow_events
-from highwater.resources.commit_log import slice_commits_in
+from highwater.orchestration.checking.metrics_checks import FOLLOWS, check_metrics_follow_events
+from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import query
 from highwater.slice_commits import SliceCommit
 from tests.measured import Event, Measured
@@ -28,14 +28,14 @@ def made(tmp_path: Path) -> Measured:
 
 def result(made: Measured, ordinal: int) -> CheckResult:
     key = made.slice_(ordinal).key
-    return metrics_follow_events(made.ledger, made.lake, made.stream, [key])[FOLLOWS][key]
+    return check_metrics_follow_events(made.ledger, made.lake, made.stream, [key])[FOLLOWS][key]
 
 
 def change(made: Measured, what: Callable[[list[dict[str, Any]]], object]) -> None:
     """Write the table again with other rows."""
     import pyarrow as pa
 
-    path = made.lake.path("orders", "metrics")
+    path = made.lake.build_table_path("orders", "metrics")
     table = DeltaTable(path)
     found = pa.table(table.to_pyarrow_table())
     rows = found.to_pylist()
@@ -91,7 +91,7 @@ def test_a_minute_that_lost_its_events_is_reported(made: Measured) -> None:
     """The commit record names the minutes that the slice had events in."""
     made.decide(0, Event("a", 1, 0), Event("b", 1, 2 * HOUR))
     made.measure(0)
-    DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")
+    DeltaTable(made.lake.build_table_path("orders", "events")).delete("key = 'b'")
     found = result(made, 0)
     assert (found.passed, found.numbers["unlike"], found.samples[0]["problem"]) == (False, 1, "a row, and no event")
 
@@ -113,9 +113,9 @@ def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion
 
     def looking(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, SliceCommit]:
         asked.append(keys)
-        return slice_commits_in(table, keys)
+        return read_slice_commits(table, keys)
 
-    monkeypatch.setattr(metrics_checks, "slice_commits_in", looking)
+    monkeypatch.setattr(metrics_checks, "read_slice_commits", looking)
     made.decide(0, Event("a", 1, 0), Event("b", 1, HOUR / 2))
     made.decide(2, Event("d", 1, 2 * DAY))
     made.measure(0, 2)
@@ -125,7 +125,7 @@ def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion
     keys = [made.slice_(ordinal).key for ordinal in (0, 1)]
     assert [sorted(cast("list[str]", one)) for one in asked] == [keys[:1], keys[:1], keys, keys]
     # What is wrong besides is looked for as before; that the commit names a minute more needs no look.
-    DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")
+    DeltaTable(made.lake.build_table_path("orders", "events")).delete("key = 'b'")
     found = result(made, 0)
     assert (found.numbers["unlike"], found.numbers["not_settled"]) == (0, 2)
     assert found.text.startswith("the commit of metrics names 2 rows, and should of 1; ")
@@ -153,7 +153,7 @@ def test_minutes_that_lie_far_apart_are_asked_for_in_parts(made: Measured, monke
     made.measure(0, 1)
     found = result(made, 0)
     assert (found.passed, found.numbers["minutes"]) == (True, 6), found.text
-    assert [within.count(">=") for within in metrics_checks._within(minutes)] == [2, 2, 1]
+    assert [within.count(">=") for within in metrics_checks._build_time_conditions(minutes)] == [2, 2, 1]
     noon = 29_539_440  # 2026-03-01 12:00
     assert minutes == {noon + 2 * day * 24 * 60 for day in range(5)} | {noon + 1}
     change(made, lambda rows: [row.update(events=7) for row in rows])

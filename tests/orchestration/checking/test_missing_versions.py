@@ -17,10 +17,10 @@ from highwater.orchestration.checking.missing_versions import (
     Gap,
     OpenReject,
     Reach,
-    explained,
-    otherwise,
-    reaches,
-    version_in,
+    build_reaches,
+    determine_gap_class,
+    explain_gap,
+    parse_version,
 )
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
@@ -46,11 +46,11 @@ def decided(*bounds: tuple[int, int], topic: str = "orders", generation: int = 0
     ],
 )
 def test_a_partition_is_decided_up_to_its_holes(bounds: list[tuple[int, int]], reach: Reach) -> None:
-    assert reaches(decided(*bounds), "orders") == {("orders", 0, 0): reach}
+    assert build_reaches(decided(*bounds), "orders") == {("orders", 0, 0): reach}
 
 
 def test_tiers_decide_nothing_of_the_main_topic_and_generations_are_apart() -> None:
-    found = reaches([*decided((0, 9), topic="orders.dlq.1"), *decided((0, 5), generation=1)], "orders")
+    found = build_reaches([*decided((0, 9), topic="orders.dlq.1"), *decided((0, 5), generation=1)], "orders")
     assert found == {("orders", 1, 0): Reach(0, 0)}
 
 
@@ -71,13 +71,15 @@ def gap(offset: int, after: int, since: int = 2, until: int = 2) -> Gap:
     ],
 )
 def test_what_is_not_among_the_rejects_is_judged_by_what_is_decided(asked: Gap, reach: Reach, found: str) -> None:
-    assert otherwise(asked, {("orders", 0, 0): reach}) == found
+    assert determine_gap_class(asked, {("orders", 0, 0): reach}) == found
     other = replace(asked, topic="orders.foreign/legacy")
-    assert otherwise(other, {("orders", 0, 0): reach}) == UNDECIDED, "its offsets are not those of the main topic"
+    assert determine_gap_class(other, {("orders", 0, 0): reach}) == UNDECIDED, (
+        "its offsets are not those of the main topic"
+    )
 
 
 def test_of_a_partition_of_which_nothing_is_decided_nothing_is_said() -> None:
-    assert otherwise(gap(15, 5), {}) == UNDECIDED
+    assert determine_gap_class(gap(15, 5), {}) == UNDECIDED
 
 
 REJECTS = st.lists(
@@ -91,7 +93,7 @@ REJECTS = st.lists(
 @given(st.integers(1, 5), st.integers(0, 4), REJECTS)
 def test_every_version_of_a_gap_is_counted_once(since: int, more: int, rejects: Sequence[OpenReject]) -> None:
     asked = gap(15, 5, since, since + more)
-    found = list(explained(asked, rejects, {("orders", 0, 0): Reach(0, 20)}))
+    found = list(explain_gap(asked, rejects, {("orders", 0, 0): Reach(0, 20)}))
     assert sum(count for *_, count in found) == len(asked)
     named = {reject.version for reject in rejects} & set(range(since, since + more + 1))
     nameless = sum(reject.version is None for reject in rejects)
@@ -116,4 +118,4 @@ def test_every_version_of_a_gap_is_counted_once(since: int, more: int, rejects: 
     ],
 )
 def test_a_version_is_read_where_it_can_be(value: bytes | None, version: int | None) -> None:
-    assert version_in(value, "version") == version
+    assert parse_version(value, "version") == version

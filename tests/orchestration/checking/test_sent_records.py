@@ -15,7 +15,7 @@ from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Header, Origin
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.checking import sent_records
-from highwater.orchestration.checking.sent_records import OnTopic, held_on_topics
+from highwater.orchestration.checking.sent_records import OnTopic, compare_sent_records
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.topic_state import PartitionState, TopicState
@@ -44,13 +44,13 @@ class Topics:
         for found in self.records.values():
             found.extend([[], [("h", None)]])
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         if topic not in self.records:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
         end = len(self.records[topic])
         return TopicState(topic, ID, {0: PartitionState(self.log_start, end - self.open, end, 1)})
 
-    def offsets_at(self, topic: str, timestamp_ms: int, state: TopicState) -> dict[int, int]:
+    def read_offsets_at(self, topic: str, timestamp_ms: int, state: TopicState) -> dict[int, int]:
         self.since.append(timestamp_ms)
         return {p: seen.log_start or 0 for p, seen in state.partitions.items()}
 
@@ -79,8 +79,8 @@ class Scene:
             self.stream.parked_topic,
             f"{topic}.accepted",
         )
-        self.rejects = [self.reject(0, self.tier), self.reject(1, self.parked)]
-        self.sent = [self.event(2, "sent", 0), self.event(3, "second delivery", 0)]
+        self.rejects = [self.read_reject(0, self.tier), self.read_reject(1, self.parked)]
+        self.sent = [self.build_event(2, "sent", 0), self.build_event(3, "second delivery", 0)]
         self.topics.records = {
             self.tier: [self.envelope(0)],
             self.parked: [self.envelope(1)],
@@ -90,16 +90,16 @@ class Scene:
     def origin(self, offset: int) -> dict[str, Any]:
         return {f"origin_{n}": v for n, v in Origin(self.stream.topic, 0, 0, offset)._asdict().items()}
 
-    def reject(self, offset: int, topic: str) -> dict[str, Any]:
+    def read_reject(self, offset: int, topic: str) -> dict[str, Any]:
         return {"slice": self.slice_.key, **self.origin(offset), "next_topic": topic, "published_at": NOW}
 
-    def event(self, offset: int, state: str, revision: int) -> dict[str, Any]:
+    def build_event(self, offset: int, state: str, revision: int) -> dict[str, Any]:
         reported = {"state": state, "revision": revision, "published_at": NOW}
         return {"slice": self.slice_.key, **self.origin(offset), **reported}
 
     def envelope(self, offset: int, **changes: Any) -> list[Header]:
         made = Envelope(self.stream.topic, 0, 0, offset, 0, 1, "unresolved", "why", self.slice_.key, NOW)
-        return replace(made, **changes).headers()
+        return replace(made, **changes).to_headers()
 
     def said(self, offset: int, *more: Header) -> list[Header]:
         names = {name.replace("_", "."): value for name, value in self.origin(offset).items()}
@@ -111,12 +111,12 @@ class Scene:
 
         for table, rows, schema in (
             ("dlq", self.rejects, schema_of(dlq.COLUMNS)),
-            ("published", self.sent, publication_log.schema()),
+            ("published", self.sent, publication_log.build_schema()),
         ):
             made = pa.Table.from_pylist(rows, schema)
-            write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
+            write_deltalake(self.lake.build_table_path("orders", table), made, mode="overwrite", partition_by=["slice"])
         asked = kafka or cast("Kafka", self.topics)
-        return held_on_topics(asked, self.lake, self.stream, [self.slice_])
+        return compare_sent_records(asked, self.lake, self.stream, [self.slice_])
 
     def errors(self) -> dict[str, str]:
         return {one.topic: one.error.partition(": ")[2] for one in self.held() if one.error}

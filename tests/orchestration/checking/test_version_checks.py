@@ -20,18 +20,18 @@ from dev.shapes import SHAPES
 from highwater.declaration import Field, Severity, Transitions
 from highwater.envelope import Origin
 from highwater.orchestration.checking import missing_versions, version_questions
-from highwater.orchestration.checking.checks import evaluation
+from highwater.orchestration.checking.checks import build_evaluation
 from highwater.orchestration.checking.version_checks import (
     ALONG_OFFSETS,
     IN_ORDER,
     MISSING,
     ONE_CONTENT,
     TRANSITIONS,
-    counted_names,
-    missing_checks,
-    names,
-    over_the_stream,
-    version_checks,
+    check_stream_versions,
+    check_version_gaps,
+    check_versions,
+    select_check_names,
+    select_missing_check_names,
 )
 from highwater.orchestration.checking.version_questions import SAMPLES, STREAM, Scope
 from highwater.resources import commit_log
@@ -70,7 +70,7 @@ def planted(tmp_path: Path) -> Planted:
 
 
 def test_sound_tables_pass_every_check(planted: Planted) -> None:
-    found = planted.results()
+    found = planted.check_slices()
     assert red(ORDERS, found) == {}
     assert [*found] == [ALONG_OFFSETS, ONE_CONTENT, TRANSITIONS, MISSING, IN_ORDER]
     assert all(set(by) == {FIRST, SECOND, THIRD, TIER, STREAM} for by in found.values())
@@ -172,9 +172,9 @@ EXPLAINED = {
 
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_a_fall_that_is_explained_is_counted_and_passes(planted: Planted, name: str) -> None:
-    before = planted.results()[ALONG_OFFSETS][STREAM].numbers
+    before = planted.check_slices()[ALONG_OFFSETS][STREAM].numbers
     planted.events += EXPLAINED[name]
-    found = planted.results()[ALONG_OFFSETS]
+    found = planted.check_slices()[ALONG_OFFSETS]
     assert all(result.passed for result in found.values())
     numbers = found[STREAM].numbers
     assert (numbers["falls"] - before["falls"], numbers[name] - before.get(name, 0)) == (1, 1)
@@ -183,14 +183,14 @@ def test_a_fall_that_is_explained_is_counted_and_passes(planted: Planted, name: 
 def test_a_fall_names_its_origin_and_the_one_that_it_fell_behind(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(5, 3, "x"), event(6, 2, "x"), event(25, 1, "x", **LATER)]
     planted.events += [event(5, 2, "x", **LATER)]
-    first = planted.results()[ALONG_OFFSETS][THIRD].samples[0]
+    first = planted.check_slices()[ALONG_OFFSETS][THIRD].samples[0]
     wanted = {"key": "x", "version": 1, "highest": 3, "generation": 0, "partition": 0, "offset": 25, "behind": 5}
     assert {name: first[name] for name in wanted} == wanted
 
 
 def test_no_order_is_claimed_between_partitions(planted: Planted) -> None:
     planted.events += [event(4, 2, "x"), event(15, 1, "x", origin_partition=1, **LATER)]
-    found = planted.results()[ALONG_OFFSETS]
+    found = planted.check_slices()[ALONG_OFFSETS]
     assert found[STREAM].passed
     assert found[STREAM].numbers["keys_in_several_partitions"] == 1
     assert "1 keys moved to other partitions" in found[STREAM].text
@@ -198,12 +198,12 @@ def test_no_order_is_claimed_between_partitions(planted: Planted) -> None:
 
 def test_no_order_is_claimed_between_generations(planted: Planted) -> None:
     planted.events += [event(4, 2, "x"), event(5, 1, "x", origin_generation=1, **LATER)]
-    assert planted.results()[ALONG_OFFSETS][STREAM].passed
+    assert planted.check_slices()[ALONG_OFFSETS][STREAM].passed
 
 
 def test_a_conflict_names_its_origins(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(5, 1, "x"), event(25, 1, "x", customer_id="c2")]
-    found = planted.results()[ONE_CONTENT]
+    found = planted.check_slices()[ONE_CONTENT]
     for key in (FIRST, THIRD, STREAM):
         assert {"0:4", "0:5", "0:25"} == set(str(found[key].samples[0]["origins"]).split(", "))
 
@@ -239,9 +239,9 @@ def test_arrays_maps_and_structs_are_content(tmp_path: Path, name: str) -> None:
         pa.field("tags", pa.map_(pa.string(), pa.string())),
     ]
     first, second, conflicts = NESTED[name]
-    before = planted.results()[ONE_CONTENT][STREAM].numbers["second_deliveries"]
+    before = planted.check_slices()[ONE_CONTENT][STREAM].numbers["second_deliveries"]
     planted.events += [event(4, 1, "x", **first), event(5, 1, "x", **second)]
-    found = planted.results()
+    found = planted.check_slices()
     assert found[ONE_CONTENT][STREAM].passed == (not conflicts)
     assert found[ONE_CONTENT][STREAM].numbers["second_deliveries"] - before == 1 - conflicts
     assert found[ALONG_OFFSETS][STREAM].passed
@@ -251,7 +251,7 @@ def test_the_transition_of_a_version_with_two_contents_is_that_of_the_one_that_c
     """The earliest origin wins, which is not the first offset where a publish time lies before."""
     late = {"origin_timestamp": BEGIN - timedelta(hours=1)}
     planted.events += [event(4, 1, "x", status="canceled"), event(5, 1, "x", **late)]
-    assert planted.results()[TRANSITIONS][STREAM].passed
+    assert planted.check_slices()[TRANSITIONS][STREAM].passed
 
 
 PLACES = {
@@ -267,7 +267,7 @@ def test_a_missing_version_that_waits_is_a_warning_that_names_it(planted: Plante
     row, number = PLACES[name]
     planted.events += [event(4, 1, "x"), event(15, 3, "x")]
     planted.rejects.append(row)
-    results = planted.results()
+    results = planted.check_slices()
     assert red(ORDERS, results) == {MISSING: {SECOND: WARN, STREAM: WARN}}
     found = results[MISSING][STREAM]
     assert (found.numbers["missing"], found.numbers[number]) == (1, 1)
@@ -287,7 +287,7 @@ def test_what_was_reclaimed_waits_for_its_slice_and_on_no_topic(planted: Planted
     planted.events += [event(4, 1, "x"), event(15, 3, "x")]
     planted.rejects.append(reject(14, "x", said, "orders.dlq.1"))
     planted.reclaim_numbers = {Origin("orders", 0, 0, 14): 1}
-    found = planted.results()[MISSING][STREAM]
+    found = planted.check_slices()[MISSING][STREAM]
     assert (found.passed, found.warning) == (False, True)
     assert (found.numbers["missing"], found.numbers[number]) == (1, 1)
     where = str(found.samples[0]["where"])
@@ -295,7 +295,7 @@ def test_what_was_reclaimed_waits_for_its_slice_and_on_no_topic(planted: Planted
     assert "orders.dlq.1" not in where
     # Rejected again and published again, it waits as any other.
     planted.rejects[-1]["reclaims"] = 1
-    assert number not in planted.results()[MISSING][STREAM].numbers
+    assert number not in planted.check_slices()[MISSING][STREAM].numbers
 
 
 def test_a_reject_is_due_by_its_own_publication_alone(planted: Planted) -> None:
@@ -305,9 +305,9 @@ def test_a_reject_is_due_by_its_own_publication_alone(planted: Planted) -> None:
     restarted = {**old, "reclaims": 1}
     planted.rejects.append(restarted)
     planted.reclaim_numbers = {Origin("orders", 0, 0, 14): 1}
-    assert "due at" in str(planted.results()[MISSING][STREAM].samples[0]["where"])
+    assert "due at" in str(planted.check_slices()[MISSING][STREAM].samples[0]["where"])
     planted.published = [old]
-    found = planted.results()[MISSING][STREAM]
+    found = planted.check_slices()[MISSING][STREAM]
     assert found.numbers["waits_in_a_tier"] == 1
     assert "due at" not in str(found.samples[0]["where"]), "rejected again, and not published yet"
 
@@ -329,7 +329,7 @@ def test_what_cannot_be_the_missing_version_excuses_nothing(planted: Planted, na
 def test_one_record_is_committed_for_one_missing_version(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(15, 6, "x")]
     planted.rejects += [reject(5, "x", value(3), "orders.dlq.1"), reject(6, "x", b"?", "orders.parked")]
-    found = planted.results()[MISSING][STREAM]
+    found = planted.check_slices()[MISSING][STREAM]
     counts = {"missing": 4, "waits_in_a_tier": 1, "may_be_parked": 1, "nowhere": 2}
     assert {name: found.numbers[name] for name in counts} == counts
     assert found.samples[0]["class"] == "nowhere", "what a person has to look at comes first"
@@ -338,7 +338,7 @@ def test_one_record_is_committed_for_one_missing_version(planted: Planted) -> No
 def test_a_version_that_an_undecided_slice_may_hold_is_a_warning(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(24, 3, "x"), event(15, 2, "x")]
     planted.undecided = {SECOND}
-    results = planted.results()
+    results = planted.check_slices()
     assert red(ORDERS, results)[MISSING] == {THIRD: WARN, STREAM: WARN}
     numbers = results[MISSING][STREAM].numbers
     assert numbers["missing"] == numbers["not_decided_yet"] > 0
@@ -354,7 +354,7 @@ def test_a_hole_that_lies_before_both_neighbours_excuses_nothing(planted: Plante
 
 def test_behind_the_newest_slice_a_version_may_still_come(planted: Planted) -> None:
     planted.events += [event(24, 2, "x")]
-    results = planted.results()
+    results = planted.check_slices()
     assert red(ORDERS, results) == {MISSING: {THIRD: WARN, STREAM: WARN}}
     assert results[MISSING][THIRD].numbers["may_still_come"] == 1
 
@@ -371,19 +371,19 @@ def test_far_away_slices_are_looked_at_before_a_version_is_nowhere(
     monkeypatch.setattr(version_questions, "SLICES_AROUND", 0)
     planted.events += [event(4, 2, "x"), event(14, 1, "x"), event(15, 4, "x"), event(24, 3, "x")]
     planted.write()
-    assert not Scope.of(ORDERS, [SECOND]).whole
-    assert missing_checks(planted.lake, ORDERS, [SECOND])[MISSING][SECOND].passed
+    assert not Scope.from_slice_keys(ORDERS, [SECOND]).whole
+    assert check_version_gaps(planted.lake, ORDERS, [SECOND])[MISSING][SECOND].passed
     planted.events = [row for row in planted.events if (row["key"], row["version"]) != ("x", 3)]
     planted.write()
-    assert missing_checks(planted.lake, ORDERS, [SECOND])[MISSING][SECOND].numbers["nowhere"] == 1
+    assert check_version_gaps(planted.lake, ORDERS, [SECOND])[MISSING][SECOND].numbers["nowhere"] == 1
 
 
 def test_a_slice_is_compared_with_those_around_it_and_a_tier_against_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version_questions, "SLICES_AROUND", 1)
     key = str(SliceKey("orders", 7))
-    assert Scope.of(ORDERS, [key]).among.endswith("BETWEEN 'orders@0000006' AND 'orders@0000008')")
-    assert Scope.of(ORDERS, [key, TIER]).among == "true"
-    assert Scope.of(ORDERS, None) == Scope(None)
+    assert Scope.from_slice_keys(ORDERS, [key]).among.endswith("BETWEEN 'orders@0000006' AND 'orders@0000008')")
+    assert Scope.from_slice_keys(ORDERS, [key, TIER]).among == "true"
+    assert Scope.from_slice_keys(ORDERS, None) == Scope(None)
 
 
 @pytest.mark.parametrize(("below", "slice_commits_of"), [({}, [False]), ({"origin_partition": 1}, [False, True])])
@@ -396,12 +396,12 @@ def test_records_of_slices_that_cannot_matter_are_not_read(
 
     def slice_commits_from(table: DeltaTable, topic: str, since: str) -> dict[str, SliceCommit]:
         asked.append(since)
-        return commit_log.slice_commits_from(table, topic, since)
+        return commit_log.read_slice_commits_since(table, topic, since)
 
-    monkeypatch.setattr(missing_versions, "slice_commits_from", slice_commits_from)
+    monkeypatch.setattr(missing_versions, "read_slice_commits_since", slice_commits_from)
     planted.events += [event(24, 1, "x", **below), event(25, 3, "x")]
     planted.write()
-    found = missing_checks(planted.lake, ORDERS, [THIRD])[MISSING][THIRD]
+    found = check_version_gaps(planted.lake, ORDERS, [THIRD])[MISSING][THIRD]
     assert found.numbers["may_still_come"] == found.numbers["missing"] == 1
     everything = [since == "" for since in asked]
     assert everything == [whole for whole in slice_commits_of for _ in ("events", "rejects")]
@@ -411,10 +411,10 @@ def test_ranges_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.Monk
     """Memory is bounded by looking at some keys at a time; nothing may be counted twice or lost for it."""
     for number, rows in enumerate([*EXPLAINED.values(), [event(4, 2), event(25, 1, **LATER)], [event(5, 3)]]):
         planted.events += [{**row, "key": f"x{number}"} for row in rows]
-    at_once = planted.results()
+    at_once = planted.check_slices()
     assert set(red(ORDERS, at_once)) == {ALONG_OFFSETS, ONE_CONTENT, MISSING}
     monkeypatch.setattr(version_questions, "EVENTS_AT_ONCE", 4)
-    in_ranges = planted.results()
+    in_ranges = planted.check_slices()
     for check, by_slice in at_once.items():
         for key, result in by_slice.items():
             assert (in_ranges[check][key].numbers, in_ranges[check][key].text) == (result.numbers, result.text)
@@ -427,7 +427,7 @@ def test_samples_are_few_and_counts_exact(planted: Planted, monkeypatch: pytest.
     planted.events += [event(4, 1, f"x{n}", status="paid") for n in range(50)]
     planted.events += [event(5, 3, f"y{n}") for n in range(50)]
     planted.current = [row for row in winners(planted.events) if not row["key"].startswith(("x", "y"))]
-    found = planted.results()
+    found = planted.check_slices()
     for key in (FIRST, STREAM):
         assert (found[TRANSITIONS][key].numbers["not_allowed"], len(found[TRANSITIONS][key].samples)) == (50, SAMPLES)
         assert (found[MISSING][key].numbers["nowhere"], len(found[MISSING][key].samples)) == (100, SAMPLES)
@@ -437,15 +437,15 @@ def test_samples_are_few_and_counts_exact(planted: Planted, monkeypatch: pytest.
 
 def test_without_tables_a_slice_fails_and_a_stream_does_not(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    for by_slice in (version_checks(lake, ORDERS, [FIRST]) | missing_checks(lake, ORDERS, [FIRST])).values():
+    for by_slice in (check_versions(lake, ORDERS, [FIRST]) | check_version_gaps(lake, ORDERS, [FIRST])).values():
         assert not by_slice[FIRST].passed
-    assert all(result.passed for result in over_the_stream(lake, ORDERS).values())
+    assert all(result.passed for result in check_stream_versions(lake, ORDERS).values())
 
 
 def test_dagster_gets_the_samples_as_a_table(planted: Planted) -> None:
     planted.events += [event(4, 1, "x", status="paid")]
-    found = planted.results()[TRANSITIONS][FIRST]
-    made = evaluation(ORDERS, "events", TRANSITIONS, FIRST, found)
+    found = planted.check_slices()[TRANSITIONS][FIRST]
+    made = build_evaluation(ORDERS, "events", TRANSITIONS, FIRST, found)
     assert made.partition == FIRST
     samples = made.metadata["samples"]
     assert isinstance(samples, dg.TableMetadataValue)
@@ -458,7 +458,7 @@ def test_versions_may_be_times(tmp_path: Path) -> None:
 
     planted = Planted(tmp_path)
     planted.write()
-    table = planted.lake.table("orders", "events")
+    table = planted.lake.open_stream_table("orders", "events")
     assert table is not None
     rows = table.to_pyarrow_table()
     times = pa.array([BEGIN + timedelta(hours=n) for n in rows["version"].to_pylist()])
@@ -466,11 +466,11 @@ def test_versions_may_be_times(tmp_path: Path) -> None:
     fields = {"account_id": "order_id", "payment_id": "order_id", "currency": "status", "booked_at": "event_time"}
     for ours, theirs in fields.items():
         rows = rows.append_column(ours, rows[theirs])
-    slice_commits = planted.lake.committed("orders", "events").values()
-    plant_table(planted.lake.path("payments", "events"), rows, slice_commits)
+    slice_commits = planted.lake.load_slice_commits("orders", "events").values()
+    plant_table(planted.lake.build_table_path("payments", "events"), rows, slice_commits)
     with_states = replace(PAYMENTS, transitions=Transitions("currency", "placed", {"placed": ("paid",)}))
-    found = version_checks(planted.lake, PAYMENTS, [FIRST, SECOND])
-    assert version_checks(planted.lake, with_states, [FIRST, SECOND]).keys() == found.keys()
+    found = check_versions(planted.lake, PAYMENTS, [FIRST, SECOND])
+    assert check_versions(planted.lake, with_states, [FIRST, SECOND]).keys() == found.keys()
     assert {name: [by_slice[key].passed for key in (FIRST, SECOND)] for name, by_slice in found.items()} == {
         ALONG_OFFSETS: [True, True],
         ONE_CONTENT: [True, True],
@@ -479,12 +479,12 @@ def test_versions_may_be_times(tmp_path: Path) -> None:
 
 
 def test_a_stream_has_the_checks_that_its_versions_allow() -> None:
-    assert names(ORDERS) == [ALONG_OFFSETS, ONE_CONTENT, TRANSITIONS]
-    assert counted_names(ORDERS) == [MISSING]
-    assert names(PAYMENTS) == [ALONG_OFFSETS, ONE_CONTENT]
-    assert counted_names(PAYMENTS) == []
-    assert TRANSITIONS not in names(replace(ORDERS, transitions=None))
-    assert counted_names(replace(ORDERS, first_version=None)) == []
+    assert select_check_names(ORDERS) == [ALONG_OFFSETS, ONE_CONTENT, TRANSITIONS]
+    assert select_missing_check_names(ORDERS) == [MISSING]
+    assert select_check_names(PAYMENTS) == [ALONG_OFFSETS, ONE_CONTENT]
+    assert select_missing_check_names(PAYMENTS) == []
+    assert TRANSITIONS not in select_check_names(replace(ORDERS, transitions=None))
+    assert select_missing_check_names(replace(ORDERS, first_version=None)) == []
 
 
 def test_generated_faults_are_reported_by_their_kind_and_raise_no_other_alarm(tmp_path: Path) -> None:
@@ -515,9 +515,9 @@ def test_the_checks_find_what_a_second_count_finds(tmp_path: Path) -> None:
     fields = [*SHAPES["orders"].types]
     expected = wrong_versions(planted.events, fields, ORDERS.transitions, ORDERS.first_version, written)
     assert {check: wrong.count for check, wrong in expected.items()} == {
-        check: over_the_stream(planted.lake, ORDERS)[check].numbers[name] for check, name in NUMBERS.items()
+        check: check_stream_versions(planted.lake, ORDERS)[check].numbers[name] for check, name in NUMBERS.items()
     }
-    by_check = version_checks(planted.lake, ORDERS, decided) | missing_checks(planted.lake, ORDERS, decided)
+    by_check = check_versions(planted.lake, ORDERS, decided) | check_version_gaps(planted.lake, ORDERS, decided)
     red = {
         check: {key for key, result in by_slice.items() if not result.passed and not result.warning}
         for check, by_slice in by_check.items()

@@ -80,7 +80,7 @@ def test_a_name_that_is_not_listed_is_refused_before_anything_is_written(
     assert refused in by_command(action, "--by", "ann")
     assert refused in by_job(defs, action, by="ann")[0]
     assert calls.seen == []
-    assert ledger.operator_actions.newest() == []
+    assert ledger.operator_actions.list_newest() == []
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -97,7 +97,7 @@ def test_a_listed_name_is_allowed_and_recorded(
     found, run_id = by_job(defs, action, by="bob", because="a test")
     assert "called" in found
     assert len(calls.seen) == 2
-    command, job = ledger.operator_actions.newest("orders")
+    command, job = ledger.operator_actions.list_newest("orders")
     for one in (command, job):
         assert (one.action, one.stream, one.by, one.because) == (action, "orders", "bob", "a test")
         assert before <= one.at < before + timedelta(minutes=10)
@@ -118,7 +118,7 @@ def test_a_dry_run_asks_for_no_name_and_records_nothing(
     monkeypatch.setenv("HIGHWATER_OPERATORS", "bob")
     assert "called" in CliRunner().invoke(main, [action.replace("_", "-"), *SAME[action][2]]).output
     assert len(calls.seen) == 1
-    assert ledger.operator_actions.newest() == []
+    assert ledger.operator_actions.list_newest() == []
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -126,7 +126,7 @@ def test_without_the_setting_everybody_decides_under_a_name(calls: Calls, ledger
     assert "called" in by_command(action, "--by", "anybody")
     assert "needs the name of the person" in by_command(action, "--by", "")
     assert len(calls.seen) == 1
-    assert [one.by for one in ledger.operator_actions.newest()] == ["anybody"]
+    assert [one.by for one in ledger.operator_actions.list_newest()] == ["anybody"]
 
 
 @pytest.mark.usefixtures("calls")
@@ -138,9 +138,9 @@ def test_the_tag_of_a_run_names_the_person(
     monkeypatch.setenv("HIGHWATER_OPERATORS", "bob")
     assert "needs the name of the person" in by_job(defs, "pause", by="")[0]
     assert "'eve' may not decide pause" in by_job(defs, "pause", {"user": "eve"}, by="")[0]
-    assert ledger.operator_actions.newest() == []
+    assert ledger.operator_actions.list_newest() == []
     assert "called" in by_job(defs, "pause", {"user": "bob"}, by="")[0]
-    assert [one.by for one in ledger.operator_actions.newest()] == ["bob"]
+    assert [one.by for one in ledger.operator_actions.list_newest()] == ["bob"]
 
 
 @pytest.mark.usefixtures("calls")
@@ -150,21 +150,21 @@ def test_a_command_takes_the_login_name(ledger: Ledger, monkeypatch: pytest.Monk
     assert (refused.exit_code, f"'{LOGIN}' may not decide" in refused.output) == (2, True)
     monkeypatch.setenv("HIGHWATER_OPERATORS", f"bob,{LOGIN}")
     assert "called" in CliRunner().invoke(main, ["rebuild-ledger", "orders", "--yes"]).output
-    assert [one.by for one in ledger.operator_actions.newest()] == [LOGIN]
+    assert [one.by for one in ledger.operator_actions.list_newest()] == [LOGIN]
 
 
 @pytest.mark.usefixtures("calls")
 def test_a_run_that_names_two_persons_is_refused(defs: dg.Definitions, ledger: Ledger) -> None:
     found, _ = by_job(defs, "pause", {"user": "eve"}, by="bob")
     assert "the run names two persons" in found
-    assert ledger.operator_actions.newest() == []
+    assert ledger.operator_actions.list_newest() == []
 
 
 @pytest.mark.usefixtures("calls")
 def test_no_key_of_a_record_is_in_the_record(ledger: Ledger) -> None:
     CliRunner().invoke(main, ["erase", "orders", "--key", "secret-key", "--yes", "--by", "a", "--because", "b"])
     CliRunner().invoke(main, ["redrive-parked", "orders", "--key", "secret-key", "--yes", "--by", "a"])
-    erased, redriven = ledger.operator_actions.newest()
+    erased, redriven = ledger.operator_actions.list_newest()
     # printf %s secret-key | sha256sum
     digest = "85dbe15d75ef9308c7ae0f33c7a324cc6f4bf519a2ed2f3027bd33c140a4f9aa"
     assert (dict(erased.asked), dict(redriven.asked)) == ({"digest": digest}, {"keys": 1})
@@ -187,8 +187,8 @@ def test_the_newest_decisions_are_listed_oldest_first(ledger: Ledger) -> None:
     at = datetime(2026, 3, 1, tzinfo=UTC)
     for number in range(3):
         ledger.operator_actions.begin(OperatorAction("pause", f"s{number % 2}", {}, f"p{number}", "", "login a", at))
-    assert [one.by for one in ledger.operator_actions.newest(most=2)] == ["p1", "p2"]
-    assert [one.by for one in ledger.operator_actions.newest("s0")] == ["p0", "p2"]
+    assert [one.by for one in ledger.operator_actions.list_newest(most=2)] == ["p1", "p2"]
+    assert [one.by for one in ledger.operator_actions.list_newest("s0")] == ["p0", "p2"]
 
 
 @pytest.mark.parametrize(

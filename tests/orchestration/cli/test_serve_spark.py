@@ -17,7 +17,7 @@ from dev.processes import Child, accepts, free_port, wait_until
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
 from highwater.resources import connect_server
-from highwater.resources.connect_server import SERVER, parse_property, server_conf
+from highwater.resources.connect_server import SERVER, build_server_conf, parse_property
 from highwater.resources.object_store import ensure_log_store
 from highwater.resources.spark import STATIC_CONF, close, connect, delta_errors, prepare
 from highwater.settings import Settings
@@ -27,7 +27,7 @@ CONFIGURED = {"SPARK_CONF_DIR": "/etc/spark"}
 
 
 def conf_of(environment: dict[str, str]) -> dict[str, str]:
-    return server_conf(Settings.from_environment(environment), environment)
+    return build_server_conf(Settings.from_environment(environment), environment)
 
 
 def test_a_server_has_what_no_session_can_set() -> None:

@@ -17,7 +17,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.locating import locate, stream_of
+from highwater.orchestration.reporting.locating import find_stream, locate
 from highwater.orchestration.run_tags import PURPOSE, RANGE_START
 from highwater.plans import Loss
 from highwater.resources.kafka import Kafka
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 def test_every_topic_of_a_stream_leads_to_it() -> None:
     orders, payments = make_stream("orders"), replace(make_stream("payments"), name="payments")
     for topic in ("payments", "payments.dlq.1", "payments.dlq.2", "payments.parked"):
-        assert stream_of([orders, payments], topic) is payments
+        assert find_stream([orders, payments], topic) is payments
     with pytest.raises(ConfigurationError, match="no stream has a topic 'order'") as caught:
-        stream_of([orders], "order")
+        find_stream([orders], "order")
     assert "orders.dlq.1, orders.dlq.2, orders.parked" in str(caught.value.found)
 
 
@@ -196,7 +196,9 @@ def test_leases_and_rejects_by_reason_are_reported(tmp_path: Path) -> None:
     ]
     schema = pa.schema([(name, pa.string()) for name in ("slice", "reason", "next_topic")])
     found = [dict(zip(schema.names, row, strict=True)) for row in rows]
-    plant(lake.path("orders", "rejects"), pa.Table.from_pylist(found, schema), [SliceCommit(slices[0], 1, 3)])
+    plant(
+        lake.build_table_path("orders", "rejects"), pa.Table.from_pylist(found, schema), [SliceCommit(slices[0], 1, 3)]
+    )
     with (
         ledger.lease("commit orders/raw", seconds=60),
         ledger.lease("merge orders/current", seconds=60),

@@ -19,7 +19,7 @@ from highwater.assets.erasing import find
 from highwater.assets.work import Work
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
-from highwater.erasing import Erased, Erasure, digest_of, remaining, until
+from highwater.erasing import Erased, Erasure, compute_digest, subtract_counts, until
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
@@ -29,8 +29,8 @@ from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
 from highwater.orchestration.reporting.audit import audit
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
-from highwater.orchestration.sensing.run_history import past_runs
-from highwater.orchestration.sensing.run_requests import in_flight
+from highwater.orchestration.sensing.run_history import read_past_runs
+from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
@@ -50,18 +50,18 @@ O1 = hashlib.sha256(b"o1").hexdigest()
 
 def test_a_decision_without_some_records_adds_up() -> None:
     counts = {"raw": 10, "events": 5, "rejects": 3, "tombstones": 1, "superseded": 1, "rejects_malformed": 3, "x": 7}
-    found = remaining("a", counts, raw=4, tombstones=1, events=1, rejects={"malformed": 1})
+    found = subtract_counts("a", counts, raw=4, tombstones=1, events=1, rejects={"malformed": 1})
     assert found == {
         "raw": 6, "events": 4, "rejects": 2, "tombstones": 0, "superseded": 0, "rejects_malformed": 2, "x": 7
     }  # fmt: skip
     with pytest.raises(UnbalancedError, match="more events would be erased"):
-        remaining("a", counts, raw=6, tombstones=0, events=6, rejects={})
+        subtract_counts("a", counts, raw=6, tombstones=0, events=6, rejects={})
 
 
 def test_a_key_is_erased_up_to_its_last_erasure() -> None:
     made = [Erasure("orders", digest, "", "", NOON + timedelta(days=day)) for digest, day in (("a", 2), ("a", 1))]
     assert until(made) == {"a": NOON + timedelta(days=2)}
-    assert digest_of(b"o1") == O1
+    assert compute_digest(b"o1") == O1
 
 
 def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> None:
@@ -70,12 +70,12 @@ def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> Non
     places = {0: [OffsetRange(3, 5), OffsetRange(9, 10)], 2: [OffsetRange(0, 1)]}
     erasures.begin(number, [Erased("a", places, {"raw": 4, "events": 1})])
     erasures.begin(number, [Erased("a", {}, {})])
-    [stored] = erasures.slices(["a", "b"])["a"]
+    [stored] = erasures.read_for_slices(["a", "b"])["a"]
     assert stored == Erased("a", places, {"raw": 4, "events": 1}, None, number)
-    erasures.done(["a"], O1, NOON)
-    assert erasures.of_key("orders", O1)["a"] == [replace(stored, done_at=NOON)]
-    assert erasures.of_key("others", O1) == {}
-    assert [(one.reason, one.erased_by, one.erased_at) for one in erasures.of("orders")] == [
+    erasures.mark_done(["a"], O1, NOON)
+    assert erasures.read_for_key("orders", O1)["a"] == [replace(stored, done_at=NOON)]
+    assert erasures.read_for_key("others", O1) == {}
+    assert [(one.reason, one.erased_by, one.erased_at) for one in erasures.list_for_stream("orders")] == [
         ("asked for", "somebody", NOON)
     ]
 
@@ -99,7 +99,7 @@ def test_what_is_asked_for_must_be_whole(asked: ErasureRequest) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: None)
+    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
     made = World(tmp_path)
     made.write()
     return made
@@ -111,7 +111,7 @@ def test_every_row_of_a_key_is_found(world: World) -> None:
     assert found.places == {FIRST.key: [(0, 0), (0, 3)], second: [(0, 6)]}
     assert found.rows[FIRST.key] == {"raw": 2, "tombstones": 1, "events": 1}, "current has the version of the second"
     assert found.rows[second] == {"raw": 1, "tombstones": 0, "events": 1, "current": 1}
-    o5 = find(world.lake, STREAM, digest_of(b"o5")).rows
+    o5 = find(world.lake, STREAM, compute_digest(b"o5")).rows
     assert o5[FIRST.key] == {
         "raw": 2, "tombstones": 0, "rejects": 2, "rejects_malformed": 1, "rejects_unresolved": 1, "dlq": 2
     }  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_dry_run_erases_nothing(world: World) -> None:
     found = erase_key(work, None, ErasureRequest(O1), NOW)
     assert found.table[1] == [[FIRST.key, "2", "1", "0", "0", "0"], [world.second.key, "1", "1", "0", "0", "1"]]
     assert lines[1:] == ["2 slices hold the key. A dry run: nothing was erased"]
-    assert world.ledger.erasures.of("orders") == []
+    assert world.ledger.erasures.list_for_stream("orders") == []
 
 
 def test_slices_under_way_are_left_for_later(world: World) -> None:
@@ -153,19 +153,22 @@ def test_slices_that_are_being_sent_are_left_for_later(world: World, monkeypatch
     stream = replace(STREAM, publishes=Accepted("orders.accepted"))
     nothing, lines = cast("Any", None), list[str]()
     work = Work(stream, [], nothing, world.lake, world.ledger, nothing, lines.append)
-    monkeypatch.setattr(publication_log, "under_way", lambda *_: {FIRST.key, RETRIED.key})
+    monkeypatch.setattr(publication_log, "list_sending_slices", lambda *_: {FIRST.key, RETRIED.key})
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("orders_slices", world.keys)
         tags = {"dagster/partition": world.second.key, "highwater/stream": "orders", "highwater/purpose": "publish"}
         instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
-        assert in_flight(past_runs(instance, stream, world.keys, NOW)) == set()
+        assert list_in_flight(read_past_runs(instance, stream, world.keys, NOW)) == set()
         found = erase_key(work, instance, ErasureRequest(O1), NOW)
         assert found.later == {
             FIRST.key: "its publication broke off, materialise orders/published of it first",
             world.second.key: "a run works on it",
         }
         erase_key(
-            work, instance, ErasureRequest(digest_of(b"o9"), dry_run=False, by="somebody", because="asked for"), NOW
+            work,
+            instance,
+            ErasureRequest(compute_digest(b"o9"), dry_run=False, by="somebody", because="asked for"),
+            NOW,
         )
     assert "orders.accepted" in lines[-1]
 
@@ -192,7 +195,7 @@ def test_gaps_of_erased_records_are_no_gaps(world: World) -> None:
     assert "gaps_explained" in world.red([FIRST.key])
     number = world.ledger.erasures.add(Erasure("orders", O1, "asked for", "somebody", NOW))
     world.ledger.erasures.begin(number, [Erased(FIRST.key, {0: [OffsetRange(0, 1), OffsetRange(3, 4)]})])
-    found = world.results([FIRST.key])["gaps_explained"][FIRST.key]
+    found = world.check_slices([FIRST.key])["gaps_explained"][FIRST.key]
     assert (found.passed, found.numbers["erased"], found.numbers["gaps"]) == (True, 2, 2)
     [reported] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 3)
     assert (reported.end, reported.text) == ("erased", f"by somebody at {NOW}: asked for")
@@ -215,14 +218,14 @@ def test_a_record_that_was_erased_before_it_was_read_is_reported_by_key_and_time
             yield Sent(one.place, sent=key, at=NOON + timedelta(seconds=late))
 
     world.topics.read = sent  # type: ignore[method-assign]
-    found = world.results([FIRST.key])["gaps_explained"][FIRST.key]
+    found = world.check_slices([FIRST.key])["gaps_explained"][FIRST.key]
     assert found.passed is passed
-    stored = world.ledger.erasures.slices([FIRST.key])
+    stored = world.ledger.erasures.read_for_slices([FIRST.key])
     assert [one.places for one in stored.get(FIRST.key, ())] == ([{0: [OffsetRange(0, 1)]}] if passed else [])
 
 
 def version_of(world: World, name: str) -> int:
-    table = world.lake.table("orders", name)
+    table = world.lake.open_stream_table("orders", name)
     assert table is not None
     return int(table.version())
 
@@ -241,7 +244,7 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     now = version_of(world, "events")
     nothing = cast("Any", None)
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
-    digest = digest_of(b"o5")
+    digest = compute_digest(b"o5")
     asked = ErasureRequest(digest, dry_run=False, by="somebody", because="asked for")
     if dies_after:
         stored.dies_after = dies_after
@@ -275,10 +278,10 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
     Committed(world, monkeypatch, keeps=table)
     nothing, lines = cast("Any", None), list[str]()
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
-    asked = ErasureRequest(digest_of(b"o5"), dry_run=False, by="somebody", because="asked for")
+    asked = ErasureRequest(compute_digest(b"o5"), dry_run=False, by="somebody", because="asked for")
     with pytest.raises(UnbalancedError, match=f"the erased key is still in {table} of orders"):
         erase_key(work, None, asked, NOW)
-    done = world.ledger.erasures.of_key("orders", asked.digest).values()
+    done = world.ledger.erasures.read_for_key("orders", asked.digest).values()
     assert all(one.done_at is None for all_ in done for one in all_) == (table != "current")
     assert not any("Kafka still holds" in line for line in lines)
 
@@ -289,10 +292,10 @@ def test_rejects_of_another_decision_are_not_taken_for_it(world: World) -> None:
     taken = Erased(FIRST.key, {}, {"raw": 2, "rejects": 2, "rejects_malformed": 1, "rejects_unresolved": 1})
     lost = {**was.counts, "raw": was.counts["raw"] - 2, "rejects": 0, "rejects_malformed": 0, "rejects_unresolved": 0}
     whole = replace(was, counts={**was.counts, "rejects_malformed": 1, "rejects_unresolved": 1})
-    assert erasing._only_lost(replace(was, counts={**lost, "last_event_us": 7}), whole, taken)
-    assert not erasing._only_lost(replace(was, counts={**lost, "reclaims_seen": 1}), whole, taken)
-    assert not erasing._only_lost(replace(was, counts=lost), replace(whole, counts=lost), taken)
-    assert not erasing._only_lost(replace(was, counts=lost), None, taken)
+    assert erasing._matches_without_key(replace(was, counts={**lost, "last_event_us": 7}), whole, taken)
+    assert not erasing._matches_without_key(replace(was, counts={**lost, "reclaims_seen": 1}), whole, taken)
+    assert not erasing._matches_without_key(replace(was, counts=lost), replace(whole, counts=lost), taken)
+    assert not erasing._matches_without_key(replace(was, counts=lost), None, taken)
 
 
 # All of it
@@ -336,7 +339,7 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
     assert [(row["partition"], row["offset"]) for row in bench.rows("raw") if row["key"] == b"o1"] == [(0, 9)]
     assert {key: row["version"] for key, row in bench.current().items()} == {"o1": 1, "o2": 2}, "a new order of the key"
     assert bench.failing() == {}
-    stored = bench.ledger.erasures.slices([unread.key])[unread.key]
+    stored = bench.ledger.erasures.read_for_slices([unread.key])[unread.key]
     assert [one.places for one in stored] == [{0: [OffsetRange(8, 9)]}]
     held = compare_with_topic(bench.ledger, bench.kafka, bench.lake, bench.stream, [first, second, unread])
     assert [one.error for one in held] == [None] * 3
@@ -358,7 +361,9 @@ def everywhere(bench: Bench) -> set[str]:
     """The keys that are in any table."""
     keys = {row["key"] for name in ("events", "current") for row in bench.rows(name)}
     raw = {bytes(row["key"]).decode() for name in ("raw", "rejects") for row in bench.rows(name)}
-    places = {Origin.of_row(row) for row in bench.rows("dlq")} - {Origin.of_row(row) for row in bench.rows("rejects")}
+    places = {Origin.from_row(row) for row in bench.rows("dlq")} - {
+        Origin.from_row(row) for row in bench.rows("rejects")
+    }
     return keys | raw | {str(place) for place in places}
 
 

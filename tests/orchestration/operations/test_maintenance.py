@@ -24,14 +24,21 @@ from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.maintenance import FEWEST_FILES, LONGEST_RUN, File, Horizon
 from highwater.orchestration.operations import maintenance
-from highwater.orchestration.operations.maintenance import horizon_rule, maintain
+from highwater.orchestration.operations.maintenance import compute_minimum_horizon, maintain
 from highwater.orchestration.operations.raw_retention import retain
 from highwater.resources import table_maintenance
 from highwater.resources.delta import open_table
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import Kafka
-from highwater.resources.spark_tables import rows_at
-from highwater.resources.table_maintenance import join_small, parts_of, removable, remove_files, stock_of, times_of
+from highwater.resources.spark_tables import read_table_version
+from highwater.resources.table_maintenance import (
+    join_small,
+    list_partitions,
+    list_removable_files,
+    measure_stock,
+    read_commit_times,
+    remove_files,
+)
 from tests.accepted import Event, Log, Tables
 from tests.support import Bench, order_message, read_rows
 from tests.world import COLUMNS, RETRIED, STREAM, World, schema_of
@@ -48,7 +55,7 @@ def world(tmp_path: Path) -> World:
 
 def work_of(world: World, **changes: Any) -> Work:
     nothing = cast("Any", None)  # a dry run does not ask Spark
-    kafka = cast("Any", SimpleNamespace(groups=list))
+    kafka = cast("Any", SimpleNamespace(list_group_names=list))
     return Work(replace(STREAM, **changes), [], nothing, world.lake, world.ledger, kafka, print)
 
 
@@ -57,7 +64,7 @@ def test_a_dry_run_reports_what_each_table_takes_and_changes_nothing(world: Worl
     report = maintain(work_of(world), None, NOW, dry_run=True)
     assert [one.table for one in report.tables] == ["raw", "events", "rejects", "dlq", "current", "_commits"]
     raw = report.tables[0]
-    folder = Path(world.lake.path("orders", "raw"))
+    folder = Path(world.lake.build_table_path("orders", "raw"))
     files = [file.stat().st_size for file in folder.rglob("*.parquet")]
     assert (raw.before.stored, raw.before.stored_bytes) == (len(files), sum(files))
     assert (raw.before.files, raw.before.bytes) == (len(files), sum(files)), "written once"
@@ -73,12 +80,12 @@ def test_a_horizon_that_a_run_may_outlast_is_refused(world: World) -> None:
 
 def test_runs_that_go_on_lengthen_what_the_horizon_must_exceed() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
-        assert horizon_rule(instance, NOW) == Horizon(LONGEST_RUN), "where Dagster has no limit"
+        assert compute_minimum_horizon(instance, NOW) == Horizon(LONGEST_RUN), "where Dagster has no limit"
         run = dg.DagsterRun(job_name="orders_slice", status=dg.DagsterRunStatus.NOT_STARTED)
         instance.add_run(run)
         instance.handle_new_event(_started(run))
         later = datetime.now(UTC) + timedelta(hours=9)
-        found = horizon_rule(instance, later).run
+        found = compute_minimum_horizon(instance, later).run
         assert timedelta(hours=8.9) < found < timedelta(hours=9.1)
 
 
@@ -131,18 +138,18 @@ def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
     import pyarrow as pa
     from deltalake import write_deltalake
 
-    path = world.lake.path("orders", "dlq")
+    path = world.lake.build_table_path("orders", "dlq")
     more = [{**row, "detail": "more"} for row in read_rows(path)[:1]]
     write_deltalake(path, pa.Table.from_pylist(more, schema_of(COLUMNS["dlq"])), mode="append")
     table = open_table(path)
     assert table is not None
-    [part] = [one for one in parts_of(table) if len(one.files) > 1]
-    before, stock = sorted(map(str, read_rows(path, "true"))), stock_of(table)
+    [part] = [one for one in list_partitions(table) if len(one.files) > 1]
+    before, stock = sorted(map(str, read_rows(path, "true"))), measure_stock(table)
     join_small(table, [part.key])
     table.update_incremental()
     assert sorted(map(str, read_rows(path, "true"))) == before
-    assert stock_of(table).files == stock.files - 1
-    assert stock_of(table).stored == stock.stored + 1
+    assert measure_stock(table).files == stock.files - 1
+    assert measure_stock(table).stored == stock.stored + 1
     month = timedelta(days=30).total_seconds()
     for file in Path(path).rglob("*.parquet"):
         os.utime(file, (NOW.timestamp() - month,) * 2)
@@ -154,9 +161,9 @@ def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
         os.utime(there, (NOW.timestamp() - age,) * 2)
     assert remove_files(table, hours=168) == 1, "what was joined was removed from the table just now"
     assert {file.name for file in Path(path).glob("slice=x/*")} == {"of one who writes.parquet"}
-    assert len(removable(table, hours=0)) == 3
+    assert len(list_removable_files(table, hours=0)) == 3
     assert remove_files(table, hours=0) == 3
-    found = stock_of(table)
+    found = measure_stock(table)
     assert (found.stored, found.stored_bytes) == (found.files, found.bytes)
     assert len([*Path(path).rglob(".*.crc")]) == found.files
     assert sorted(map(str, read_rows(path, "true"))) == before
@@ -164,7 +171,7 @@ def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
 
 def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each night that takes old rows adds files to it, and its writers hold no lease."""
-    monkeypatch.setattr(maintenance, "tables_of", lambda _: [])  # the others need Spark
+    monkeypatch.setattr(maintenance, "select_tables", lambda _: [])  # the others need Spark
     work = work_of(world)
 
     def erase(day: int) -> None:
@@ -183,9 +190,9 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
     report, commits = maintain(work, None, NOW, dry_run=False).tables
     assert (report.table, report.before.files, report.joined) == ("erasures", FEWEST_FILES, 1)
     assert (commits.table, commits.joined) == ("_commits", 0)
-    table = world.lake.table("orders", "erasures")
+    table = world.lake.open_stream_table("orders", "erasures")
     assert table is not None
-    assert stock_of(table).files == 2, "all that were there, and what came meanwhile"
+    assert measure_stock(table).files == 2, "all that were there, and what came meanwhile"
     reported = [(one.erasure.reason, [*one.slices]) for one in erasures_table.read(world.lake, "orders")]
     assert reported == [(f"day {day}", [f"orders@{day:07}"]) for day in (99, *reversed(range(FEWEST_FILES)))]
 
@@ -199,20 +206,20 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
 
     log, tables, topic_id = Log(), Tables(tmp_path), "T" * 22
     monkeypatch.setattr(published, "Transactions", log)
-    monkeypatch.setattr(Kafka, "groups", lambda _: [])
+    monkeypatch.setattr(Kafka, "list_group_names", lambda _: [])
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
-    monkeypatch.setattr(published, "_topic_id", lambda *_: topic_id)
+    monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: topic_id)
     monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
-    monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
-    monkeypatch.setattr(maintenance, "tables_of", lambda _: ["published"])  # the others need Spark
+    monkeypatch.setattr(maintenance, "to_whole_hours", lambda _: 0)
+    monkeypatch.setattr(maintenance, "select_tables", lambda _: ["published"])  # the others need Spark
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     for n, slice_ in enumerate(slices):
         tables.decide(slice_, [Event(0, n, f"o{n}")])
     for slice_ in slices[:2]:
         tables.publish(slice_)
-    path = tables.lake.path("orders", "published")
+    path = tables.lake.build_table_path("orders", "published")
     [row] = [one for one in read_rows(path) if one["slice"] == slices[0].key]
-    write_deltalake(path, pa.Table.from_pylist([row], publication_log.schema()), mode="append")
+    write_deltalake(path, pa.Table.from_pylist([row], publication_log.build_schema()), mode="append")
     rows = sorted(map(str, read_rows(path, "true")))
     book = publication_log_writer.Book(tables.work(), topic_id)
 
@@ -229,7 +236,9 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
         assert done.after.stored == done.after.files, "what older versions held is gone"
     assert sorted(map(str, read_rows(path, "true"))) == rows
     numbered = {**row, "slice": slices[2].key, "number": 0}
-    batch = publication_log.sending_schema().remove(publication_log.sending_schema().get_field_index("batch"))
+    batch = publication_log.build_sending_schema().remove(
+        publication_log.build_sending_schema().get_field_index("batch")
+    )
     book.begin(pa.Table.from_pylist([numbered], batch), {slices[2].key: 1}, 9)
     with pytest.raises(SupersededAttemptError):
         book.write_down()
@@ -238,9 +247,9 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
 
 
 def test_a_version_whose_entry_is_gone_has_no_time(world: World) -> None:
-    table = open_table(world.lake.path("orders", "events"))
+    table = open_table(world.lake.build_table_path("orders", "events"))
     assert table is not None
-    found = times_of(table, [0, -5])
+    found = read_commit_times(table, [0, -5])
     assert found[-5] is None
     assert found[0] is not None
     assert abs(found[0] - datetime.now(UTC)) < timedelta(minutes=10)
@@ -258,7 +267,7 @@ def test_the_time_of_a_version_is_its_own_where_another_commit_follows(tmp_path:
     assert before is not None
     assert after is not None
     right = {entry["version"]: entry["timestamp"] for entry in after.history()}
-    found = times_of(before, [0, 1])
+    found = read_commit_times(before, [0, 1])
     assert {version: at and at.timestamp() * 1000 for version, at in found.items()} == {
         version: pytest.approx(right[version]) for version in (0, 1)
     }
@@ -275,9 +284,11 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     for slice_ in slices[:2]:
         bench.materialise(slice_)
     keys = [one.key for one in slices[:2]]
-    before = {name: bench.lake.committed("orders", name, keys) for name in ("raw", "events", "rejects", "metrics")}
+    before = {
+        name: bench.lake.load_slice_commits("orders", name, keys) for name in ("raw", "events", "rejects", "metrics")
+    }
     assert len(files_of(bench, "raw")) >= 4
-    old = open_table(bench.lake.path("orders", "events"))
+    old = open_table(bench.lake.build_table_path("orders", "events"))
     assert old is not None
     run = threading.Thread(target=bench.materialise, args=slices[2:])
     run.start()
@@ -289,12 +300,12 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
         assert [file for file in files_of(bench, name) if file.first <= keys[0] and file.last >= keys[1]]
         assert not [file for file in files_of(bench, name) if file.first == file.last and file.first in keys]
         assert commits_behind_checkpoint(bench, name) <= 2, "readers would read the long commit that joined the files"
-    assert {name: bench.lake.committed("orders", name, keys) for name in before} == before
+    assert {name: bench.lake.load_slice_commits("orders", name, keys) for name in before} == before
     assert {bytes(row["key"]) for row in bench.rows("raw")} == {b"o%d" % n for n in range(9)}
-    assert rows_at(bench.spark, bench.lake.path("orders", "events"), old.version()).count() == 8
+    assert read_table_version(bench.spark, bench.lake.build_table_path("orders", "events"), old.version()).count() == 8
 
     # The same without the horizon: it is what kept the files of before.
-    monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
+    monkeypatch.setattr(maintenance, "to_whole_hours", lambda _: 0)
     report = {one.table: one for one in maintain(bench.work(), None, NOW, dry_run=False).tables}
     assert report["raw"].removed >= 4
     assert all(one.after.stored == one.after.files for one in report.values())
@@ -325,12 +336,12 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
 
 
 def commits_behind_checkpoint(bench: Bench, name: str) -> int:
-    log = Path(bench.lake.path("orders", name)) / "_delta_log"
+    log = Path(bench.lake.build_table_path("orders", name)) / "_delta_log"
     checkpoint = json.loads((log / "_last_checkpoint").read_text())["version"]
     return sum(int(one.stem) > checkpoint for one in log.glob("*.json"))
 
 
 def files_of(bench: Bench, name: str) -> list[File]:
-    table = open_table(bench.lake.path("orders", name))
+    table = open_table(bench.lake.build_table_path("orders", name))
     assert table is not None
-    return table_maintenance.files_of(table)
+    return table_maintenance.list_files(table)

@@ -32,11 +32,11 @@ from highwater.maintenance import (
     Horizon,
     LiveKey,
     TablePartition,
-    candidates,
+    select_candidates,
     to_compact,
     to_merge,
 )
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import key_retirement, old_runs
 from highwater.orchestration.operations.old_runs import delete_runs
@@ -76,7 +76,7 @@ def test_a_horizon_outlasts_a_run_with_its_retries() -> None:
 def test_an_unfinished_retry_keeps_the_version_that_it_reads() -> None:
     rule = Horizon(hours(1), retries=0, leases=hours(1))
     read = {"young": NOW - hours(21), "old": NOW - hours(23), "unknown": None}
-    assert set(rule.outlived(hours(24), read, NOW)) == {"old", "unknown"}
+    assert set(rule.select_outlived_slices(hours(24), read, NOW)) == {"old", "unknown"}
 
 
 def test_small_files_are_joined_where_there_are_many() -> None:
@@ -143,11 +143,11 @@ def test_after_maintenance_files_follow_bytes_whatever_the_slices() -> None:
 
 def test_the_oldest_plans_lose_their_keys_first() -> None:
     keys = [LiveKey(f"k{n}", NOW - n * DAY) for n in range(5)]
-    assert candidates(keys, newest=3, longest=None, now=NOW) == ["k4", "k3"]
-    assert candidates(keys, newest=9, longest=timedelta(days=2.5), now=NOW) == ["k4", "k3"]
+    assert select_candidates(keys, newest=3, longest=None, now=NOW) == ["k4", "k3"]
+    assert select_candidates(keys, newest=9, longest=timedelta(days=2.5), now=NOW) == ["k4", "k3"]
     recalled = [*keys[:4], replace(keys[4], recalled_at=NOW - 6 * DAY)]
-    assert candidates(recalled, newest=3, longest=None, now=NOW) == ["k3"], "and k4 takes no other's place"
-    assert candidates(recalled, newest=3, longest=None, now=NOW + 2 * DAY) == ["k4", "k3"]
+    assert select_candidates(recalled, newest=3, longest=None, now=NOW) == ["k3"], "and k4 takes no other's place"
+    assert select_candidates(recalled, newest=3, longest=None, now=NOW + 2 * DAY) == ["k4", "k3"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ class Deployment:
             return
         rows = pa.table({name: pa.array([], pa.string()) for name in ("slice", "reason", "next_topic")})
         slice_commits = [SliceCommit(s, attempt, 0) for s in slices]
-        plant(self.lake.path("orders", table), rows, slice_commits, replace=True)
+        plant(self.lake.build_table_path("orders", table), rows, slice_commits, replace=True)
 
     @property
     def resources(self) -> Any:
@@ -242,7 +242,7 @@ class Deployment:
         return {run.run_id for run in self.instance.get_runs()}
 
     def backfill_of(self, *keys: str, table: str = "events") -> None:
-        named = {table_key(STREAM, table): DefaultPartitionsSubset(set(keys))}
+        named = {build_table_key(STREAM, table): DefaultPartitionsSubset(set(keys))}
         subset = cast("Any", AssetGraphSubset)(partitions_subsets_by_asset_key=named)
         data = AssetBackfillData.empty(subset, NOW.timestamp(), self.instance)
         backfill = PartitionBackfill(
@@ -251,7 +251,7 @@ class Deployment:
             from_failure=False,
             tags={},
             backfill_timestamp=NOW.timestamp(),
-            asset_selection=[table_key(STREAM, table)],
+            asset_selection=[build_table_key(STREAM, table)],
             asset_backfill_data=data,
         )
         self.instance.add_backfill(backfill)
@@ -321,10 +321,10 @@ def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> N
 
     assert set(ours.retire().retired) == set(ours.keys[:old]) - stay
     assert ours.live() == [key for key in ours.keys if key in stay or key in ours.keys[old:]]
-    assert ours.ledger.slices("orders") == ours.slices
+    assert ours.ledger.list_slices("orders") == ours.slices
     assert ours.ledger.retired.count("orders") == old - len(stay)
 
-    assert stream_ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
+    assert stream_ticks.list_keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
     cursor: str | None = None
     for _ in range(len(ours.keys) // stream_ticks.PAGE):
         tick = repairing.repair(ours.instance, ours.resources, STREAM, cursor)
@@ -368,7 +368,7 @@ def test_a_planner_whose_newest_slices_are_all_retired_adds_none(deployment: Dep
     idle = make_stream("orders", maintenance=Maintenance(live_for=timedelta(minutes=1)))
     key_retirement.retire(ours.instance, ours.ledger, ours.lake, idle, NOW + DAY, dry_run=False)
     assert ours.live() == [ours.half]
-    assert stream_ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
+    assert stream_ticks.list_keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
 
 
 def test_keys_that_were_brought_back_stay_for_a_backfill(deployment: Deployment) -> None:
@@ -406,7 +406,7 @@ def test_a_retired_slice_that_the_lake_lost_gets_its_key_again(deployment: Deplo
     tick = repairing.repair(ours.instance, ours.resources, STREAM, None)
     assert list(tick.keys) == [lost]
     assert lost in {request.keys[0] for request in tick.requests}
-    assert ours.ledger.retired.among([lost]) == set()
+    assert ours.ledger.retired.list_retired([lost]) == set()
 
 
 def test_a_retirement_that_died_half_way_is_finished(deployment: Deployment) -> None:
@@ -420,19 +420,19 @@ def test_a_retirement_that_died_half_way_is_finished(deployment: Deployment) -> 
 
 def test_a_key_that_a_run_names_meanwhile_comes_back(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the deletion somebody launched a run."""
-    ours, look = deployment, key_retirement.named_keys
+    ours, look = deployment, key_retirement.list_keys_in_use
 
     def late(*arguments: Any) -> frozenset[str]:
         found = look(*arguments)
         ours.run_of(ours.keys[0], ours.keys[0])
         return found
 
-    monkeypatch.setattr(key_retirement, "named_keys", late)
+    monkeypatch.setattr(key_retirement, "list_keys_in_use", late)
     found = ours.retire()
     assert found.retained["named while they were retired"] == 1
     assert ours.keys[0] in ours.live()
     assert ours.keys[0] not in found.retired
-    assert ours.ledger.retired.among(ours.keys[:2]) == {ours.keys[1]}
+    assert ours.ledger.retired.list_retired(ours.keys[:2]) == {ours.keys[1]}
 
 
 def test_no_key_is_retired_while_it_is_not_known_who_names_it(

@@ -22,8 +22,8 @@ from highwater.orchestration.operations.pausing import (
     pause_or_resume,
     pause_or_resume_tier,
 )
-from highwater.orchestration.reporting.audit_report import _dlq as audited
-from highwater.orchestration.reporting.plan_status import _dlq
+from highwater.orchestration.reporting.audit_report import _build_dlq_row as audited
+from highwater.orchestration.reporting.plan_status import _read_dlq_status
 from highwater.orchestration.reporting.status_report import StreamStatus
 from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
@@ -66,8 +66,8 @@ def test_a_paused_tier_is_not_planned_and_the_others_are(ours: Ours) -> None:
     tick = ours.tick()
     assert tick.keys == [f"{SECOND}@0000000"]
     assert f"{FIRST} is paused by ann since 2026-03-01 00:00 UTC: a test" in tick.message
-    assert ours.ledger.slices("orders", FIRST) == []
-    first, second, _ = _dlq(ours.ledger, ours.kafka, STREAM)
+    assert ours.ledger.list_slices("orders", FIRST) == []
+    first, second, _ = _read_dlq_status(ours.ledger, ours.kafka, STREAM)
     assert first.due == 5
     assert second.pause is None
     lines = StreamStatus("orders", "orders", 0, 0, "A", dlq=[first, second]).lines
@@ -83,23 +83,25 @@ def test_a_person_pauses_and_resumes_by_command(ours: Ours) -> None:
     stream = "orders"
     first = "orders.dlq.1"
     assert "a dry run" in ours.run("pause-tier", stream, first).output
-    assert ours.ledger.paused.of(stream) == {}
+    assert ours.ledger.paused.read_for_stream(stream) == {}
     assert ours.run("pause-tier", stream, first, "--yes", "--by", "").exit_code == 2
     done = ours.run("pause-tier", stream, first, "--yes", "--by", "ann", "--because", "moved")
     assert (done.exit_code, "slices that are planned go on" in done.output) == (0, True), done.output
-    [stored] = ours.ledger.paused.of(stream).values()
+    [stored] = ours.ledger.paused.read_for_stream(stream).values()
     assert (stored.topic, stored.by, stored.because) == (first, "ann", "moved")
     assert ours.run("pause-tier", stream, first, "--yes", "--by", "bob").exit_code == 2, "it is paused already"
-    assert ours.ledger.paused.of(stream)[first].by == "ann"
+    assert ours.ledger.paused.read_for_stream(stream)[first].by == "ann"
     shown = ours.run("resume-tier", stream, first, "--json")
     assert '"by": "ann"' in shown.output
     assert ours.run("resume-tier", stream, first, "--yes", "--by", "bob").exit_code == 0
-    assert ours.ledger.paused.of(stream) == {}
+    assert ours.ledger.paused.read_for_stream(stream) == {}
 
 
 def test_a_person_pauses_and_resumes_a_stream_and_its_parts_by_command(ours: Ours) -> None:
     def paused() -> dict[str, str]:
-        return {part: one.by for part, one in ours.ledger.paused.parts("orders").get("orders", {}).items()}
+        return {
+            part: one.by for part, one in ours.ledger.paused.read_parts_by_stream("orders").get("orders", {}).items()
+        }
 
     assert "a dry run" in ours.run("pause", "orders").output
     assert paused() == {}
@@ -138,8 +140,8 @@ def test_the_second_of_two_persons_learns_that_a_stream_is_paused(ours: Ours) ->
 
 def test_a_paused_part_is_no_paused_tier(ours: Ours) -> None:
     ours.ledger.paused.pause_part("orders", RETRIES, Pause("", NOW, "ann"))
-    assert ours.ledger.paused.of("orders") == {}
-    assert all(one.pause is None for one in _dlq(ours.ledger, ours.kafka, STREAM))
+    assert ours.ledger.paused.read_for_stream("orders") == {}
+    assert all(one.pause is None for one in _read_dlq_status(ours.ledger, ours.kafka, STREAM))
 
 
 def test_who_comes_second_is_reported(ours: Ours) -> None:
@@ -148,7 +150,7 @@ def test_who_comes_second_is_reported(ours: Ours) -> None:
     first = Pause(FIRST, NOW, "bob")
     with pytest.raises(ConfigurationError, match="is paused by bob"):
         pause_or_resume_tier(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause("orders", first))
-    assert ours.ledger.paused.of("orders") == {FIRST: first}
+    assert ours.ledger.paused.read_for_stream("orders") == {FIRST: first}
     with pytest.raises(ConfigurationError, match="is not paused"):
         pause_or_resume_tier(
             ours.ledger, STREAM, replace(mine, resume=True), NOW, lambda _: ours.ledger.paused.resume("orders", FIRST)
@@ -160,7 +162,7 @@ def test_the_ledger_records_who_resumed_and_why(ours: Ours) -> None:
     ours.ledger.paused.pause("orders", Pause(FIRST, NOW, "ann"))
     done = ours.run("resume-tier", "orders", FIRST, "--yes", "--by", "bob", "--because", "moved")
     assert done.exit_code == 0, done.output
-    [stored] = ours.ledger.operator_actions.newest("orders")
+    [stored] = ours.ledger.operator_actions.list_newest("orders")
     assert (stored.action, stored.by, stored.because, stored.asked) == ("resume_tier", "bob", "moved", {"topic": FIRST})
 
 

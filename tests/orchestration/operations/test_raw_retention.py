@@ -21,11 +21,11 @@ from highwater.assets.raw import _Read
 from highwater.assets.work import Work
 from highwater.declaration import Retention, Stream
 from highwater.envelope import Origin
-from highwater.erasing import BY_AGE, Erased, Erasure, digest_of, until
+from highwater.erasing import BY_AGE, Erased, Erasure, compute_digest, until
 from highwater.errors import DeclarationError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
-from highwater.orchestration.checking.offset_queries import Rows, rows_in_raw
+from highwater.orchestration.checking.offset_queries import Rows, read_raw_rows
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.maintenance_job import _observe
 from highwater.orchestration.operations import erasing, maintenance, raw_retention, rebuilding
@@ -43,7 +43,15 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.table_maintenance import Stock
-from highwater.retention import AGED_FROM, Needed, aged, free, old_enough, planned_before, records
+from highwater.retention import (
+    AGED_FROM,
+    Needed,
+    count_expired_rows,
+    count_records,
+    select_free_slices,
+    select_old_slices,
+    select_planned_before,
+)
 from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
 from tests.erasure_commits import Committed
@@ -53,7 +61,7 @@ from tests.world import FIRST, NOON, RETRIED, STREAM, World
 pytestmark = pytest.mark.slow
 
 NOTHING = cast("Any", None)
-KAFKA = cast("Any", SimpleNamespace(groups=list))
+KAFKA = cast("Any", SimpleNamespace(list_group_names=list))
 AGE = timedelta(days=30)
 STORED = replace(STREAM, retention=Retention(raw=AGE))
 NOW = datetime.now(UTC)
@@ -70,7 +78,7 @@ KEYS = st.sets(st.sampled_from("abcdef"))
 def test_only_slices_that_nothing_keeps_lose_rows(
     named: set[str], whole: set[str], in_dlq: set[str], reclaimed: set[str]
 ) -> None:
-    found, retained = free("abcdef", Needed(named, whole, in_dlq, reclaimed))
+    found, retained = select_free_slices("abcdef", Needed(named, whole, in_dlq, reclaimed))
     assert {*found} == whole - named - in_dlq - reclaimed
     assert found == sorted(found)
     assert len(found) + sum(retained.values()) == 6
@@ -78,7 +86,7 @@ def test_only_slices_that_nothing_keeps_lose_rows(
 
 def test_each_slice_reports_why_it_keeps_its_rows() -> None:
     needed = Needed(named={"a"}, whole={"a", "c", "d", "e"}, in_dlq={"c", "d"}, reclaimed_slices={"d"})
-    assert free("abcde", needed) == (
+    assert select_free_slices("abcde", needed) == (
         ["e"],
         {
             "named by unfinished runs or backfills": 1,
@@ -92,7 +100,7 @@ def test_each_slice_reports_why_it_keeps_its_rows() -> None:
 def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
     second = timedelta(seconds=1)
     planned = {"b": NOON - 9 * DAY, "a": NOON - 9 * DAY, "c": NOON - 10 * DAY, "d": NOON - 7 * DAY}
-    assert planned_before(planned, 7 * DAY, NOON) == ["c", "a", "b"]
+    assert select_planned_before(planned, 7 * DAY, NOON) == ["c", "a", "b"]
     published = {
         "a": NOON - 7 * DAY,
         "b": NOON - 7 * DAY - second,
@@ -100,7 +108,7 @@ def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
         "d": NOON - 999 * DAY,
     }
     newest = {key: int(at.timestamp()) * 1_000 for key, at in published.items()}
-    assert old_enough(["d", "c", "b", "a", "no rows"], newest, 7 * DAY, NOON) == ["d", "b"]
+    assert select_old_slices(["d", "c", "b", "a", "no rows"], newest, 7 * DAY, NOON) == ["d", "b"]
 
 
 @pytest.mark.parametrize(
@@ -136,11 +144,11 @@ class Step:
         self.meanwhile: Callable[[], object] = lambda: None
         self.instance = dg.DagsterInstance.ephemeral()
         for _ in range(2):  # those that the tables have
-            world.ledger.next_attempts(world.keys)
-        monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: None)
-        monkeypatch.setattr(maintenance, "_maintained", lambda task: task)
+            world.ledger.allocate_attempts(world.keys)
+        monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
+        monkeypatch.setattr(maintenance, "_maintain_table", lambda task: task)
         monkeypatch.setattr(raw_expiry, "_commit", self.commit)
-        monkeypatch.setattr(raw_expiry, "_held", self.held)
+        monkeypatch.setattr(raw_expiry, "_read_expired_rows", self.held)
         for after, (name, before) in {"begin": ("begin", "add"), "done": ("done", "")}.items():
             monkeypatch.setattr(Erasures, name, self.dying(getattr(Erasures, name), before, after))
 
@@ -151,7 +159,7 @@ class Step:
 
         rows = []
         for key, slice_commit in slice_commits.items():
-            table = DeltaTable(work.lake.path("orders", "raw"), version=slice_commit.counts[AGED_FROM])
+            table = DeltaTable(work.lake.build_table_path("orders", "raw"), version=slice_commit.counts[AGED_FROM])
             sql = f"SELECT * FROM t WHERE slice = '{key}'"
             rows += pa.table(QueryBuilder().register("t", table).execute(sql)).to_pylist()
         return rows
@@ -169,7 +177,7 @@ class Step:
         self.see("keep")
         mine = {slice_commit.key: slice_commit for slice_commit in slice_commits}
         assert {
-            key: slice_commit.attempt > committed.attempt(key) for key, slice_commit in mine.items()
+            key: slice_commit.attempt > committed.find_attempt(key) for key, slice_commit in mine.items()
         } == dict.fromkeys(mine, True)
         self.world.slice_commits["raw"].update(mine)
         self.world.rows["raw"] = [row for row in self.world.rows["raw"] if row["slice"] not in mine] + [*rows]
@@ -239,7 +247,7 @@ def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World
         f"raw: 1 slices keep their rows, {IN_DLQ}",
     ]
     assert found.numbers == {"aged_slices": 2, "aged_rows": 5, "retained_slices": 1}
-    assert world.ledger.erasures.of("orders") == []
+    assert world.ledger.erasures.list_for_stream("orders") == []
     assert held(world) == {*world.keys}
 
 
@@ -256,7 +264,7 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
     assert dict(found.rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
     assert held(world) == set()
     assert world.red() == {}
-    results = world.results()
+    results = world.check_slices()
     gaps, placed = results["gaps_explained"][FIRST.key], results["offsets_accounted_for"][FIRST.key]
     assert (gaps.numbers["aged"], gaps.numbers["gaps"], gaps.numbers["aborted"]) == (8, 2, 1)
     assert "8 of records whose rows have expired are left out" in gaps.text
@@ -305,7 +313,7 @@ def test_rows_that_went_without_a_record_are_an_error(
     damage(world)
     assert {*world.red()} == red
     if damage is say_so:
-        assert "and the ledger knows of 0 of them" in world.results()["gaps_explained"][world.second.key].text
+        assert "and the ledger knows of 0 of them" in world.check_slices()["gaps_explained"][world.second.key].text
     else:
         assert count_ends(world.ledger, world.lake, STORED).error is not None
     del step
@@ -338,7 +346,7 @@ def test_what_is_wrong_downstream_is_found_without_raw(step: Step, world: World,
     else:
         event["origin_offset"] = 99
     assert world.second.key in world.red()["offsets_accounted_for"]
-    text = world.results()["offsets_accounted_for"][world.second.key].text
+    text = world.check_slices()["offsets_accounted_for"][world.second.key].text
     reported = {
         "an event is gone": "and 1 are there",
         "in two places": "1 in two places",
@@ -363,11 +371,11 @@ def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, poi
     assert ("2 slices have expired rows of raw" in rebuilt.lines) == (point != "begin")
     world.ledger = fresh  # as it were lost, too
     for _ in range(9):
-        fresh.next_attempts(world.keys)
+        fresh.allocate_attempts(world.keys)
     assert step.maintain().back == []
     assert held(world) == {FIRST.key}
     assert world.red() == {}
-    recorded = [it for one in fresh.erasures.recorded("orders") for it in one.slices.values()]
+    recorded = [it for one in fresh.erasures.list_recorded("orders") for it in one.slices.values()]
     assert {one.slice_key for one in recorded if one.done_at} == {world.second.key, RETRIED.key}
 
 
@@ -381,11 +389,11 @@ def test_what_was_begun_and_not_taken_is_not_done(step: Step, world: World, poin
     assert dict(step.maintain().rows) == {}
     assert held(world) == {*world.keys}
     both = [world.second.key, RETRIED.key]
-    [recorded] = world.ledger.erasures.recorded("orders")
+    [recorded] = world.ledger.erasures.list_recorded("orders")
     assert {key: one.done_at for key, one in recorded.slices.items()} == dict.fromkeys(both if point != "add" else [])
     step.stream = STORED
     assert [*step.maintain().rows] == both
-    found = [it for one in world.ledger.erasures.recorded("orders") for it in one.slices.values()]
+    found = [it for one in world.ledger.erasures.list_recorded("orders") for it in one.slices.values()]
     assert (len(found), [one for one in found if one.done_at is None]) == (2 if point == "add" else 4, [])
 
 
@@ -413,9 +421,9 @@ def test_rows_that_a_run_needs_meanwhile_are_put_back(
     assert [(row["offset"], row["key"], row["value"]) for row in again] == [
         (row["offset"], row["key"], row["value"]) for row in before
     ]
-    slice_commit = world.lake.committed("orders", "raw", [world.second.key])[world.second.key]
-    assert (slice_commit.rows, aged(slice_commit), AGED_FROM in slice_commit.counts) == (2, 0, False)
-    [open_] = world.ledger.erasures.slices([world.second.key])[world.second.key]
+    slice_commit = world.lake.load_slice_commits("orders", "raw", [world.second.key])[world.second.key]
+    assert (slice_commit.rows, count_expired_rows(slice_commit), AGED_FROM in slice_commit.counts) == (2, 0, False)
+    [open_] = world.ledger.erasures.read_for_slices([world.second.key])[world.second.key]
     assert open_.done_at is None
 
 
@@ -439,9 +447,9 @@ def test_a_record_that_a_retry_rejected_again_keeps_rows_of_both_slices(world: W
         [row] = world.of(name, origin_offset=2)
         world.rows[name].append({**row, "slice": RETRIED.key, "retries": 1})
     world.write()
-    assert raw_retention.in_dlq(world.ledger, world.lake, STORED) == {FIRST.key, RETRIED.key}
+    assert raw_retention.read_dlq_slices(world.ledger, world.lake, STORED) == {FIRST.key, RETRIED.key}
     give_up(world)
-    assert raw_retention.in_dlq(world.ledger, world.lake, STORED) == set()
+    assert raw_retention.read_dlq_slices(world.ledger, world.lake, STORED) == set()
 
 
 def test_slices_whose_records_were_reclaimed_keep_their_rows(step: Step, world: World) -> None:
@@ -459,7 +467,7 @@ def test_rows_that_were_reread_since_they_were_recorded_stay(step: Step, world: 
     assert raw_expiry.take(work, dict(zip(both, (1, 3), strict=True))) == [RETRIED.key]
     assert held(world) == {FIRST.key, world.second.key}
     assert raw_retention._settle(work, step.instance, both, NOW) == []
-    [recorded] = world.ledger.erasures.recorded("orders")
+    [recorded] = world.ledger.erasures.list_recorded("orders")
     assert [key for key, one in recorded.slices.items() if one.done_at] == [RETRIED.key]
 
 
@@ -509,10 +517,10 @@ def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.Monke
 
     def asking(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
         asked.append(len(slices))
-        return rows_in_raw(raw, slices)
+        return read_raw_rows(raw, slices)
 
     monkeypatch.setattr(raw_retention, "take", taking)
-    monkeypatch.setattr(raw_retention, "rows_in_raw", asking)
+    monkeypatch.setattr(raw_retention, "read_raw_rows", asking)
     step.stream = replace(STORED, limits=replace(STORED.limits, slices_per_run=1))
     give_up(world)
     assert dict(step.maintain().rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
@@ -562,7 +570,7 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     world.slice_commits["raw"].update(rows)
     world.write()
     retained.dies_after = "raw"
-    work, asked = step.work(), ErasureRequest(digest_of(b"o5"), dry_run=False, by="ann", because="asked for")
+    work, asked = step.work(), ErasureRequest(compute_digest(b"o5"), dry_run=False, by="ann", because="asked for")
     with pytest.raises(TemporaryError, match="killed"):
         erasing.erase_key(work, None, asked, NOW)
     retained.dies_after = ""
@@ -570,7 +578,7 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     assert [name for name in retained.names if name != "forgotten"] == ["raw", "events", "rejects"]
     assert world.of("events", key="o5") == world.of("rejects", key=b"o5") == []
     lost = {key: one for key, one in world.slice_commits["raw"].items() if "erased" in one.counts}
-    reported = {key: (records(one), one.counts["erased"], AGED_FROM in one.counts) for key, one in lost.items()}
+    reported = {key: (count_records(one), one.counts["erased"], AGED_FROM in one.counts) for key, one in lost.items()}
     assert reported == {FIRST.key: (6, 2, False), RETRIED.key: (2, 1, False)}
     red = world.red()
     assert {name: red.get(name) for name in ("gaps_explained", "offsets_accounted_for")} == {
@@ -597,11 +605,11 @@ def committed(slice_commit: SliceCommit) -> CommittedSlices:
 
 def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
     gone, whole = committed(SliceCommit(FIRST, 2, 0, {"aged": 8})), committed(SliceCommit(FIRST, 1, 8))
-    assert events._undecidable(whole, [FIRST.key], CommittedSlices({}, -1)) == {}
+    assert events._select_undecidable_slices(whole, [FIRST.key], CommittedSlices({}, -1)) == {}
     decided = committed(SliceCommit(FIRST, 2, 5))
-    assert "raw's retention deleted 8 rows" in events._undecidable(gone, [FIRST.key], decided)[FIRST.key]
+    assert "raw's retention deleted 8 rows" in events._select_undecidable_slices(gone, [FIRST.key], decided)[FIRST.key]
     with pytest.raises(UnbalancedError, match="no longer has all rows"):
-        events._undecidable(gone, [FIRST.key], CommittedSlices({}, -1))
+        events._select_undecidable_slices(gone, [FIRST.key], CommittedSlices({}, -1))
 
 
 def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> None:
@@ -620,6 +628,6 @@ def test_a_part_of_what_went_does_not_come_back() -> None:
     """Compaction took records since: events of fewer would be fewer events."""
     again = _Read(NOTHING, {}, {FIRST.key: 7})
     assert "would give 7 records, the commit recorded 8" in str(
-        again.refused(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8}))
+        again.find_refusal(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8}))
     )
-    assert replace(again, again={FIRST.key: 8}).refused(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8})) is None
+    assert replace(again, again={FIRST.key: 8}).find_refusal(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8})) is None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from highwater.declaration import Start
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operations.rebuilding import rebuilt
+from highwater.orchestration.operations.rebuilding import rebuild_plans
 from highwater.slices import OffsetRange, Slice
 from tests.scene import Scene
 from tests.support import make_stream
@@ -48,7 +48,7 @@ def test_whatever_slices_were_not_read_every_offset_is_planned_once(
         read += [planned[-1]] if was_read else []
     if not read:
         return
-    found = rebuilt(STREAM, read, {"orders": read[-1].ordinal + beyond}, NOW)
+    found = rebuild_plans(STREAM, read, {"orders": read[-1].ordinal + beyond}, NOW)
     until = planned[: read[-1].ordinal + 1]
     assert offsets([*found.slices]) == offsets(until)
     assert len({slice_.key for slice_ in found.slices}) == len(found.slices)
@@ -59,20 +59,20 @@ def test_whatever_slices_were_not_read_every_offset_is_planned_once(
 
 
 def test_a_hole_between_neighbours_is_a_loss() -> None:
-    found = rebuilt(STREAM, [slice_of(0, {0: (5, 9)}), slice_of(1, {0: (12, 20), 1: (0, 3)})], {}, NOW)
+    found = rebuild_plans(STREAM, [slice_of(0, {0: (5, 9)}), slice_of(1, {0: (12, 20), 1: (0, 3)})], {}, NOW)
     assert [(loss.partition, loss.offsets) for loss in found.losses] == [(0, OffsetRange(9, 12))]
     assert found.generations[0].starts == {0: 5, 1: 0}, "planning began behind the log's start"
 
 
 def test_generations_restart() -> None:
     slices = [slice_of(0, {0: (0, 9)}), slice_of(1, {0: (4, 7)}, 1), slice_of(2, {0: (7, 8)}, 1)]
-    found = rebuilt(STREAM, [*reversed(slices)], {}, NOW)
+    found = rebuild_plans(STREAM, [*reversed(slices)], {}, NOW)
     assert [(g.number, g.starts, g.first_ordinal) for g in found.generations] == [(0, {0: 0}, 0), (1, {0: 4}, 3)]
     assert ([*found.losses], [*found.unread]) == ([], [])
 
 
 def test_a_partition_that_joined_in_a_slice_that_was_not_read_is_read_from_its_beginning() -> None:
-    found = rebuilt(STREAM, [slice_of(0, {0: (0, 9)}), slice_of(2, {0: (9, 12), 1: (100, 200)})], {}, NOW)
+    found = rebuild_plans(STREAM, [slice_of(0, {0: (0, 9)}), slice_of(2, {0: (9, 12), 1: (100, 200)})], {}, NOW)
     assert found.unread == ["orders@0000001"]
     assert found.slices[1].ranges == {0: OffsetRange(9, 9), 1: OffsetRange(0, 100)}
 
@@ -80,17 +80,17 @@ def test_a_partition_that_joined_in_a_slice_that_was_not_read_is_read_from_its_b
 def test_a_generation_whose_first_slices_were_not_read() -> None:
     """Of a topic that was recreated all is read; after a truncation nobody knows where planning went on."""
     recreated = replace(slice_of(2, {0: (50, 60)}, 1), topic_id="B" * 22)
-    found = rebuilt(STREAM, [slice_of(0, {0: (0, 9)}), recreated], {}, NOW)
+    found = rebuild_plans(STREAM, [slice_of(0, {0: (0, 9)}), recreated], {}, NOW)
     assert ([*found.unread], found.slices[1].ranges) == (["orders@0000001"], {0: OffsetRange(0, 50)})
-    found = rebuilt(STREAM, [slice_of(0, {0: (0, 9)}), slice_of(2, {0: (50, 60)}, 1)], {}, NOW)
+    found = rebuild_plans(STREAM, [slice_of(0, {0: (0, 9)}), slice_of(2, {0: (50, 60)}, 1)], {}, NOW)
     assert ([*found.unread], [*found.losses]) == ([], [])
     assert "what was planned before it, if anything, is not known" in found.lines[-1]
 
 
 def test_a_stream_that_began_at_the_latest_is_not_read_from_its_beginning() -> None:
     latest = replace(STREAM, start=Start.LATEST)
-    assert rebuilt(latest, [slice_of(1, {0: (50, 60)})], {}, NOW).unread == []
-    assert rebuilt(STREAM, [slice_of(1, {0: (50, 60)})], {}, NOW).unread == ["orders@0000000"]
+    assert rebuild_plans(latest, [slice_of(1, {0: (50, 60)})], {}, NOW).unread == []
+    assert rebuild_plans(STREAM, [slice_of(1, {0: (50, 60)})], {}, NOW).unread == ["orders@0000000"]
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_planning_goes_on_behind_a_ledger_that_was_rebuilt(
         config = {"stream": scene.stream.name, "dry_run": False, "by": "ann"}
         assert job.execute_in_process(instance=instance, run_config=config).success
     assert [(s.key, s.ranges) for s in scene.slices()] == [(s.key, s.ranges) for s in before]
-    assert scene.ledger.next_attempts([before[0].key]) == {before[0].key: 5}
+    assert scene.ledger.allocate_attempts([before[0].key]) == {before[0].key: 5}
     scene.write(6, 1)
     [fresh] = scene.tick().slices
     assert fresh.key == f"{scene.topic}@0000042"

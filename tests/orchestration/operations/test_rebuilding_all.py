@@ -16,7 +16,7 @@ from dev.processes import wait_until
 from highwater import envelope
 from highwater.assets import discards_table
 from highwater.assets import published as accepted
-from highwater.assets.dlq_copies import concerned
+from highwater.assets.dlq_copies import may_have_copies
 from highwater.assets.erasures_table import keep
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
@@ -25,7 +25,12 @@ from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.mirroring import MirrorMark
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operations.rebuilding_all import Copies, begun, number_of, rebuild_from_kafka
+from highwater.orchestration.operations.rebuilding_all import (
+    Copies,
+    build_new_generations,
+    compute_generation_number,
+    rebuild_from_kafka,
+)
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner, _ensure_never_published
 from highwater.plans import Discard
@@ -62,13 +67,16 @@ def copy(slice_key: str, generation: int = 0, partition: int = 0, offset: int = 
 
 def test_what_a_log_lacks_is_lost_by_name_and_a_tiers_is_not() -> None:
     states = {"orders": state("orders", p0=(5, 9), p1=(0, 3)), TIER: state(TIER, p0=(2, 4))}
-    generations, losses = begun(STREAM, states, {"orders": 41, TIER: 7}, 3, "ann", NOW)
+    generations, losses = build_new_generations(STREAM, states, {"orders": 41, TIER: 7}, 3, "ann", NOW)
     reported = [(one.topic, one.number, dict(one.starts), one.first_ordinal, one.opened_by) for one in generations]
     assert reported == [("orders", 3, {0: 0, 1: 0}, 42, "ann"), (TIER, 0, {0: 2}, 8, "ann")]
     assert [(loss.topic, loss.generation, loss.partition, loss.offsets, loss.accepted_by) for loss in losses] == [
         ("orders", 3, 0, OffsetRange(0, 5), "ann")
     ]
-    assert begun(STREAM, {"orders": state("orders", p0=(0, 1))}, {}, 0, "ann", NOW)[0][0].first_ordinal == 0
+    assert (
+        build_new_generations(STREAM, {"orders": state("orders", p0=(0, 1))}, {}, 0, "ann", NOW)[0][0].first_ordinal
+        == 0
+    )
 
 
 def test_copies_report_of_slices_and_of_the_newest_origins() -> None:
@@ -99,13 +107,13 @@ def test_a_log_that_holds_other_records_is_another_generation(
     """Its offsets would be taken for those of the records that the copies name."""
     record = SimpleNamespace(timestamp=lambda: (1, 70))
     kafka: Any = SimpleNamespace(read=lambda topic, ranges: [record])
-    assert number_of(kafka, state("orders", p0=(1, 9)), newest) == number
+    assert compute_generation_number(kafka, state("orders", p0=(1, 9)), newest) == number
 
 
 def test_only_slices_of_what_was_there_look_for_copies() -> None:
     slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(5, 9), 1: OffsetRange(3, 3)}, NOW)
-    assert concerned([slice_], {"orders": {"0": 6}})
-    assert not concerned([slice_], {"orders": {"0": 5, "1": 9}, TIER: {"0": 99}})
+    assert may_have_copies([slice_], {"orders": {"0": 6}})
+    assert not may_have_copies([slice_], {"orders": {"0": 5, "1": 9}, TIER: {"0": 99}})
 
 
 def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_path: Path) -> None:
@@ -113,7 +121,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     scene.write(10)
     scene.delete_before(4)
     mark = MirrorMark(
-        scene.kafka.topic_state(scene.topic).topic_id, f"{scene.topic}@0000006", "of the lost ledger", NOW
+        scene.kafka.read_topic_state(scene.topic).topic_id, f"{scene.topic}@0000006", "of the lost ledger", NOW
     )
     commit(scene.kafka, scene.stream.group, {(scene.topic, 0): (9, mark)})
     lost, erasure = (
@@ -131,15 +139,17 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     assert "6 offsets are planned again, from ordinal 9 on" in dry.output
     assert "partition 0: [0, 4) is recorded as lost" in dry.output
     assert "a dry run" in dry.output
-    assert scene.ledger.topics.generations("orders", scene.topic) == []
+    assert scene.ledger.topics.list_generations("orders", scene.topic) == []
     nobody = scene.run("rebuild-all", "orders", "--yes", "--by", "")
     assert (nobody.exit_code, "--by NAME" in nobody.output) == (PERMANENT, True)
     done = scene.run("rebuild-all", "orders", "--yes", "--by", "ann")
     assert done.exit_code == 0, done.output
-    assert [(loss.offsets, loss.accepted_by) for loss in scene.ledger.losses("orders")] == [(OffsetRange(0, 4), "ann")]
-    assert [replace(one, number=0) for one in scene.ledger.erasures.of("orders")] == [erasure]
-    assert scene.ledger.discards.of("orders") == [discarded]
-    assert scene.ledger.erasures.of_key("orders", "e" * 64) == {}, "of slices that are gone nothing is left to do"
+    assert [(loss.offsets, loss.accepted_by) for loss in scene.ledger.list_losses("orders")] == [
+        (OffsetRange(0, 4), "ann")
+    ]
+    assert [replace(one, number=0) for one in scene.ledger.erasures.list_for_stream("orders")] == [erasure]
+    assert scene.ledger.discards.list_for_stream("orders") == [discarded]
+    assert scene.ledger.erasures.read_for_key("orders", "e" * 64) == {}, "of slices that are gone nothing is left to do"
     scene.tick()
     scene.ensure_each_once(offsets(0, 4, 10))
     assert [slice_.ordinal for slice_ in scene.slices()] == [9], "behind the last known one"
@@ -165,7 +175,7 @@ def test_a_topic_that_cannot_be_asked_is_not_taken_for_an_empty_one() -> None:
     def without_leader(topic: str) -> TopicState:
         return TopicState(topic, "A" * 22, {0: PartitionState(None, None, None, None)})
 
-    kafka: Any = SimpleNamespace(topic_state=without_leader)
+    kafka: Any = SimpleNamespace(read_topic_state=without_leader)
     with pytest.raises(DependencyAwayError, match="could not be asked"):
         _ensure_never_published(kafka, STREAM)
 
@@ -224,7 +234,7 @@ def first_life(bench: Bench) -> None:
 
 def publish(bench: Bench) -> dict[str, int]:
     """Send the events of all slices; by slice how many were sent now."""
-    slices = bench.ledger.slices("orders")
+    slices = bench.ledger.list_slices("orders")
     return {one.slice_.key: one.counts["sent_now"] for one in accepted.materialise(bench.work(*slices))}
 
 
@@ -329,8 +339,10 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
     )
     assert len(events) == 7
     assert (ends.accepted, ends.parked, ends.tombstones, ends.error) == (7, 1, 1, None)
-    bench.kafka.admin().delete_records([TopicPartition(bench.stream.topic, 2, 1)])
-    wait_until(lambda: bench.kafka.topic_state(bench.stream.topic).partitions[2].log_start == 1, 30, "the deletion")
+    bench.kafka.get_admin().delete_records([TopicPartition(bench.stream.topic, 2, 1)])
+    wait_until(
+        lambda: bench.kafka.read_topic_state(bench.stream.topic).partitions[2].log_start == 1, 30, "the deletion"
+    )
 
     bench.ledger, bench.lake = Ledger(f"sqlite:///{tmp_path / 'again.sqlite'}"), Lake(str(tmp_path / "again"))
     customers(bench.lake, ["c1", "late", "later"])
@@ -339,7 +351,7 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
         bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, dry_run=False, by="ann"
     )
     assert found.copies == {topics[1]: 4, topics[2]: 2, topics[3]: 2}
-    [loss] = bench.ledger.losses("orders")
+    [loss] = bench.ledger.list_losses("orders")
     assert (loss.partition, loss.offsets, loss.accepted_by) == (2, OffsetRange(0, 1), "ann")
     with pytest.raises(ConfigurationError, match="the ledger knows orders"):
         rebuild_from_kafka(

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.assets import current, raw
-from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
+from highwater.assets.current_rebuild import RebuildSnapshot, compare_with_events, rebuild
 from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError
 from highwater.orchestration.build import build_defs
@@ -65,15 +65,15 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
     merged: Bench, spark_server: SparkConnect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, work = merged, merged.work()
-    assert differences(work, RebuildSnapshot.take(work)).none
-    table = bench.lake.table(bench.stream.name, "current")
+    assert compare_with_events(work, RebuildSnapshot.take(work)).none
+    table = bench.lake.open_stream_table(bench.stream.name, "current")
     assert table is not None
     table.delete("key = 'o0'")
     table.update(predicate="key = 'o1'", updates={"version": "9"})
     table.update(predicate="key = 'o2'", updates={"updated_by_slice": "'unknown'"})
     never_planned = f"{bench.stream.topic}@0000009"
     commit_current(bench.lake, bench.stream.name, {never_planned: 1}, table.to_pyarrow_table().slice(0, 0))
-    found = differences(work, RebuildSnapshot.take(work))
+    found = compare_with_events(work, RebuildSnapshot.take(work))
     assert (found.lacking, found.wrong) == (3, 2)
     assert (found.behind, found.unknown) == ([], [never_planned])
 
@@ -83,13 +83,13 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
     assert versions(bench)["o1"] == 9, "a dry run writes nothing"
     assert rebuild(work) == 4
     assert versions(bench) == EXPECTED
-    assert differences(work, RebuildSnapshot.take(work)).none
+    assert compare_with_events(work, RebuildSnapshot.take(work)).none
 
-    shutil.rmtree(bench.lake.path(bench.stream.name, "current"))
+    shutil.rmtree(bench.lake.build_table_path(bench.stream.name, "current"))
     assert by_command(bench, spark_server, tmp_path)["lacking"] == 4
     assert by_job(bench, spark_server, monkeypatch)
     assert versions(bench) == EXPECTED
-    assert differences(work, RebuildSnapshot.take(work)).none
+    assert compare_with_events(work, RebuildSnapshot.take(work)).none
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
 def test_runs_go_on_after_current_was_rebuilt(merged: Bench) -> None:
     """A slice that is materialised again after the rebuild recomputes its keys; a new one is merged."""
     bench = merged
-    slices = bench.ledger.slices(bench.stream.name)
+    slices = bench.ledger.list_slices(bench.stream.name)
     work = bench.work()
     rebuild(work)
     assert current.materialise(bench.work(*slices))[0].note == "already followed the events"
@@ -154,4 +154,4 @@ def test_without_events_nothing_is_rebuilt(bench: Bench) -> None:
     raw.materialise(bench.work(bench.plan(0, p0=(0, 1))))
     with pytest.raises(ConfigurationError, match="has no events"):
         rebuild(bench.work())
-    assert bench.lake.table(bench.stream.name, "current") is None
+    assert bench.lake.open_stream_table(bench.stream.name, "current") is None

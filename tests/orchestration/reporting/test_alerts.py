@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.processes import LOOPBACK, free_port
-from highwater.alerting import DEPLOYMENT, Alert, Condition, after, mark_reported, watch
+from highwater.alerting import DEPLOYMENT, Alert, Condition, mark_reported, update_alerts, update_watch
 from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
@@ -51,7 +51,7 @@ def test_alerts_and_recoveries_alternate_and_none_is_reported_twice(ticks: list[
     open_: dict[tuple[str, str], Alert] = {}
     heard: list[str] = []
     for over, receives in ticks:
-        open_ = after(open_, [measure(over)], NOW)
+        open_ = update_alerts(open_, [measure(over)], NOW)
         for alert in [alert for alert in open_.values() if alert.is_unreported]:
             if receives:
                 heard.append(alert.to_plain()["kind"])
@@ -66,7 +66,7 @@ def test_a_thousand_ticks_over_a_threshold_are_one_alert_and_one_recovery() -> N
     open_: dict[tuple[str, str], Alert] = {}
     heard: list[str] = []
     for tick in range(1_002):
-        open_ = after(open_, [measure(over=tick < 1_000, value=str(tick))], NOW + timedelta(minutes=tick))
+        open_ = update_alerts(open_, [measure(over=tick < 1_000, value=str(tick))], NOW + timedelta(minutes=tick))
         for alert in [alert for alert in open_.values() if alert.is_unreported]:
             heard.append(f"{alert.to_plain()['kind']} {alert.since:%H:%M}")
             open_ = mark_reported(open_, alert)
@@ -74,18 +74,20 @@ def test_a_thousand_ticks_over_a_threshold_are_one_alert_and_one_recovery() -> N
 
 
 def test_what_was_not_measured_stays_as_it_is() -> None:
-    open_ = after({}, [measure(over=True)], NOW)
-    assert after(open_, [], NOW + timedelta(hours=1)) == open_
-    later = after(open_, [measure(over=True, value="9")], NOW + timedelta(hours=1))
+    open_ = update_alerts({}, [measure(over=True)], NOW)
+    assert update_alerts(open_, [], NOW + timedelta(hours=1)) == open_
+    later = update_alerts(open_, [measure(over=True, value="9")], NOW + timedelta(hours=1))
     [alert] = later.values()
     assert (alert.since, alert.value) == (NOW, "9")
 
 
 def test_an_alert_that_lasts_has_the_remedy_of_now() -> None:
     """It named the first slice that was exhausted, for as long as any was, and the threshold of before."""
-    known = {name: replace(alert, reported=True) for name, alert in after({}, [measure(over=True)], NOW).items()}
+    known = {
+        name: replace(alert, reported=True) for name, alert in update_alerts({}, [measure(over=True)], NOW).items()
+    }
     now = replace(measure(over=True), threshold="6", remedy="look at the other")
-    [alert] = after(known, [now], NOW + timedelta(hours=1)).values()
+    [alert] = update_alerts(known, [now], NOW + timedelta(hours=1)).values()
     assert (alert.since, alert.reported, alert.threshold, alert.remedy) == (NOW, True, "6", "look at the other")
 
 
@@ -114,7 +116,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 def test_gone_is_what_nobody_watched_over_while_others_ticked(
     seen: dict[str, datetime], gone: set[str], restarted: set[str]
 ) -> None:
-    found = watch(["mine", "other"], ["mine"], seen, NOW)
+    found = update_watch(["mine", "other"], ["mine"], seen, NOW)
     assert (set(found.gone), set(found.added)) == (gone, restarted)
 
 
@@ -140,7 +142,7 @@ def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkey
         assert tick(number, mine if number % 2 else other) == []
     ended = {number: found for number in range(7, 40) if (found := tick(number, mine))}
     assert ended == {6 + 27: sorted(("recovery", *one) for one in names)}, "a day after the last tick of the other"
-    assert [one.stream for one in ledger.alerts.open().values()] == ["orders"]
+    assert [one.stream for one in ledger.alerts.read_open().values()] == ["orders"]
 
 
 def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +163,12 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
         seen.clear()
         outputs = alerts.tick(ledger, unused, unused, streams, lambda _: None, begin=begin, resting=resting)
         found.append(
-            ("".join(seen), outputs.begin, "".join(outputs.calm), [one.stream for one in ledger.alerts.open().values()])
+            (
+                "".join(seen),
+                outputs.begin,
+                "".join(outputs.calm),
+                [one.stream for one in ledger.alerts.read_open().values()],
+            )
         )
         begin = outputs.begin
     assert found == [("ab", "c", "a", ["b"]), ("cd", "a", "cd", ["b"]), ("ac", "d", "ac", ["b"])]
@@ -306,12 +313,14 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
     away = Kafka(f"{LOOPBACK}:{free_port()}")
     stream = replace(STREAM, alerts=Alerts(reject_ratio=0.6, parked=5))
     asked = alert_inputs.StreamInputs(written.ledger, away, written.lake, stream)
-    ratio, parked = alert_conditions._reject_ratio(asked), alert_conditions._parked(asked)
+    ratio, parked = alert_conditions._measure_reject_ratio(asked), alert_conditions._measure_parked_records(asked)
     assert ratio is not None
     assert parked is not None
     assert (ratio.over, ratio.value) == (False, "60% of 10 records of the newest 1 slices")
     assert (parked.over, parked.value) == (True, "6 wait for a person")
-    beyond = alert_conditions._reject_ratio(replace(asked, stream=replace(STREAM, alerts=Alerts(reject_ratio=0.59))))
+    beyond = alert_conditions._measure_reject_ratio(
+        replace(asked, stream=replace(STREAM, alerts=Alerts(reject_ratio=0.59)))
+    )
     assert beyond is not None
     assert beyond.over
 
@@ -319,12 +328,14 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that fails is neither an alert nor its end."""
-    monkeypatch.setattr(topic_conditions, "topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})
-    monkeypatch.setattr(alerts, "CONDITIONS", (topic_conditions.measure_retention_left, alert_conditions._late_retries))
+    monkeypatch.setattr(topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})
+    monkeypatch.setattr(
+        alerts, "CONDITIONS", (topic_conditions.measure_retention_left, alert_conditions._measure_retry_age)
+    )
     ledger, away = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), Kafka(f"{LOOPBACK}:{free_port()}")
     lake: Any = None
     lines: list[str] = []
-    assert list(alerts._measured(ledger, away, lake, STREAM, lines, [])) == []
+    assert list(alerts._measure_stream(ledger, away, lake, STREAM, lines, [])) == []
     assert [line.startswith("orders: not measured: ") for line in lines] == [True, True]
 
 
@@ -342,13 +353,13 @@ def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
     settings: dict[str, Setting] | None, over: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person who raised retention.ms to unlimited, as the alert says, never got the recovery."""
-    monkeypatch.setattr(topic_conditions, "topic_settings", lambda *_: settings)
+    monkeypatch.setattr(topic_conditions, "fetch_topic_settings", lambda *_: settings)
     unused: Any = None
     found = topic_conditions.measure_retention_left(alert_inputs.StreamInputs(unused, unused, unused, STREAM))
     assert (found and found.over) == over
     if found is not None:
         known = {("orders", found.what): Alert("orders", found.what, "1 h", "2 h", "raise it", NOW, reported=True)}
-        assert [one.to_plain()["kind"] for one in after(known, [found], NOW).values()] == ["recovery"]
+        assert [one.to_plain()["kind"] for one in update_alerts(known, [found], NOW).values()] == ["recovery"]
 
 
 def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither(tmp_path: Path) -> None:
@@ -356,7 +367,7 @@ def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither
     unused: Any = None
     bare = replace(STREAM, tiers=(), foreign=(), publishes=None)
     asked = alert_inputs.StreamInputs(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
-    for measuring in (alert_conditions._late_retries, alert_conditions._published_late):
+    for measuring in (alert_conditions._measure_retry_age, alert_conditions._measure_publication_age):
         found = measuring(asked)
         assert found is not None
         assert not found.over
@@ -369,7 +380,7 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
     for n, table in enumerate(("events", "rejects")):
         written.add(table, MAIN, range(4 + 6 * n), next_topic=PARKED)
     written.ledger.add([MAIN])
-    written.ledger.next_attempts([MAIN.key])
+    written.ledger.allocate_attempts([MAIN.key])
     written.ledger.reclaims.add("orders", [Reclaim(Origin("orders", 0, 0, 2), MAIN.key, 1, "fixed", "ann", NOW)])
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
@@ -380,8 +391,8 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(alerts, "CONDITIONS", of_lake)
             lines: list[str] = []
-            found = [*alerts._measured(written.ledger, away, written.lake, STREAM, lines, [])]
-        heard.extend(after({}, found, NOW).values())
+            found = [*alerts._measure_stream(written.ledger, away, written.lake, STREAM, lines, [])]
+        heard.extend(update_alerts({}, found, NOW).values())
         return lines
 
     tick()

@@ -193,8 +193,8 @@ def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_runs_beside
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended as if somebody had changed a table, and reported the same twice, in the words of two clients."""
-    words, away_as_said = count(), Kafka.away
-    monkeypatch.setattr(Kafka, "away", lambda self, error: away_as_said(self, f"{error}, {next(words)}"))
+    words, away_as_said = count(), Kafka.build_away_error
+    monkeypatch.setattr(Kafka, "build_away_error", lambda self, error: away_as_said(self, f"{error}, {next(words)}"))
     written.ledger.add([MAIN, RETRIED])
     written.write()
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", written.folder)

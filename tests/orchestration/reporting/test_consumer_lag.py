@@ -19,7 +19,7 @@ from highwater.orchestration import observation
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts, consumer_lag, topic_conditions
 from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting.consumer_lag import Ages
-from highwater.orchestration.reporting.plan_status import topic_status
+from highwater.orchestration.reporting.plan_status import read_topic_status
 from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -35,14 +35,14 @@ class Wide(FakeCluster):
 
     OLD = 39
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         seen = {p: PartitionState(0, 100, 100, 1) for p in range(self.OLD)}
         return TopicState(topic, "A", {**seen, self.OLD: PartitionState(0, 63, 63, 1)})
 
     def _age(self, partition: int, offset: int) -> timedelta:
         return timedelta(days=6) if partition == self.OLD else timedelta(minutes=100 - offset)
 
-    def offsets_at(self, topic: str, timestamp_ms: int, state: TopicState) -> dict[int, int]:
+    def read_offsets_at(self, topic: str, timestamp_ms: int, state: TopicState) -> dict[int, int]:
         at = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
         now, ends = datetime.now(UTC), {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
         return {p: next((o for o in range(end) if now - self._age(p, o) >= at), end) for p, end in ends.items()}
@@ -109,7 +109,7 @@ def test_partitions_with_markers_alone_hide_no_record_behind_them(
 ) -> None:
     monkeypatch.setattr(consumer_lag, "PARTITIONS_ASKED", 1)
     deployed.read(*range(6))
-    deployed.kafka.offsets_at = lambda *_: {0: 100, 1: 100}
+    deployed.kafka.read_offsets_at = lambda *_: {0: 100, 1: 100}
     assert deployed.ages().sure
     deployed.kafka.read = lambda *_, **__: iter(())
     assert not deployed.ages().sure
@@ -127,8 +127,8 @@ def test_without_the_lake_that_is_unread_that_nobody_tried(deployed: Deployed, m
         raise DependencyAwayError("the lake does not answer", remedy="mount it")
 
     deployed.read(0, 1)
-    deployed.ledger.next_attempts(["orders@0000002"])
-    monkeypatch.setattr(Lake, "holds", away)
+    deployed.ledger.allocate_attempts(["orders@0000002"])
+    monkeypatch.setattr(Lake, "list_slice_keys", away)
     ages = deployed.ages()
     assert (ages.starts, ages.sure) == ({0: 30, 1: 30}, False)
 
@@ -162,14 +162,14 @@ def test_where_no_more_are_unread_than_are_looked_at_the_rest_is_read(
 
 def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
     stored = str(90 * 60_000)
-    monkeypatch.setattr(topic_conditions, "topic_settings", lambda *_: {"retention.ms": Setting(stored, "x")})
+    monkeypatch.setattr(topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting(stored, "x")})
     stream = replace(STREAM, alerts=Alerts(retention_left=timedelta(minutes=30), retries_late=timedelta(minutes=30)))
     stream = replace(stream, tiers=()) if deployed.topic == "orders" else stream
     asked = alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream)
     return (
         topic_conditions.measure_retention_left(asked)
         if deployed.topic == "orders"
-        else alert_conditions._late_retries(asked)
+        else alert_conditions._measure_retry_age(asked)
     )
 
 
@@ -194,10 +194,10 @@ class Several(FakeCluster):
     def __init__(self, *there: str) -> None:
         self.there = there
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         if topic not in self.there:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
-        return super().topic_state(topic)
+        return super().read_topic_state(topic)
 
 
 def retention_left(
@@ -207,11 +207,11 @@ def retention_left(
     deployed.read(*range(6))
 
     def settings(_: object, topic: str) -> Mapping[str, Setting] | None:
-        deployed.kafka.topic_state(topic)  # one that is not there has none
+        deployed.kafka.read_topic_state(topic)  # one that is not there has none
         found = {name.replace("_", "."): Setting(str(value), "x") for name, value in stored.get(topic, {}).items()}
         return found or None
 
-    monkeypatch.setattr(topic_conditions, "topic_settings", settings)
+    monkeypatch.setattr(topic_conditions, "fetch_topic_settings", settings)
     stream = replace(
         STREAM,
         foreign=(Foreign(FOREIGN, timedelta(minutes=10)),),
@@ -277,19 +277,23 @@ def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, m
 
 def test_raw_is_opened_once_a_tick(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the two measures that need it opened it."""
-    monkeypatch.setattr(topic_conditions, "topic_settings", lambda *_: {"retention.ms": Setting("1000000000", "x")})
-    monkeypatch.setattr(alerts, "CONDITIONS", (topic_conditions.measure_retention_left, alert_conditions._late_retries))
+    monkeypatch.setattr(
+        topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting("1000000000", "x")}
+    )
+    monkeypatch.setattr(
+        alerts, "CONDITIONS", (topic_conditions.measure_retention_left, alert_conditions._measure_retry_age)
+    )
     opened: list[str] = []
-    holds = Lake.holds
+    holds = Lake.list_slice_keys
 
     def counted(lake: Lake, stream: str, table: str) -> set[str]:
         opened.append(table)
         return holds(lake, stream, table)
 
-    monkeypatch.setattr(Lake, "holds", counted)
+    monkeypatch.setattr(Lake, "list_slice_keys", counted)
     deployed.read(*range(6))
     lines: list[str] = []
-    found = [*alerts._measured(deployed.ledger, deployed.kafka, deployed.lake, STREAM, lines, [])]
+    found = [*alerts._measure_stream(deployed.ledger, deployed.kafka, deployed.lake, STREAM, lines, [])]
     assert ([one.what for one in found], lines) == (["retention before unread records", "age of retries"], [])
     assert opened == ["raw"]
 
@@ -313,7 +317,7 @@ class Holding(FakeCluster):
     def __init__(self, **first: int) -> None:
         self.first = {name.replace("_", "."): offset for name, offset in first.items()}
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         stable = self.first.get(topic, 100)
         return TopicState(topic, "A", {0: PartitionState(0, stable, 100, 1), 1: PartitionState(0, 100, 100, 1)})
 
@@ -336,9 +340,9 @@ def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: D
     assert {p: (one.offset, one.offsets) for p, one in held.items()} == {0: (60, 40)}
     assert round((held[0].age or timedelta(0)) / timedelta(minutes=1)) == 40
     assert (minutes(ages), ages.sure) == ({0: 40, 1: 40}, True)
-    look = observation.of_topic(observation.look(deployed.kafka, deployed.ledger, STREAM))
+    look = observation.build_topic_metadata(observation.look(deployed.kafka, deployed.ledger, STREAM))
     assert (look["lag"].value, look["held_back"].value, look["largest_lag"].value) == (80, 40, 40)
-    status = topic_status(deployed.kafka, STREAM, deployed.ledger.topics.planned("orders", "orders"))
+    status = read_topic_status(deployed.kafka, STREAM, deployed.ledger.topics.read_planned_topic("orders", "orders"))
     assert [(one.lag, one.held_back) for one in status.partitions] == [(40, 40), (40, 0)]
     assert "lag 80, 40 of it held back by open transactions" in status.lines[0]
     plain = status.to_plain()
@@ -369,7 +373,7 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
     The limit is a quarter of an hour, and half of the retention in minutes where that is less.
     """
     monkeypatch.setattr(
-        topic_conditions, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
+        topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
     )
     deployed.kafka = Holding(**first)
     deployed.ledger.topics.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
@@ -397,7 +401,7 @@ def test_unread_records_that_retention_deleted_are_an_alert(
     """Nothing unread was left, so nothing was late, and nobody heard that records were lost."""
     state = {0: PartitionState(63, 100, 100, 1), 1: PartitionState(50, 100, 100, 1)}
     deployed.read(*range(6))
-    monkeypatch.setattr(deployed.kafka, "topic_state", lambda topic: TopicState(topic, "A", state))
+    monkeypatch.setattr(deployed.kafka, "read_topic_state", lambda topic: TopicState(topic, "A", state))
     found = alert_of(deployed, monkeypatch)
     assert (found.over, found.value) == (True, "retention deleted unread records of orders: partition 0: [60, 63)")
     deployed.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(60, 63), "expired", "ann", NOW)])
@@ -405,7 +409,7 @@ def test_unread_records_that_retention_deleted_are_an_alert(
 
 
 def test_the_audit_counts_what_is_planned_and_not_read(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
+    monkeypatch.setattr(audit_page, "_check_main_topic", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
     deployed.read(0, 1, 2, 4)
     hole = Loss("orders", "orders", 0, 0, OffsetRange(7, 9), "expired", "ann", NOW)
@@ -426,8 +430,8 @@ def test_no_slice_commit_and_no_other_plan_is_opened(deployed: Deployed, monkeyp
     deployed.read(0, 1, 2, 4)
     got: list[str] = []
     get = Ledger.get
-    monkeypatch.setattr(Lake, "committed_at", opened)
-    monkeypatch.setattr(Ledger, "slices", opened)
+    monkeypatch.setattr(Lake, "load_commits_and_version", opened)
+    monkeypatch.setattr(Ledger, "list_slices", opened)
 
     def counted(ledger: Ledger, keys: list[str]) -> list[Slice]:
         got.extend(keys)
@@ -440,7 +444,7 @@ def test_no_slice_commit_and_no_other_plan_is_opened(deployed: Deployed, monkeyp
 
 def test_the_audit_says_that_no_check_was_asked(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page without a word of checks read as if they had passed."""
-    monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
+    monkeypatch.setattr(audit_page, "_check_main_topic", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
 
     def reported(red: dict[str, int] | None, checked: int = 0) -> list[str]:

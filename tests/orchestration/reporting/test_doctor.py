@@ -42,16 +42,16 @@ def settings(**environment: str) -> Settings:
 
 
 def test_a_lake_is_written_to_and_left_clean(tmp_path: Path) -> None:
-    assert "can be written to" in doctor._lake(str(tmp_path / "not" / "yet" / "there"))
+    assert "can be written to" in doctor._check_lake(str(tmp_path / "not" / "yet" / "there"))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(DependencyAwayError, match="nothing can be written"):
-        doctor._lake(str(tmp_path / "file"))
+        doctor._check_lake(str(tmp_path / "file"))
 
 
 def test_a_store_of_objects_is_written_to_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "try_storage", lambda _: try_storage(tmp_path.as_uri()))
-    assert doctor._lake("gs://bucket/lake") == "gs://bucket/lake: a table was written, read and removed"
+    assert doctor._check_lake("gs://bucket/lake") == "gs://bucket/lake: a table was written, read and removed"
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
@@ -81,7 +81,7 @@ def test_a_store_that_nobody_serves_is_away(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in {**answers, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "planted"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     with pytest.raises(DependencyAwayError, match="did not answer a probe") as caught:
-        doctor._lake("s3a://bucket/lake")
+        doctor._check_lake("s3a://bucket/lake")
     assert "planted" not in str(caught.value)
 
 
@@ -90,34 +90,38 @@ def test_a_lake_that_no_spark_opens_is_refused_before_anything_is_written(monkey
     written: list[str] = []
     monkeypatch.setattr(doctor, "try_storage", written.append)
     with pytest.raises(ConfigurationError, match="remedy: name the lake s3a://bucket/lake"):
-        doctor._lake("s3://bucket/lake")
+        doctor._check_lake("s3://bucket/lake")
     assert written == []
 
 
 def test_the_ledger_is_written_to_and_left_clean(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    assert doctor._ledger(cast("Deployment", SimpleNamespace(ledger=lambda: ledger))).endswith("it can be written to")
-    assert ledger.leases() == {}
+    assert doctor._check_ledger(cast("Deployment", SimpleNamespace(open_ledger=lambda: ledger))).endswith(
+        "it can be written to"
+    )
+    assert ledger.read_leases() == {}
 
 
 def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path: Path) -> None:
     """Two deployments on one ledger did each other's work, and nothing named them."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    asked, stream = cast("Deployment", SimpleNamespace(ledger=lambda: ledger)), make_stream("orders")
+    asked, stream = cast("Deployment", SimpleNamespace(open_ledger=lambda: ledger)), make_stream("orders")
     now = datetime.now(UTC)
 
     def seen(name: str, minutes_ago: float) -> None:
         ledger.instances.record(["orders"], name, f"{name}.example:/dagster", now - timedelta(minutes=minutes_ago))
 
-    assert doctor._instances(asked, stream) == "no sensor ticked yet"
+    assert doctor._check_instances(asked, stream) == "no sensor ticked yet"
     seen("old", 9)
     seen("old", 4)
     seen("new", 3)
-    assert doctor._instances(asked, stream).startswith("new (new.example:/dagster), last seen"), "it replaced the old"
+    assert doctor._check_instances(asked, stream).startswith("new (new.example:/dagster), last seen"), (
+        "it replaced the old"
+    )
     ledger.instances.record(["payments"], "other", "other.example:/dagster", now)
     seen("old", 2)
     with pytest.raises(ConfigurationError, match="2 Dagster instances work on orders at the same time") as caught:
-        doctor._instances(asked, stream)
+        doctor._check_instances(asked, stream)
     assert "old.example:/dagster" in str(caught.value.found)
     assert "new.example:/dagster" in str(caught.value.found)
     assert "stop the sensors" in caught.value.remedy
@@ -125,41 +129,41 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     def away() -> None:
         raise DependencyAwayError("no broker answers", remedy="wait")
 
-    deployment = cast("Deployment", SimpleNamespace(ledger=lambda: ledger, kafka=away, lake=away))
-    shown = {one.what: one.error for one in doctor._stream(deployment, stream)}
+    deployment = cast("Deployment", SimpleNamespace(open_ledger=lambda: ledger, open_kafka=away, open_lake=away))
+    shown = {one.what: one.error for one in doctor._check_stream(deployment, stream)}
     assert isinstance(shown["Dagster instances of orders"], ConfigurationError), "whatever Kafka answers"
     # The new one goes on alone.
     seen("new", -4)
     later = now + timedelta(minutes=4)
-    assert ledger.instances.live_together("orders", later) == []
+    assert ledger.instances.list_concurrent("orders", later) == []
     # The old one comes back, long after; its first tick is no overlap, its second one is.
     ledger.instances.record(["orders"], "old", "old.example:/dagster", later + timedelta(minutes=1))
-    assert ledger.instances.live_together("orders", later + timedelta(minutes=1)) == []
+    assert ledger.instances.list_concurrent("orders", later + timedelta(minutes=1)) == []
     ledger.instances.record(["orders"], "new", "new.example:/dagster", later + timedelta(minutes=2))
     ledger.instances.record(["orders"], "old", "old.example:/dagster", later + timedelta(minutes=2))
-    assert len(ledger.instances.live_together("orders", later + timedelta(minutes=2))) == 2
-    assert ledger.instances.live_together("orders", later + timedelta(minutes=8)) == [], "both were stopped"
+    assert len(ledger.instances.list_concurrent("orders", later + timedelta(minutes=2))) == 2
+    assert ledger.instances.list_concurrent("orders", later + timedelta(minutes=8)) == [], "both were stopped"
 
 
 def test_what_spark_cannot_be_given_is_reported_before_anything_is_read() -> None:
     """It was reported by the first run that read the topic, while planning went on."""
     kafka = Kafka("nowhere:1", {"plugin.library.paths": "planted"})
     with pytest.raises(ConfigurationError, match=r"plugin\.library\.paths") as caught:
-        doctor._translated(cast("Deployment", SimpleNamespace(kafka=lambda: kafka)))
+        doctor._check_spark_options(cast("Deployment", SimpleNamespace(open_kafka=lambda: kafka)))
     assert "planted" not in str(caught.value)
 
 
 def test_the_receiver_of_alerts_is_reached_and_reported_nothing() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         address = f"http://{LOOPBACK}:{server.getsockname()[1]}/planted"
-        assert "nothing was posted" in doctor._receiver(address)
+        assert "nothing was posted" in doctor._check_receiver(address)
         taken, _ = server.accept()
         with taken:
             taken.settimeout(5)
             assert taken.recv(1) == b""
     for wrong in (f"http://{LOOPBACK}:{free_port()}/planted", "ftp://planted", "http://[planted", "http://h:planted/"):
         with pytest.raises(HighwaterError) as caught:
-            doctor._receiver(wrong)
+            doctor._check_receiver(wrong)
         assert "planted" not in str(caught.value)
 
 
@@ -183,28 +187,28 @@ def test_a_stream_with_schemas_needs_a_registry_that_answers() -> None:
     assert doctor._needs_registry(make_stream("orders", value=Json(registry=True)))
     assert not doctor._needs_registry(make_stream("orders"))
     with pytest.raises(ConfigurationError, match="HIGHWATER_SCHEMA_REGISTRY_URL"):
-        doctor._registry(settings())
+        doctor._check_registry(settings())
     server = HTTPServer((LOOPBACK, 0), Answers)
     thread = Thread(target=server.serve_forever)
     thread.start()
     try:
         url = f"http://user:planted@{LOOPBACK}:{server.server_port}"
-        assert doctor._registry(settings(HIGHWATER_SCHEMA_REGISTRY_URL=url)) == "1 subjects"
+        assert doctor._check_registry(settings(HIGHWATER_SCHEMA_REGISTRY_URL=url)) == "1 subjects"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
     with pytest.raises(DependencyAwayError) as caught:
-        doctor._registry(settings(HIGHWATER_SCHEMA_REGISTRY_URL=url))
+        doctor._check_registry(settings(HIGHWATER_SCHEMA_REGISTRY_URL=url))
     assert "planted" not in str(caught.value)
 
 
 def test_dagster_needs_its_home_and_its_file(tmp_path: Path) -> None:
     for environment in ({}, {"DAGSTER_HOME": str(tmp_path)}):
         with pytest.raises(ConfigurationError):
-            doctor._dagster(environment)
+            doctor._check_dagster(environment)
     (tmp_path / "dagster.yaml").write_text("")
-    assert "can be written to" in doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+    assert "can be written to" in doctor._check_dagster({"DAGSTER_HOME": str(tmp_path)})
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert instance.get_dynamic_partitions("highwater_doctor") == []
 
@@ -216,7 +220,7 @@ def test_storage_of_dagster_that_cannot_be_written_to_is_reported(tmp_path: Path
     storage = {"storage": {"sqlite": {"base_dir": str(broken / "planted")}}}
     (tmp_path / "dagster.yaml").write_text(json.dumps(storage))
     with pytest.raises(DependencyAwayError, match="cannot be written to") as caught:
-        doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+        doctor._check_dagster({"DAGSTER_HOME": str(tmp_path)})
     assert str(broken) not in str(caught.value)
 
 
@@ -224,17 +228,17 @@ def test_storage_of_dagster_that_cannot_be_written_to_is_reported(tmp_path: Path
 def test_storage_of_dagster_that_nobody_can_open_is_no_storage_that_is_away(tmp_path: Path, text: str) -> None:
     (tmp_path / "dagster.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match="cannot be written to"):
-        doctor._dagster({"DAGSTER_HOME": str(tmp_path)})
+        doctor._check_dagster({"DAGSTER_HOME": str(tmp_path)})
 
 
 def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was a warning without the command that fixes it, and the exit status was 0."""
     unclean = with_setting(SAFE, unclean_leader_election_enable="true", retention_bytes="9")
-    monkeypatch.setattr(doctor, "topic_facts", lambda *_: unclean)
-    monkeypatch.setattr(topic_audit, "topic_facts", lambda _, topic: replace(unclean, topic=topic))
-    kafka = cast("Deployment", SimpleNamespace(kafka=lambda: None))
+    monkeypatch.setattr(doctor, "fetch_topic_facts", lambda *_: unclean)
+    monkeypatch.setattr(topic_audit, "fetch_topic_facts", lambda _, topic: replace(unclean, topic=topic))
+    kafka = cast("Deployment", SimpleNamespace(open_kafka=lambda: None))
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
-    found = {one.what: one for one in doctor._rules(kafka, stream)}
+    found = {one.what: one for one in doctor._check_topic_rules(kafka, stream)}
     assert found.keys() == {
         "topic orders: retention by size",
         *(f"topic {name}: unclean election" for name in ("orders", *stream.published_topics)),
@@ -255,11 +259,13 @@ def test_a_topic_of_another_system_that_keeps_less_than_its_delay_is_warned_of(
 ) -> None:
     """Records of it went before they were due, and nothing reported it beforehand."""
     settings = {} if stored is None else {"retention.ms": Setting(stored, "DYNAMIC_TOPIC_CONFIG")}
-    monkeypatch.setattr(doctor, "topic_settings", lambda *_: settings)
-    monkeypatch.setattr(doctor, "stamped_by_broker", lambda *_: False)
-    kafka = SimpleNamespace(bootstrap="broker:9092", topic_state=lambda _: SimpleNamespace(partitions={0: None}))
+    monkeypatch.setattr(doctor, "fetch_topic_settings", lambda *_: settings)
+    monkeypatch.setattr(doctor, "has_broker_timestamps", lambda *_: False)
+    kafka = SimpleNamespace(bootstrap="broker:9092", read_topic_state=lambda _: SimpleNamespace(partitions={0: None}))
     stream = replace(make_stream("orders"), foreign=(Foreign("connect.dlq", timedelta(minutes=20)),))
-    found = doctor._foreign(cast("Deployment", SimpleNamespace(kafka=lambda: kafka)), stream, "connect.dlq")
+    found = doctor._check_foreign_topic(
+        cast("Deployment", SimpleNamespace(open_kafka=lambda: kafka)), stream, "connect.dlq"
+    )
     assert (found.warning, found.text.startswith("1 partitions, timestamps set by producers")) == (warned, True)
     if warned:
         assert found.text.endswith("it keeps a record for 0:48:00, which waits there for up to 0:24:00")

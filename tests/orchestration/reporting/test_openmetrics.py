@@ -54,7 +54,7 @@ class Broker:
     age: timedelta = timedelta(0)
     away: bool = False
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         if self.away:
             raise DependencyAwayError("Kafka did not answer", remedy="see that it runs")
         if topic not in self.topics:
@@ -62,7 +62,7 @@ class Broker:
         return self.topics[topic]
 
     def look_again(self, topic: str) -> TopicState:
-        return self.topic_state(topic)
+        return self.read_topic_state(topic)
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange], **_: object) -> Iterator[Any]:
         assert topic in self.topics
@@ -88,7 +88,7 @@ def written(tmp_path: Path) -> Written:
     for topic, starts in {"orders": {0: 0, 1: 0}, TIER: {0: 0}}.items():
         made.ledger.topics.open_generation(Generation("orders", topic, TOPIC_ID, 0, {**starts}, NOW))
     for slice_ in (FIRST, SECOND, THIRD, RETRIED):
-        assert made.ledger.add([slice_], seen=made.ledger.topics.planned("orders", slice_.topic).generation)
+        assert made.ledger.add([slice_], seen=made.ledger.topics.read_planned_topic("orders", slice_.topic).generation)
     made.prove(FIRST, {"raw": 10, "events": 7, "rejects": 2, "dlq": 2, "current": 7}, tombstones=1)
     made.add("events", FIRST, range(7))
     made.add("rejects", FIRST, [8], next_topic=TIER)
@@ -158,7 +158,7 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
     late = STREAM.tier_topics[1]
     # The stream publishes and measures nothing, so nobody looks at what it published or measured.
     there = STREAM.checks.keys() - {"events_published", "metrics_follow_events"}
-    erring = [name for name in there if STREAM.severity(name) is not Severity.WARN]
+    erring = [name for name in there if STREAM.find_severity(name) is not Severity.WARN]
     assert found == {
         "highwater_up": {("ledger",): 1, ("kafka",): 1, ("lake",): 1, ("dagster",): 1},
         "highwater_planned_end_offset": {p0: 30, p1: 5, t0: 2},
@@ -247,7 +247,7 @@ def test_without_kafka_the_plan_and_the_tables_are_reported(written: Written) ->
 
 def test_without_the_lake_the_plan_and_the_topic_are_reported(written: Written) -> None:
     class Away(Lake):
-        def table(self, stream: str, table: str) -> Any:
+        def open_stream_table(self, stream: str, table: str) -> Any:
             raise DependencyAwayError(f"{stream}/{table} could not be read", remedy="mount it")
 
     numbers = read(asked(written.ledger, broker(), Away("/nowhere")).text)
@@ -292,14 +292,14 @@ def test_an_error_of_one_stream_hides_no_number_of_the_others(
 ) -> None:
     """A permanent error of one stream ended the whole command without a number."""
     other = replace(STREAM, name="others", topic="others")
-    holds = open_metrics._holds
+    holds = open_metrics._measure_holds
 
     def broken(found: Samples, ledger: Ledger, stream: Stream) -> None:
         if stream.name == "others":
             raise ValueError("hunter2")
         holds(found, ledger, stream)
 
-    monkeypatch.setattr(open_metrics, "_holds", broken)
+    monkeypatch.setattr(open_metrics, "_measure_holds", broken)
     kafka: Any = broker()
     found = measure(written.ledger, kafka, written.lake, [other, STREAM], nobody)
     numbers = read(found.text)

@@ -16,8 +16,8 @@ from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
 from highwater.holds import HoldingRecords
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, publication_status
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.plan_status import _waiting
-from highwater.orchestration.reporting.publication_status import Behind, behind
+from highwater.orchestration.reporting.plan_status import _load_waiting_work
+from highwater.orchestration.reporting.publication_status import Behind, measure_publication_lag
 from highwater.orchestration.reporting.status_report import StreamStatus, WaitingWork
 from highwater.plans import Publication
 from highwater.resources.ledger.breakers import Judgement
@@ -36,7 +36,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publishin
 
 
 def look(scene: PublishingScene) -> Behind:
-    found = behind(scene.tables.ledger, scene.tables.lake, scene.tables.stream)
+    found = measure_publication_lag(scene.tables.ledger, scene.tables.lake, scene.tables.stream)
     assert found is not None
     return found
 
@@ -58,7 +58,7 @@ def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene:
     assert reported.oldest == slices[1].key
     assert reported.since is not None
     assert begin <= reported.since <= datetime.now(UTC)
-    assert reported.age(reported.since + timedelta(hours=1)) == timedelta(hours=1)
+    assert reported.compute_age(reported.since + timedelta(hours=1)) == timedelta(hours=1)
     assert f"{slices[1].key} is next; see that the sensor publisher is switched on" in reported.line
     scene.tables.publish(slices[1])
     reported = look(scene)
@@ -81,7 +81,7 @@ def test_what_was_reprocessed_and_what_came_back_waits_too(scene: PublishingScen
     scene.decide(first, 0, status="paid")
     assert (look(scene).slices, look(scene).revised) == (0, 1)
     for name in ("events", "published"):  # files that are joined are younger, and nothing else
-        table = scene.tables.lake.table("orders", name)
+        table = scene.tables.lake.open_stream_table("orders", name)
         assert table is not None
         scene.tables.publish(first)
         table.optimize.z_order(["origin_offset"])
@@ -169,7 +169,7 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
     for n in (2, 0, 5, 1):  # the first and the last of them are looked up
         with monkeypatch.context() as patched:
             if joined and n in {1, 2}:  # written again, as they were
-                patched.setattr(tables.ledger, "next_attempts", lambda keys: dict.fromkeys(keys, 1))
+                patched.setattr(tables.ledger, "allocate_attempts", lambda keys: dict.fromkeys(keys, 1))
             scene.decide(slices[n], 2 * n)
     now = look(scene)
     assert (now.revised, now.unopened) == (0 if joined else 2, 2)
@@ -243,15 +243,15 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(
     asked = alert_inputs.StreamInputs(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
     unsent = replace(stream, publishes=None)
     for declared, value in ((unsent, "the stream sends none"), (stream, "none waits to be sent")):
-        found = alert_conditions._published_late(replace(asked, stream=declared))
+        found = alert_conditions._measure_publication_age(replace(asked, stream=declared))
         assert found is not None
         assert (found.over, found.value) == (False, value)
     scene.decide(slice_, 0, 1)
     shown_now = look(scene)
     for minutes, over in ((9, False), (11, True)):
         waited = replace(shown_now, since=datetime.now(UTC) - timedelta(minutes=minutes))
-        monkeypatch.setattr(alert_conditions, "behind", lambda *_, one=waited: one)
-        found = alert_conditions._published_late(asked)
+        monkeypatch.setattr(alert_conditions, "measure_publication_lag", lambda *_, one=waited: one)
+        found = alert_conditions._measure_publication_age(asked)
         assert found is not None
         reported = f"the oldest that is not sent to orders.accepted was accepted 0:{minutes:02}:"
         assert (found.over, found.value.startswith(reported)) == (over, True)
@@ -263,18 +263,18 @@ def test_a_lake_that_is_away_is_reported_and_is_not_taken_for_one_without_slices
 ) -> None:
     asked = (scene.tables.ledger, scene.tables.lake, scene.tables.stream)
     scene.decide(scene.plan(0, p0=(0, 2)), 0)
-    found = _waiting(*asked)
+    found = _load_waiting_work(*asked)
     assert isinstance(found, WaitingWork)
     assert [line.split(":")[0] for line in found.lines] == ["orders.accepted"]
 
     def away(*_: object) -> None:
         raise DependencyAwayError("the lake could not be read", remedy="wait")
 
-    monkeypatch.setattr(publication_status, "written", away)
-    assert isinstance(_waiting(*asked), DependencyAwayError)
+    monkeypatch.setattr(publication_status, "read_written", away)
+    assert isinstance(_load_waiting_work(*asked), DependencyAwayError)
     now = datetime.now(UTC)
     scene.tables.ledger.breakers.change(LAKE, lambda one: replace(one, state="open", since=now, why="away"))
-    assert isinstance(_waiting(*asked), BreakerOpenError)
+    assert isinstance(_load_waiting_work(*asked), BreakerOpenError)
 
 
 def test_a_log_that_cannot_be_read_and_a_slice_commit_of_another_format_are_reported(
@@ -283,7 +283,7 @@ def test_a_log_that_cannot_be_read_and_a_slice_commit_of_another_format_are_repo
     """Both ended `status` in a traceback."""
     tables = scene.tables
     scene.decide(scene.plan(0, p0=(0, 2)), 0)
-    table = tables.lake.table("orders", "events")
+    table = tables.lake.open_stream_table("orders", "events")
     assert table is not None
 
     def fails(*_: object, **__: object) -> None:
@@ -292,15 +292,15 @@ def test_a_log_that_cannot_be_read_and_a_slice_commit_of_another_format_are_repo
     tables.publish(*tables.slices.values())
     with monkeypatch.context() as patched:
         patched.setattr(type(table), "get_add_actions", fails)
-        found = _waiting(tables.ledger, tables.lake, tables.stream)
+        found = _load_waiting_work(tables.ledger, tables.lake, tables.stream)
     assert isinstance(found, DependencyAwayError)
     assert (found.of, found.found) == (None, "a checkpoint is gone"), "one table that is broken is no lake away"
 
     def newer(*_: object) -> None:
         raise ValueError("slice commit of format 9; this version reads format 2")
 
-    monkeypatch.setattr(publication_status, "slice_commits_in", newer)
-    reported = _waiting(tables.ledger, tables.lake, tables.stream)
+    monkeypatch.setattr(publication_status, "read_slice_commits", newer)
+    reported = _load_waiting_work(tables.ledger, tables.lake, tables.stream)
     status = StreamStatus("orders", "orders", 1, 0, None, waiting=reported)
     text = "ValueError: slice commit of format 9; this version reads format 2"
     assert status.lines[-1] == f"  what waits in the lake is not known: {text}"

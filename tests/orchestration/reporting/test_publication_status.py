@@ -55,11 +55,11 @@ class Publishing:
     def expire(self) -> None:
         """Lose Kafka's mark, as group offsets that nobody renews are lost after a week."""
         [group] = self.groups()
-        self.bench.kafka.admin().delete_consumer_groups([group])[group].result(30)
+        self.bench.kafka.get_admin().delete_consumer_groups([group])[group].result(30)
 
     def groups(self) -> list[str]:
         """The consumer groups that are named after the slice."""
-        return [name for name in self.bench.kafka.groups() if self.slice_.key in name]
+        return [name for name in self.bench.kafka.list_group_names() if self.slice_.key in name]
 
     def forget(self) -> None:
         """Lose the ledger's copy of the mark."""
@@ -74,7 +74,7 @@ def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> No
         publishing.forget()
     assert publishing.children.end() == 0
     publishing.ensure_each_once()
-    published = bench.ledger.publications.of([publishing.slice_.key])[publishing.slice_.key]
+    published = bench.ledger.publications.read_for_slices([publishing.slice_.key])[publishing.slice_.key]
     assert published.sent == RECORDS
 
 
@@ -99,21 +99,23 @@ def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeyp
         dying.setattr(dlq, "delete_marks", lambda *_: None)
         dlq.materialise(bench.work(publishing.slice_))
     older, others = f"highwater.pub.{key}", f"highwater.pub.{bench.stream.topic}@0000099"
-    place = {(topic, 0): (1, GroupMark.of("of an earlier version", None, datetime.now(UTC)))}
+    place = {(topic, 0): (1, GroupMark.from_last_slice("of an earlier version", None, datetime.now(UTC)))}
     for name in (older, others):
         commit(bench.kafka, name, place)
     assert "2 consumer groups of complete publications would be deleted" in dlq_marks.clean_up(work, dry_run=True)
     assert set(publishing.groups()) == {group, older}
     assert "2 consumer groups of complete publications were deleted" in dlq_marks.clean_up(work, dry_run=False)
-    assert (publishing.groups(), others in bench.kafka.groups()) == ([], True), "another ledger may know that slice"
+    assert (publishing.groups(), others in bench.kafka.list_group_names()) == ([], True), (
+        "another ledger may know that slice"
+    )
     publishing.ensure_each_once()
 
     # A process that was stopped before its deletion goes on when the slice is decided and published another time.
     later, name = PublicationMark(9, 5, publishing.slice_.identity), f"highwater.pub.{key}"
-    with Transactions(bench.kafka, name, topic, group=dlq_marks.group_name(key, 9)) as transactions:
+    with Transactions(bench.kafka, name, topic, group=dlq_marks.build_group_name(key, 9)) as transactions:
         transactions.commit([], later)
     dlq_marks.delete_marks(work, {key: 1})
-    with Transactions(bench.kafka, name, topic, group=dlq_marks.group_name(key, 9)) as transactions:
+    with Transactions(bench.kafka, name, topic, group=dlq_marks.build_group_name(key, 9)) as transactions:
         assert transactions.mark() == later
 
 
@@ -121,7 +123,7 @@ def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeyp
 def test_the_mark_of_another_plan_is_not_counted(bench: Bench) -> None:
     """The ledger was lost, and another slice has the key of one that was published."""
     publishing = Publishing(bench)
-    decided, _ = bench.lake.committed_at(bench.stream.name, "rejects", [publishing.slice_.key])
+    decided, _ = bench.lake.load_commits_and_version(bench.stream.name, "rejects", [publishing.slice_.key])
     decision = decided[publishing.slice_.key]
     assert publishing.children.end() == 0
     other = replace(publishing.slice_, topic_id="another")

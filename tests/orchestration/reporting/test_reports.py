@@ -23,7 +23,7 @@ def test_a_committed_slice_is_reported_with_the_version_in_which_it_does(tmp_pat
     lake = Lake(str(tmp_path / "lake"))
     for slice_ in slices:
         rows = pa.table({"slice": pa.array([], pa.string())})
-        plant(lake.path("orders", "raw"), rows, [SliceCommit(slice_, 1, 0, {"lost": 1})])
+        plant(lake.build_table_path("orders", "raw"), rows, [SliceCommit(slice_, 1, 0, {"lost": 1})])
     said: list[str] = []
     nobody: Any = None
     work = Work(make_stream("orders"), slices, nobody, lake, nobody, nobody, said.append)

@@ -32,13 +32,13 @@ from highwater.errors import ConfigurationError
 from highwater.orchestration import resources
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.cli.serve_metrics import measured
+from highwater.orchestration.cli.serve_metrics import measure_streams
 from highwater.orchestration.reporting.health import LIMIT, SENSORS, Health, HealthCondition, examine
 from highwater.orchestration.reporting.open_metrics import Samples
-from highwater.orchestration.reporting.serving import Shared, application, server
+from highwater.orchestration.reporting.serving import Shared, build_application, open_server
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
-from highwater.settings import metrics_listen
+from highwater.settings import parse_metrics_listen
 from tests.orchestration.reporting.open_metrics_text import read
 
 DEADLINE = 60.0
@@ -55,7 +55,7 @@ def fetched(url: str) -> tuple[int, str, str]:
 
 @contextmanager
 def served(metrics: Shared[Samples], health: Shared[Health]) -> Iterator[str]:
-    with server(LOOPBACK, 0, application(metrics, health)) as serving:
+    with open_server(LOOPBACK, 0, build_application(metrics, health)) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
         try:
@@ -281,7 +281,7 @@ def test_a_secret_that_is_replaced_in_its_file_is_used_by_the_next_measuring(
     asked: list[tuple[str, str]] = []
 
     def measure(ledger: Ledger, kafka: Kafka, *_: object) -> Samples:
-        asked.append((repr(ledger), kafka.spark_options()["kafka.sasl.jaas.config"]))
+        asked.append((repr(ledger), kafka.build_spark_options()["kafka.sasl.jaas.config"]))
         return Samples()
 
     monkeypatch.setattr("highwater.orchestration.reporting.open_metrics.measure", measure)
@@ -293,7 +293,7 @@ def test_a_secret_that_is_replaced_in_its_file_is_used_by_the_next_measuring(
         login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
         config.write_text(json.dumps({**login, "sasl.password": secret}))
         url.write_text(f"sqlite:///{tmp_path}/{secret}")
-        measured([])
+        measure_streams([])
         if older is not None:
             gc.collect()
             assert older() is None, "its pool of connections is closed"
@@ -308,17 +308,17 @@ def test_a_secret_that_is_replaced_in_its_file_is_used_by_the_next_measuring(
     [("", ("127.0.0.1", 9464)), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::]:9464", ("::", 9464))],
 )
 def test_an_address_is_host_and_port(text: str, found: tuple[str, int]) -> None:
-    assert metrics_listen(text) == found
+    assert parse_metrics_listen(text) == found
 
 
 @pytest.mark.parametrize("text", ["9464", ":9464", "host:", "host:http", "host:70000"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="no address to listen on"):
-        metrics_listen(text)
+        parse_metrics_listen(text)
 
 
 def test_a_port_that_is_taken_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    with server(LOOPBACK, 0, lambda *_: []) as taken:
+    with open_server(LOOPBACK, 0, lambda *_: []) as taken:
         arguments = ["serve-metrics", "--listen", f"{LOOPBACK}:{taken.server_port}"]
         done = CliRunner().invoke(main, arguments, env={"HIGHWATER_HOME": str(tmp_path)})
     assert done.exit_code == 2

@@ -17,7 +17,7 @@ from dev.spark_local import environment, local_conf, write_conf_dir
 from dev.spark_standalone import SparkStandalone
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.orchestration.reporting import spark_trial
-from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESSION, as_plain, from_plain, try_spark
+from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESSION, from_plain, to_plain, try_spark
 from highwater.orchestration.reporting.tried import Tried
 from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.settings import Settings
@@ -42,7 +42,7 @@ NAMES = ["Spark", "Spark session", "Spark and the lake", "Spark and Kafka", "Spa
     ],
 )
 def test_a_result_comes_back_as_it_was(one: Tried) -> None:
-    back = from_plain(as_plain(one))
+    back = from_plain(to_plain(one))
     assert back.row == one.row
     assert type(back.error) is type(one.error)
 

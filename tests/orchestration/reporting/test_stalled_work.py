@@ -31,16 +31,16 @@ from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operations.acceptance import accept_loss, never_read
+from highwater.orchestration.operations.acceptance import accept_loss, build_unread_filter
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts
-from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.stalled_work import (
-    failing_sensors,
-    losses_recorded,
-    planning_stopped,
-    retries_stopped,
-    slices_expired,
-    slices_waiting,
+    measure_expired_slices,
+    measure_planning,
+    measure_recorded_losses,
+    measure_retry_planning,
+    measure_sensors,
+    measure_unread_age,
 )
 from highwater.plans import Loss
 from highwater.resources import expired
@@ -69,12 +69,12 @@ class Played(FakeCluster):
     def __init__(self, seen: dict[int, PartitionState], topic_id: str = "A") -> None:
         self.seen, self.topic_id = seen, topic_id
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, self.topic_id, self.seen)
 
-    look_again = topic_state
+    look_again = read_topic_state
 
-    def offsets_at(self, *_: object) -> dict[int, int]:
+    def read_offsets_at(self, *_: object) -> dict[int, int]:
         """All records are old enough to be retried."""
         return {p: seen.last_stable or 0 for p, seen in self.seen.items()}
 
@@ -96,10 +96,10 @@ SOUND, UNLED = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, 
 def test_planning_that_stopped_is_an_alert(tmp_path: Path, kafka: Any, value: str, remedy: str) -> None:
     """Only the log of a sensor's tick said so, and `highwater status` when a person asked."""
     deployed = Deployed(tmp_path)
-    found = planning_stopped(asked(deployed, kafka))
+    found = measure_planning(asked(deployed, kafka))
     assert (found.over, value in found.value, remedy in found.remedy) == (True, True, True)
-    assert not planning_stopped(asked(deployed, Played({0: SOUND, 1: SOUND}))).over
-    assert len(deployed.ledger.slices("orders")) == 6, "nothing is planned by it"
+    assert not measure_planning(asked(deployed, Played({0: SOUND, 1: SOUND}))).over
+    assert len(deployed.ledger.list_slices("orders")) == 6, "nothing is planned by it"
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_planning_that_a_person_must_fix_is_reported_on_a_real_broker(
         heard.clear()
         report: Callable[[Alert], object] = lambda alert: heard.append(f"{alert.to_plain()['kind']}: {alert.value}")  # noqa: E731
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(alerts, "CONDITIONS", (planning_stopped,))
+            patched.setattr(alerts, "CONDITIONS", (measure_planning,))
             alerts.tick(scene.ledger, scene.kafka, lake, [stream], report)  # type: ignore[arg-type]
         return heard
 
@@ -135,10 +135,10 @@ def test_retries_that_are_not_planned_are_an_alert(tmp_path: Path) -> None:
     Deployed.__init__(deployed, tmp_path)  # the main topic is planned too
     truncated = Played({0: SOUND, 1: PartitionState(0, 40, 40, 1)})
     tiers = STREAM.tiers[:1]
-    found = retries_stopped(asked(deployed, truncated, tiers=tiers))
+    found = measure_retry_planning(asked(deployed, truncated, tiers=tiers))
     assert (found.over, f"topic {TIER} partition 1" in found.value) == (True, True)
     deployed.ledger.paused.pause("orders", Pause(TIER, NOW, "ann", "fixing"))
-    assert not retries_stopped(asked(deployed, truncated, tiers=tiers)).over, "a person wants it so"
+    assert not measure_retry_planning(asked(deployed, truncated, tiers=tiers)).over, "a person wants it so"
 
 
 def test_a_planned_slice_that_lost_offsets_before_it_was_read_is_an_alert(
@@ -148,16 +148,18 @@ def test_a_planned_slice_that_lost_offsets_before_it_was_read_is_an_alert(
     deployed = Deployed(tmp_path)
     deployed.read(0, 1)
     gone = Played({0: PartitionState(25, 100, 100, 1), 1: PartitionState(18, 100, 100, 1)})
-    found = slices_expired(asked(deployed, gone, tiers=()))
+    found = measure_expired_slices(asked(deployed, gone, tiers=()))
     assert found.over
     assert found.value == (
         "1 planned slices of orders, from orders@0000002 on, lost 5 offsets before they were read; "
         "stored: 0: [20, 30); found: deleted: 0: [20, 25)"
     )
     assert "highwater accept-loss orders" in found.remedy
-    assert not slices_expired(asked(deployed, gone, tiers=(), on_expired="record")).over, "its run records the loss"
+    assert not measure_expired_slices(asked(deployed, gone, tiers=(), on_expired="record")).over, (
+        "its run records the loss"
+    )
     deployed.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(20, 25), "expired", "ann", NOW)])
-    assert not slices_expired(asked(deployed, gone, tiers=())).over
+    assert not measure_expired_slices(asked(deployed, gone, tiers=())).over
 
 
 def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Pat
 
     def errors(**changes: Any) -> list[str]:
         stream = replace(STREAM, tiers=(), **changes)
-        found = stream_status(deployed.ledger, cast("Any", gone), stream, {}, deployed.lake)
+        found = read_stream_status(deployed.ledger, cast("Any", gone), stream, {}, deployed.lake)
         assert found.lag == 0
         return [f"{type(one).__name__}: {one}" for one in found.errors]
 
@@ -179,7 +181,7 @@ def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Pat
 
 def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measure that the sensor does not know is never reported."""
-    monkeypatch.setattr("highwater.orchestration.reporting.topic_conditions.topic_settings", lambda *_: None)
+    monkeypatch.setattr("highwater.orchestration.reporting.topic_conditions.fetch_topic_settings", lambda *_: None)
     deployed, heard = Deployed(tmp_path), dict[str, str]()
     deployed.read(0, 1)
     deployed.ledger.record_loss(
@@ -200,7 +202,7 @@ def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatc
         "sensor offset_mirror",
     }
     assert "last stable offset 40" in heard["planning"]
-    assert retries_stopped in alert_conditions.CONDITIONS
+    assert measure_retry_planning in alert_conditions.CONDITIONS
 
 
 def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
@@ -221,7 +223,7 @@ def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
         sensors()
         return alerts.TickResult(["measured"])
 
-    monkeypatch.setattr(sensors, "failing_sensors", failing)
+    monkeypatch.setattr(sensors, "measure_sensors", failing)
     monkeypatch.setattr(alerts, "tick", tick)
     opened = SimpleNamespace(open=lambda: Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"))
     with dg.DagsterInstance.ephemeral() as instance:
@@ -235,14 +237,14 @@ def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:
     """A run queue that hung was reported when retention came near: never, where a topic keeps all."""
     deployed = Deployed(tmp_path)
     deployed.read(0, 1)
-    found = slices_waiting(asked(deployed, tiers=()))
+    found = measure_unread_age(asked(deployed, tiers=()))
     assert found is not None
     assert (found.over, found.value.startswith("orders@0000002 was planned ")) == (True, True)
-    patient = slices_waiting(asked(deployed, tiers=(), alerts=Alerts(unread_late=timedelta(days=100_000))))
+    patient = measure_unread_age(asked(deployed, tiers=(), alerts=Alerts(unread_late=timedelta(days=100_000))))
     assert patient is not None
     assert not patient.over
     deployed.read(*range(2, 6))
-    found = slices_waiting(asked(deployed, tiers=()))
+    found = measure_unread_age(asked(deployed, tiers=()))
     assert found is not None
     assert not found.over
 
@@ -252,18 +254,18 @@ def test_nothing_is_expired_by_a_single_look(tmp_path: Path, monkeypatch: pytest
     deployed = Deployed(tmp_path)
     looks = iter([{0: PartitionState(25, 100, 100, 1), 1: SOUND}, {0: SOUND, 1: SOUND}])
     kafka = Played({})
-    for look in ("topic_state", "look_again"):
+    for look in ("read_topic_state", "look_again"):
         monkeypatch.setattr(kafka, look, lambda topic: TopicState(topic, "A", next(looks)))
-    assert expired.expired_slices(kafka, "orders", deployed.slices) == []  # type: ignore[arg-type]
+    assert expired.list_expired_slices(kafka, "orders", deployed.slices) == []  # type: ignore[arg-type]
 
 
 def test_a_loss_that_the_declaration_records_is_reported_for_a_day(tmp_path: Path) -> None:
     deployed, now = Deployed(tmp_path), datetime.now(UTC)
     person = Loss("orders", "orders", 0, 0, OffsetRange(0, 5), "expired", "ann", now)
     deployed.ledger.record_loss([person])
-    assert not losses_recorded(asked(deployed)).over
+    assert not measure_recorded_losses(asked(deployed)).over
     deployed.ledger.record_loss([replace(person, offsets=OffsetRange(60, 67), accepted_by="on_expired=record")])
-    found = losses_recorded(asked(deployed))
+    found = measure_recorded_losses(asked(deployed))
     assert (found.over, "7 offsets, last of orders partition 0: [60, 67)" in found.value) == (True, True)
 
 
@@ -277,7 +279,7 @@ def test_status_reports_expired_slices(bootstrap: str, topic: TopicFactory, tmp_
     scene.delete_before(3)
     shown = scene.run("status", "orders")
     assert (shown.exit_code, "OffsetsExpiredError: 1 planned slices" in shown.output) == (PERMANENT, True)
-    unread = never_read(Lake(str(tmp_path / "lake")), scene.stream)
+    unread = build_unread_filter(Lake(str(tmp_path / "lake")), scene.stream)
     accept_loss(scene.ledger, scene.kafka, scene.stream, unread, by="ann", now=datetime.now(UTC), dry_run=False)
     assert scene.run("status", "orders").exit_code == 0
 
@@ -347,7 +349,7 @@ def test_a_sensor_that_fails_three_ticks_in_a_row_is_an_alert(
     with instance_in(tmp_path) as instance:
         ticks(instance, "offset_mirror", *statuses)
         ticks(instance, "planner", DONE)
-        mirror, planner = failing_sensors(instance, ["offset_mirror", "planner"], ["swordfish"])
+        mirror, planner = measure_sensors(instance, ["offset_mirror", "planner"], ["swordfish"])
     assert (mirror.over, planner.over) == (over, False)
     assert mirror.what == "sensor offset_mirror"
     if over:
@@ -358,7 +360,7 @@ def test_the_ticks_of_a_code_location_that_was_renamed_do_not_count(tmp_path: Pa
     with instance_in(tmp_path) as instance:
         ticks(instance, "planner", FAILED, FAILED, FAILED, location="before", at=-3600)
         ticks(instance, "planner", DONE, DONE, DONE)
-        [found] = failing_sensors(instance, ["planner"])
+        [found] = measure_sensors(instance, ["planner"])
     assert not found.over
 
 

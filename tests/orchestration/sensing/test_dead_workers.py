@@ -15,9 +15,13 @@ from dagster import instance_for_test
 from dev.processes import wait_until
 from highwater.orchestration.resources import LedgerResource
 from highwater.orchestration.sensing import dead_workers
-from highwater.orchestration.sensing.dead_workers import LOOK_AGAIN_SECONDS, end_runs_without_worker, without_worker
+from highwater.orchestration.sensing.dead_workers import (
+    LOOK_AGAIN_SECONDS,
+    end_runs_without_worker,
+    select_runs_without_worker,
+)
 from highwater.orchestration.sensors import REPAIR_SECONDS
-from highwater.orchestration.worker_leases import LEASE_SECONDS, lease_name, living
+from highwater.orchestration.worker_leases import LEASE_SECONDS, build_lease_name, select_worker_leases
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.leases import RENEWALS_A_TERM, Lease
 from tests.support import make_stream
@@ -36,14 +40,14 @@ def at(seconds: float) -> datetime:
 
 def test_a_run_is_without_a_worker_when_its_lease_ran_out_or_never_was() -> None:
     started = {"lives": at(-600), "dead": at(-600), "young": at(-59), "no longer young": at(-61)}
-    assert without_worker(started, {"lives"}, NOON) == ["dead", "no longer young"]
-    assert without_worker(started, {}, at(-540)) == []
+    assert select_runs_without_worker(started, {"lives"}, NOON) == ["dead", "no longer young"]
+    assert select_runs_without_worker(started, {}, at(-540)) == []
 
 
 def test_leases_of_workers_are_distinguished_from_others() -> None:
     leases = {"run orders/a-1": at(60), "commit orders/raw": at(60), "alerts": at(60), "highwater.orders": at(9)}
-    assert living(leases) == {"a-1": at(60)}
-    assert living({**leases, "run orders2/b": at(5)}, "orders") == {"a-1": at(60)}
+    assert select_worker_leases(leases) == {"a-1": at(60)}
+    assert select_worker_leases({**leases, "run orders2/b": at(5)}, "orders") == {"a-1": at(60)}
 
 
 @pytest.mark.parametrize(
@@ -58,13 +62,13 @@ def test_a_lease_names_stream_and_run(tags: dict[str, str], assets: list[list[st
     run = dg.DagsterRun(
         job_name="__ASSET_JOB", tags=tags, asset_selection=frozenset(dg.AssetKey(path) for path in assets)
     )
-    assert lease_name(run) == f"run {stream}/{run.run_id}"
-    assert living({lease_name(run): NOON}) == {run.run_id: NOON}
+    assert build_lease_name(run) == f"run {stream}/{run.run_id}"
+    assert select_worker_leases({build_lease_name(run): NOON}) == {run.run_id: NOON}
 
 
 def test_a_run_that_has_no_tag_yet_has_the_stream_of_its_configuration() -> None:
     run = dg.DagsterRun(job_name="erase", run_config={"stream": "orders"})
-    assert lease_name(run) == f"run orders/{run.run_id}"
+    assert build_lease_name(run) == f"run orders/{run.run_id}"
 
 
 @pytest.fixture
@@ -160,7 +164,7 @@ def test_a_run_whose_worker_was_killed_before_it_began_fails_after_a_restart(
 ) -> None:
     """It has no lease that could run out, and counted as in flight until Dagster ended it after five minutes."""
     run, now = starting(instance), datetime.now(UTC)
-    monkeypatch.setattr(dead_workers, "first_look", lambda: now + timedelta(seconds=30))
+    monkeypatch.setattr(dead_workers, "get_first_look_time", lambda: now + timedelta(seconds=30))
     assert end_runs_without_worker(instance, ledger, [STREAM], now + timedelta(seconds=55)) == [], "it may be young"
     assert end_runs_without_worker(instance, ledger, [STREAM], now + timedelta(seconds=65)) == [run]
     assert status(instance, run) == dg.DagsterRunStatus.FAILURE
@@ -174,10 +178,10 @@ def test_a_worker_that_is_slow_to_begin_keeps_its_run(
 ) -> None:
     """On a very busy machine a worker was seen to need a minute, and nothing says that it is the longest."""
     before = datetime.now(UTC)
-    monkeypatch.setattr(dead_workers, "first_look", lambda: before)
+    monkeypatch.setattr(dead_workers, "get_first_look_time", lambda: before)
     run, later = starting(instance), before + timedelta(seconds=290)
     assert end_runs_without_worker(instance, ledger, [STREAM], later) == []
-    monkeypatch.setattr(dead_workers, "first_look", lambda: later)
+    monkeypatch.setattr(dead_workers, "get_first_look_time", lambda: later)
     with monkeypatch.context() as patched:
         patched.setattr(dead_workers, "_can_be_asked", lambda _: True)
         assert end_runs_without_worker(instance, ledger, [STREAM], later) == [], "its launcher looks after it"
@@ -193,7 +197,7 @@ def test_what_three_minutes_are_made_of() -> None:
 
 
 def test_code_servers_remember_when_they_looked_first() -> None:
-    assert dead_workers.first_look() == dead_workers.first_look() <= datetime.now(UTC)
+    assert dead_workers.get_first_look_time() == dead_workers.get_first_look_time() <= datetime.now(UTC)
 
 
 def test_a_run_that_ends_while_it_is_looked_at_is_left_alone(
@@ -207,7 +211,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_left_alone(
         instance.report_run_canceled(found)
         return [run]
 
-    monkeypatch.setattr(dead_workers, "without_worker", ending)
+    monkeypatch.setattr(dead_workers, "select_runs_without_worker", ending)
     assert end_runs_without_worker(instance, ledger, [STREAM], datetime.now(UTC)) == []
     assert status(instance, run) == dg.DagsterRunStatus.CANCELED
 
@@ -223,12 +227,12 @@ def test_a_worker_holds_its_lease_while_it_works_and_beyond_the_runs_end(
 
     @dg.op(required_resource_keys={"ledger"})
     def work(context) -> None:  # type: ignore[no-untyped-def]  # Dagster reads the annotation, and knows no text
-        wait_until(lambda: bool(living(ledger.leases())), 10, "the first sign of life")
-        first = max(living(ledger.leases()).values())
+        wait_until(lambda: bool(select_worker_leases(ledger.read_leases())), 10, "the first sign of life")
+        first = max(select_worker_leases(ledger.read_leases()).values())
 
         def renewed() -> bool:
             """Alive after the first term; the thread that renews may come late on a busy machine."""
-            alive = list(living(ledger.leases()))
+            alive = list(select_worker_leases(ledger.read_leases()))
             if datetime.now(UTC) <= first or not alive:
                 return False
             seen.append(alive)
@@ -243,12 +247,12 @@ def test_a_worker_holds_its_lease_while_it_works_and_beyond_the_runs_end(
     with dg.DagsterInstance.ephemeral() as instance:
         result = job.execute_in_process(instance=instance)
     assert seen == [[result.run_id]]
-    wait_until(lambda: not living(ledger.leases()), 10, "the lease's end")
+    wait_until(lambda: not select_worker_leases(ledger.read_leases()), 10, "the lease's end")
 
 
 def test_a_ledger_that_is_away_does_a_worker_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    beat = Ledger(f"sqlite:///{tmp_path / 'file' / 'ledger.sqlite'}").heartbeat("run orders/x", 0.2)
+    beat = Ledger(f"sqlite:///{tmp_path / 'file' / 'ledger.sqlite'}").build_heartbeat("run orders/x", 0.2)
     beat.start()
     time.sleep(0.3)
     beat.stop()

@@ -13,8 +13,8 @@ import pytest
 
 from dev.processes import wait_until
 from highwater.errors import DependencyAwayError
-from highwater.orchestration.reporting.audit_report import _dlq as audited
-from highwater.orchestration.reporting.plan_status import _tier
+from highwater.orchestration.reporting.audit_report import _build_dlq_row as audited
+from highwater.orchestration.reporting.plan_status import _read_tier_status
 from highwater.orchestration.reporting.status_report import DlqStatus, StreamStatus
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Generation
@@ -58,10 +58,10 @@ class Tier:
     markers: frozenset[int] = frozenset()
     away: bool = False
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, "A", {p: PartitionState(0, end, end, 1) for p, end in self.ends.items()})
 
-    def offsets_at(self, _: str, ms: int, state: TopicState) -> dict[int, int]:
+    def read_offsets_at(self, _: str, ms: int, state: TopicState) -> dict[int, int]:
         came = {p: datetime.fromtimestamp(ms / 1000, UTC) - BEGUN - timedelta(minutes=p) for p in state.partitions}
         return {p: min(max(0, int(since.total_seconds())), self.ends[p]) for p, since in came.items()}
 
@@ -83,7 +83,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def look(ledger: Ledger, tier: Any) -> DlqStatus:
-    return _tier(ledger, tier, STREAM, TIER)
+    return _read_tier_status(ledger, tier, STREAM, TIER)
 
 
 def jitter(key: str) -> float:
@@ -134,9 +134,9 @@ def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_sli
     asked: list[int] = []
 
     class Asked(Tier):
-        def offsets_at(self, topic: str, ms: int, state: TopicState) -> dict[int, int]:
+        def read_offsets_at(self, topic: str, ms: int, state: TopicState) -> dict[int, int]:
             asked.append(ms)
-            return super().offsets_at(topic, ms, state)
+            return super().read_offsets_at(topic, ms, state)
 
     nothing = {0: OffsetRange(5, 5), 1: OffsetRange(0, 0)}
     ledger.add([Slice("orders", TIER, "A", 0, n, nothing, BEGUN) for n in range(1, ordinal)][-1:])
@@ -185,7 +185,7 @@ def test_an_open_transaction_holds_up_what_follows_it_alone(
     assert retried() == [OffsetRange(0, 1)]
     assert retried() == []
     sender.commit_transaction(60)
-    wait_until(lambda: kafka.topic_state(tier).partitions[0].last_stable == 4, 60, "the end of the transaction")
+    wait_until(lambda: kafka.read_topic_state(tier).partitions[0].last_stable == 4, 60, "the end of the transaction")
     assert retried() == [OffsetRange(1, 4)]
 
 

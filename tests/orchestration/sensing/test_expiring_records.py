@@ -15,13 +15,13 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 
 from highwater.declaration import Alerts, Limits
 from highwater.errors import DependencyAwayError
-from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.sensing import expiring_records as module
 from highwater.orchestration.sensing import repairing
-from highwater.orchestration.sensing.expiring_records import endangered, margin
+from highwater.orchestration.sensing.expiring_records import compute_margin, list_endangered_slices
 from highwater.orchestration.sensing.repairing import put_first
-from highwater.orchestration.sensing.run_requests import first_requests, repair_requests
-from highwater.orchestration.sensing.stream_ticks import run_requests
+from highwater.orchestration.sensing.run_requests import build_first_requests, build_repair_requests
+from highwater.orchestration.sensing.stream_ticks import build_run_requests
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
 from highwater.resources.ledger import Ledger
@@ -36,7 +36,7 @@ from tests.support import make_stream
 
 STREAM = make_stream("orders")
 HOUR = timedelta(hours=1)
-RAW = [table_key(STREAM, "raw")]
+RAW = [build_table_key(STREAM, "raw")]
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_the_margin_leaves_time_before_the_alert(
 ) -> None:
     del hours
     limits, alerts = Limits(retention_margin=declared * HOUR), Alerts(retention_left=alert * HOUR)
-    assert margin(replace(STREAM, limits=limits, alerts=alerts), stored * HOUR) == expected * HOUR
+    assert compute_margin(replace(STREAM, limits=limits, alerts=alerts), stored * HOUR) == expected * HOUR
 
 
 class Hourly:
     """A topic whose record at offset n of each partition is 100 - n hours old."""
 
-    def offsets_at(self, topic: str, timestamp_ms: int, state: object = None) -> dict[int, int]:
+    def read_offsets_at(self, topic: str, timestamp_ms: int, state: object = None) -> dict[int, int]:
         if topic != "orders":
             raise DependencyAwayError("no leader", remedy="wait")
         age = timedelta(milliseconds=time.time_ns() // 1_000_000 - timestamp_ms)
@@ -77,33 +77,40 @@ def test_a_slice_with_records_within_the_margin_is_endangered(
 ) -> None:
     """The margin of 24 h before 90 h are over: what is older than 66 h, below offset 34."""
     settings = None if stored is None else {"retention.ms": Setting(stored, "x")}
-    monkeypatch.setattr(module, "topic_settings", lambda *_: settings)
+    monkeypatch.setattr(module, "fetch_topic_settings", lambda *_: settings)
     slices = [
         replace(slice_, ranges={0: OffsetRange(40, 40), 1: OffsetRange(start, start + 10)})
         for slice_, start in ((ONE, 33), (TWO, 34), (THREE, 90))
     ]
     away = replace(FOUR, topic="orders.dlq.1", ranges={0: OffsetRange(0, 1)})
     kafka: Any = Hourly()
-    assert endangered(kafka, STREAM, [away, *slices]) == expected, "one that cannot be asked keeps back no other"
+    assert list_endangered_slices(kafka, STREAM, [away, *slices]) == expected, (
+        "one that cannot be asked keeps back no other"
+    )
 
 
 def test_what_is_endangered_is_only_read_and_comes_first() -> None:
     order = ["a", "b", "c", "d"]
-    first, rest = first_requests(order, order, 10, urgent=["b"])[0], first_requests(order, order, 10, urgent=["b"])[1:]
+    first, rest = (
+        build_first_requests(order, order, 10, urgent=["b"])[0],
+        build_first_requests(order, order, 10, urgent=["b"])[1:],
+    )
     assert (first.keys, first.raw_alone, first.tags["dagster/priority"]) == (("b",), True, "1")
     assert [(one.keys, one.raw_alone, one.tags.get("dagster/priority")) for one in rest] == [
         (("a",), False, None),
         (("c", "d"), False, None),
     ]
     now = datetime.now(UTC)
-    again = repair_requests(order, dict.fromkeys(order, 2), 10, now, main={"a", "b"}, urgent={"a", "d"}, alone={"a"})
+    again = build_repair_requests(
+        order, dict.fromkeys(order, 2), 10, now, main={"a", "b"}, urgent={"a", "d"}, alone={"a"}
+    )
     assert [(one.keys, one.raw_alone, one.tags.get("dagster/priority")) for one in again] == [
         (("a",), True, "1"),
         (("d",), True, "1"),
         (("b",), False, None),
         (("c",), False, "-1"),
     ]
-    assert run_requests(STREAM, [first])[0].asset_selection == RAW
+    assert build_run_requests(STREAM, [first])[0].asset_selection == RAW
 
 
 @pytest.fixture
@@ -126,8 +133,8 @@ def test_repair_reads_what_is_endangered_whatever_it_waits_for(
 
     world.fail_often(TWO.key)
     world.tick()
-    assert [one.slice_key for one in world.ledger.exhausted_slices.open("orders")] == [TWO.key]
-    monkeypatch.setattr(repairing, "endangered", looked)
+    assert [one.slice_key for one in world.ledger.exhausted_slices.read_open("orders")] == [TWO.key]
+    monkeypatch.setattr(repairing, "list_endangered_slices", looked)
     requests, _ = world.tick()
     assert asked == [{TWO.key, THREE.key, FOUR.key}], "what is in raw is out of danger"
     assert ([THREE.key], True, "repair") in requests
@@ -169,7 +176,7 @@ def test_the_queued_runs_of_what_is_endangered_are_put_first(world: Repairing) -
 class Small(Hourly):
     """Three such records in each partition."""
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, "A", {p: PartitionState(0, 3, 3, 1) for p in (0, 1)})
 
     def read(self, *_: object, **__: object) -> Iterator[Any]:
@@ -181,14 +188,16 @@ def test_what_retention_takes_within_the_margin_is_planned_at_once(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, stored: int, planned: bool
 ) -> None:
     """Six records of 98 to 100 hours wait for four more: of a topic that keeps 120 h they have less than a day."""
-    monkeypatch.setattr(module, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 3_600_000), "x")})
+    monkeypatch.setattr(
+        module, "fetch_topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 3_600_000), "x")}
+    )
     now = datetime.now(UTC)
     ledger.topics.open_generation(Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, now))
     limits = Limits(max_offsets=100, min_offsets=10, max_wait=2 * HOUR, retention_margin=24 * HOUR)
     kafka: Any = Small()
     tick = Planner(ledger, kafka).tick(replace(STREAM, limits=limits), now)
     assert bool(tick.slices) == planned
-    assert [slice_.offsets for slice_ in ledger.slices("orders")] == [6] * planned
+    assert [slice_.offsets for slice_ in ledger.list_slices("orders")] == [6] * planned
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def prove(lake: Lake, stream: str, slices: Sequence[Slice], *tables: str, attemp
         rows = rejects if table in {"rejects", "dlq"} else 0
         keys = [slice_.key for slice_ in slices] * rows
         data = pa.table({"slice": pa.array(keys, pa.string()), "retries": pa.array([0] * len(keys), pa.int32())})
-        plant(lake.path(stream, table), data, [SliceCommit(slice_, attempt, rows) for slice_ in slices])
+        plant(lake.build_table_path(stream, table), data, [SliceCommit(slice_, attempt, rows) for slice_ in slices])
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Played:
         self.ledger = Ledger(f"sqlite:///{self.folder / 'ledger.sqlite'}")
         self.lake = Lake(str(self.folder / "lake"))
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         if topic not in self.topics:
             raise TopicAbsentError("not there", remedy="none")
         return self.topics[topic]
@@ -136,9 +136,9 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
         made.asked += keys
         return asking(lake, stream, keys)
 
-    asking = slice_status.settled
-    monkeypatch.setattr(slice_status, "settled", settled)
-    monkeypatch.setattr(offset_mirror, "group_offsets", made.held)
+    asking = slice_status.list_settled_slices
+    monkeypatch.setattr(slice_status, "list_settled_slices", settled)
+    monkeypatch.setattr(offset_mirror, "read_group_offsets", made.held)
     monkeypatch.setattr(offset_mirror, "commit", made.commit)
     monkeypatch.setattr(offset_mirror, "look_back", lambda *_: made.divergence)
     return made
@@ -254,10 +254,12 @@ def test_a_mark_of_another_ledger_is_not_believed(played: Played) -> None:
     other = replace(zero, ordinal=1, ranges=dict.fromkeys((0, 1), OffsetRange(10, 900)))
     unknown = replace(zero, ordinal=7)
     for slice_, offset in ((other, 900), (unknown, 900), (other, 0)):
-        played.group = {("orders", p): GroupOffset(offset, MirrorMark.of("a", slice_, NOW)) for p in (0, 1)}
+        played.group = {
+            ("orders", p): GroupOffset(offset, MirrorMark.from_last_slice("a", slice_, NOW)) for p in (0, 1)
+        }
         played.tick()
         assert played.positions() == [0, 0]
-        assert {held.mark for held in played.group.values()} == {MirrorMark.of("a", None, NOW)}
+        assert {held.mark for held in played.group.values()} == {MirrorMark.from_last_slice("a", None, NOW)}
 
 
 def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
@@ -381,11 +383,12 @@ class Real:
     def held(self) -> dict[Place, int]:
         places = [(self.stream.topic, p) for p in (0, 1)]
         return {
-            place: held.offset for place, held in groups.group_offsets(self.kafka, self.stream.group, places).items()
+            place: held.offset
+            for place, held in groups.read_group_offsets(self.kafka, self.stream.group, places).items()
         }
 
     def delete_group(self) -> None:
-        self.kafka.admin().delete_consumer_groups([self.stream.group])[self.stream.group].result(30)
+        self.kafka.get_admin().delete_consumer_groups([self.stream.group])[self.stream.group].result(30)
 
     def tool(self) -> dict[tuple[str, int], tuple[int, int]]:
         """What Kafka's own tool shows of the group: offset and lag by topic and partition."""

@@ -24,9 +24,9 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicTruncatedError,
 )
-from highwater.orchestration.operations.acceptance import acceptance
+from highwater.orchestration.operations.acceptance import compute_acceptance
 from highwater.orchestration.sensing import topic_planner
-from highwater.orchestration.sensing.slice_cutting import SlicePlan, cut_slices, fair_shares
+from highwater.orchestration.sensing.slice_cutting import SlicePlan, compute_fair_shares, cut_slices
 from highwater.plans import Generation, Loss, Planned
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
@@ -51,10 +51,10 @@ def planned(ends: Mapping[int, int], *, ordinal: int | None = None, ago: float =
     generation = Generation("orders", "orders", "Id", 0, dict(ends), NOON - timedelta(seconds=ago))
     generation = replace(generation, **changes)  # type: ignore[arg-type]
     if ordinal is None:
-        return Planned.of(generation, None, [])
+        return Planned.from_generation(generation, None, [])
     ranges = {p: OffsetRange(0, end) for p, end in ends.items()}
     last = Slice("orders", "orders", "Id", generation.number, ordinal, ranges, NOON - timedelta(seconds=ago))
-    return Planned.of(generation, last, [])
+    return Planned.from_generation(generation, last, [])
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Model:
 
     def tick(self, state: TopicState, now: datetime = NOON) -> SlicePlan:
         last = self.slices[-1] if self.slices else None
-        result = cut_slices(self.stream, Planned.of(self.generation, last, self.losses), state, now)
+        result = cut_slices(self.stream, Planned.from_generation(self.generation, last, self.losses), state, now)
         self.slices += result.slices
         self.losses += result.losses
         return result
@@ -130,7 +130,7 @@ def test_slices_tile(happened: list[Event]) -> None:
         model.tick(topic(*[led(0, end) for end in ends.values()]))
     for one, following in pairwise(model.slices):
         assert set(one.ranges) <= set(following.ranges)
-        assert all(r.meets(following.ranges[p]) for p, r in one.ranges.items())
+        assert all(r.is_followed_by(following.ranges[p]) for p, r in one.ranges.items())
 
 
 backlogs = st.dictionaries(st.integers(0, 9), st.integers(0, 1000), min_size=1)
@@ -138,7 +138,7 @@ backlogs = st.dictionaries(st.integers(0, 9), st.integers(0, 1000), min_size=1)
 
 @given(backlogs, st.integers(1, 500), st.integers(0, 50))
 def test_shares_fill_the_slice_and_differ_by_one_at_the_most(left: dict[int, int], most: int, turn: int) -> None:
-    shares = fair_shares(left, most, turn)
+    shares = compute_fair_shares(left, most, turn)
     assert sum(shares.values()) == min(most, sum(left.values()))
     assert all(0 <= shares[p] <= left[p] for p in left)
     unsated = [shares[p] for p in left if shares[p] < left[p]]
@@ -147,15 +147,15 @@ def test_shares_fill_the_slice_and_differ_by_one_at_the_most(left: dict[int, int
 
 
 def test_a_partition_with_most_of_the_backlog_neither_starves_others_nor_waits() -> None:
-    assert fair_shares({0: 900, 1: 40, 2: 60}, 200) == {0: 100, 1: 40, 2: 60}
-    assert fair_shares({0: 900, 1: 400, 2: 300}, 300) == {0: 100, 1: 100, 2: 100}
+    assert compute_fair_shares({0: 900, 1: 40, 2: 60}, 200) == {0: 100, 1: 40, 2: 60}
+    assert compute_fair_shares({0: 900, 1: 400, 2: 300}, 300) == {0: 100, 1: 100, 2: 100}
 
 
 def test_with_fewer_offsets_than_partitions_each_has_its_turn() -> None:
     """Shares went to the first partitions in order: with a steady inflow the last one was never planned."""
     taken: Counter[int] = Counter()
     for turn in range(15):
-        taken.update(fair_shares(dict.fromkeys(range(5), 100), 2, turn))
+        taken.update(compute_fair_shares(dict.fromkeys(range(5), 100), 2, turn))
     assert set(taken.values()) == {6}
 
 
@@ -267,52 +267,54 @@ def holes(losses: tuple[Loss, ...]) -> set[tuple[int, int, int, int]]:
 
 def test_accepting_expired_offsets_goes_on_at_the_log_start() -> None:
     before, seen = planned({0: 4, 1: 2}, ordinal=0), topic(led(6, 9), led(0, 2))
-    found = acceptance(STREAM, before, seen, [], by="ann", now=NOON)
+    found = compute_acceptance(STREAM, before, seen, [], by="ann", now=NOON)
     assert holes(found.losses) == {(0, 0, 4, 6)}
     assert found.losses[0].accepted_by == "ann"
     assert found.opened is None
-    after = Planned.of(before.generation, before.last, found.losses)
+    after = Planned.from_generation(before.generation, before.last, found.losses)
     assert cut_slices(STREAM, after, seen, NOON).slices[0].ranges == {0: OffsetRange(6, 9), 1: OffsetRange(2, 2)}
 
 
 def test_a_slice_that_was_never_read_loses_what_expired_and_keeps_the_rest() -> None:
     before, seen = planned({0: 9, 1: 9}, ordinal=2), topic(led(6, 9), led(0, 9))
     left = [unread(0, p0=(0, 4), p1=(0, 4)), unread(1, p0=(4, 8), p1=(4, 9)), unread(2, p0=(8, 9))]
-    found = acceptance(STREAM, before, seen, left, by="ann", now=NOON)
+    found = compute_acceptance(STREAM, before, seen, left, by="ann", now=NOON)
     assert holes(found.losses) == {(0, 0, 0, 4), (0, 0, 4, 6)}
-    assert Planned.of(before.generation, before.last, found.losses).ends == {0: 9, 1: 9}
+    assert Planned.from_generation(before.generation, before.last, found.losses).ends == {0: 9, 1: 9}
 
 
 def test_only_the_named_partition_is_accepted() -> None:
     before, seen = planned({0: 4, 1: 4}, ordinal=0), topic(led(6, 9), led(5, 9))
-    assert holes(acceptance(STREAM, before, seen, [], by="ann", now=NOON, partitions={1}).losses) == {(0, 1, 4, 5)}
+    assert holes(compute_acceptance(STREAM, before, seen, [], by="ann", now=NOON, partitions={1}).losses) == {
+        (0, 1, 4, 5)
+    }
 
 
 def test_accepting_a_truncated_partition_goes_on_there_in_a_new_generation() -> None:
     before, seen = planned({0: 9, 1: 5}, ordinal=7), topic(led(0, 4), led(0, 8))
-    found = acceptance(STREAM, before, seen, [unread(7, p0=(2, 9), p1=(3, 5))], by="ann", now=NOON)
+    found = compute_acceptance(STREAM, before, seen, [unread(7, p0=(2, 9), p1=(3, 5))], by="ann", now=NOON)
     assert holes(found.losses) == {(0, 0, 4, 9)}
     assert found.opened is not None
     assert (found.opened.number, found.opened.topic_id, found.opened.starts) == (1, "Id", {0: 4, 1: 5})
-    after = Planned.of(found.opened, before.last, found.losses)
+    after = Planned.from_generation(found.opened, before.last, found.losses)
     [slice_] = cut_slices(STREAM, after, seen, NOON).slices
     assert (slice_.ordinal, slice_.generation, slice_.ranges) == (8, 1, {0: OffsetRange(4, 4), 1: OffsetRange(5, 8)})
 
 
 def test_accepting_a_recreated_topic_starts_with_the_new_one() -> None:
     before, seen = planned({0: 9, 1: 5}, ordinal=7), topic(led(2, 4), LEADERLESS, topic_id="New")
-    found = acceptance(STREAM, before, seen, [unread(7, p0=(2, 9), p1=(5, 5))], by="ann", now=NOON)
+    found = compute_acceptance(STREAM, before, seen, [unread(7, p0=(2, 9), p1=(5, 5))], by="ann", now=NOON)
     assert holes(found.losses) == {(0, 0, 2, 9)}
     assert found.opened is not None
     assert (found.opened.number, found.opened.topic_id, found.opened.starts) == (1, "New", {0: 2, 1: None})
-    after = Planned.of(found.opened, before.last, found.losses)
+    after = Planned.from_generation(found.opened, before.last, found.losses)
     [slice_] = cut_slices(STREAM, after, seen, NOON).slices
     assert (slice_.key, slice_.topic_id, slice_.ranges) == ("orders@0000008", "New", {0: OffsetRange(2, 4)})
 
 
 def test_where_nothing_is_lost_there_is_nothing_to_accept() -> None:
     before = planned({0: 4}, ordinal=0)
-    assert acceptance(STREAM, before, topic(led(0, 9)), [unread(0, p0=(0, 4))], by="ann", now=NOON).nothing
+    assert compute_acceptance(STREAM, before, topic(led(0, 9)), [unread(0, p0=(0, 4))], by="ann", now=NOON).nothing
 
 
 def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slices: int = 6) -> list[list[int]]:
@@ -323,7 +325,7 @@ def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slic
         look(ranges[0].start // 10)
         return {0: Fingerprint(ranges[0].end - 1, "")}
 
-    monkeypatch.setattr(topic_planner, "fingerprints", fingerprints)
+    monkeypatch.setattr(topic_planner, "read_fingerprints", fingerprints)
     made = [
         Slice(
             "orders",

@@ -15,20 +15,20 @@ from dagster._core.test_utils import create_run_for_test
 
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.assets import accepted_copies, publication_log, publication_log_writer, published, retraction_guard
-from highwater.assets.dlq_marks import needless_groups
+from highwater.assets.dlq_marks import list_needless_groups
 from highwater.declaration import Field
 from highwater.envelope import Origin
 from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.published_checks import events_published, publication_line
+from highwater.orchestration.checking.published_checks import check_events_published, describe_publication
 from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
 from highwater.orchestration.sensing import publishing
-from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run
+from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, select_next_run
 from highwater.orchestration.sensing.run_requests import Repair
 from highwater.plans import Generation
-from highwater.publishing import PossibleCopy, second_deliveries
+from highwater.publishing import PossibleCopy, select_second_deliveries
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.delta import query
 from highwater.resources.ledger.breakers import AcceptedSlice
@@ -70,7 +70,7 @@ def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_t
     assert scene.asked() == []
     scene.decide(slices[2], 4, 5)
     assert scene.asked() == [(slices[2].key, slices[3].key)]
-    line = publication_line(scene.tables.lake, scene.tables.stream)
+    line = describe_publication(scene.tables.lake, scene.tables.stream)
     assert line == f"sent to orders.accepted up to {slices[1].key}: 4 sent, 0 second delivery, 0 retracted"
 
 
@@ -114,7 +114,7 @@ def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Publishin
     tick = scene.tick()
     assert tick.keys == [retired.key, lost.key]
     assert tick.lines[0] == f"2 had no key in Dagster, and get it again: {retired.key} .. {lost.key}"
-    assert ledger.retired.among([retired.key, half.key]) == set(), "nobody deletes them while they are asked for"
+    assert ledger.retired.list_retired([retired.key, half.key]) == set(), "nobody deletes them while they are asked for"
     scene.instance.add_dynamic_partitions("orders_slices", list(tick.keys))
     [request] = tick.requests
     assert request.keys == (half.key, retired.key, lost.key), "as Dagster orders them now"
@@ -210,7 +210,7 @@ def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one
         == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and those behind it"
     )
     assert scene.asked() == [(first.key, second.key)]
-    assert ledger.exhausted_slices.open("orders") == [], "repair gave nothing up"
+    assert ledger.exhausted_slices.read_open("orders") == [], "repair gave nothing up"
 
 
 def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_back(scene: PublishingScene) -> None:
@@ -239,22 +239,26 @@ def test_the_check_reports_events_that_were_not_sent_and_rows_that_are_none(scen
     scene.decide(second, 2, 3)
     ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
     scene.tables.publish(first)
-    found = events_published(ledger, lake, stream, [first.key, second.key])["events_published"]
+    found = check_events_published(ledger, lake, stream, [first.key, second.key])["events_published"]
     assert found[first.key].numbers == {"events": 2, "sent": 2, "second_deliveries": 0, "retracted": 0, "unlike": 0}
     assert (found[second.key].passed, found[second.key].text) == (
         True,
         "the slice is not published yet: its turn comes",
     )
-    DeltaTable(lake.path("orders", "published")).update({"fingerprint": "'x'"}, predicate="origin_offset = 1")
-    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    DeltaTable(lake.build_table_path("orders", "published")).update(
+        {"fingerprint": "'x'"}, predicate="origin_offset = 1"
+    )
+    result = check_events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
     assert (result.passed, result.text) == (False, "1 sent with another value")
     assert [row["offset"] for row in result.samples] == [1]
-    DeltaTable(lake.path("orders", "published")).update({"origin_offset": "17"}, predicate="origin_offset = 1")
-    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    DeltaTable(lake.build_table_path("orders", "published")).update(
+        {"origin_offset": "17"}, predicate="origin_offset = 1"
+    )
+    result = check_events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
     assert not result.passed
     assert result.text == "1 an event, and neither sent nor a second delivery; 1 sent, and no event"
-    DeltaTable(lake.path("orders", "published")).delete(predicate="origin_offset = 0")
-    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    DeltaTable(lake.build_table_path("orders", "published")).delete(predicate="origin_offset = 0")
+    result = check_events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
     assert "the commit names 2 sent" in result.text
 
 
@@ -265,11 +269,11 @@ def test_a_row_of_published_that_is_there_twice_is_reported(scene: PublishingSce
     slice_ = scene.plan(0, p0=(0, 2))
     scene.decide(slice_, 0, 1)
     scene.tables.publish(slice_)
-    table = DeltaTable(scene.tables.lake.path("orders", "published"))
+    table = DeltaTable(scene.tables.lake.build_table_path("orders", "published"))
     rows = pa.table(table.to_pyarrow_table(filters=[("origin_offset", "=", 1)]))
     write_deltalake(table, rows, mode="append")
     ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
-    result = events_published(ledger, lake, stream, [slice_.key])["events_published"][slice_.key]
+    result = check_events_published(ledger, lake, stream, [slice_.key])["events_published"][slice_.key]
     assert result.text.startswith("1 there twice; the commit names 2 sent")
 
 
@@ -287,7 +291,7 @@ def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
     every = [first.key, second.key, retried.key]
 
     def red() -> dict[str, str]:
-        found = events_published(tables.ledger, tables.lake, tables.stream, every)["events_published"]
+        found = check_events_published(tables.ledger, tables.lake, tables.stream, every)["events_published"]
         return {key: one.text for key, one in found.items() if not one.passed}
 
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
@@ -296,7 +300,10 @@ def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
         with pytest.raises(Broken):
             tables.publish(first, second)
         assert red() == {}, "what was interrupted is sent with the next run"
-    assert tables.lake.committed("orders", "published", [second.key])[second.key].attempt == publication_log.INCOMPLETE
+    assert (
+        tables.lake.load_slice_commits("orders", "published", [second.key])[second.key].attempt
+        == publication_log.INCOMPLETE
+    )
     tables.publish(first, second)
     assert red() == {}, "a slice of a tier may come at any time"
     tables.publish(retried)
@@ -308,11 +315,11 @@ def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
     tables.publish(second)
     assert red() == {}
 
-    log_of_commits = DeltaTable(tables.lake.path("orders", COMMITS))
+    log_of_commits = DeltaTable(tables.lake.build_table_path("orders", COMMITS))
     log_of_commits.delete(f"\"table\" = 'published' AND slice IN ('{first.key}', '{retried.key}')")
     gone = "rows, and the commit that they came with is gone: restore the table"
     assert red() == {first.key: f"the slice has 2 {gone}", retried.key: f"the slice has 1 {gone}"}
-    DeltaTable(tables.lake.path("orders", "published")).delete(f"slice IN ('{first.key}', '{retried.key}')")
+    DeltaTable(tables.lake.build_table_path("orders", "published")).delete(f"slice IN ('{first.key}', '{retried.key}')")
     assert red() == {first.key: f"the slice is not published, and {second.key} behind it is: restore the table"}
 
 
@@ -325,7 +332,7 @@ def test_values_of_another_declaration_are_not_compared(scene: PublishingScene) 
     more = replace(stream, fields=(*stream.fields, Field("currency", "string")))
     fewer = replace(stream, fields=stream.fields[::-1])
     for declared in (more, fewer):
-        assert events_published(ledger, lake, declared, [slice_.key])["events_published"][slice_.key].passed
+        assert check_events_published(ledger, lake, declared, [slice_.key])["events_published"][slice_.key].passed
 
 
 def test_values_with_a_field_that_came_between_decision_and_publication_are_compared(scene: PublishingScene) -> None:
@@ -338,11 +345,13 @@ def test_values_with_a_field_that_came_between_decision_and_publication_are_comp
     tables.publish(slice_)
 
     def result() -> CheckResult:
-        found = events_published(tables.ledger, tables.lake, tables.stream, [slice_.key])
+        found = check_events_published(tables.ledger, tables.lake, tables.stream, [slice_.key])
         return found["events_published"][slice_.key]
 
     assert result().passed
-    DeltaTable(tables.lake.path("orders", "events")).update({"customer_id": "NULL"}, predicate="origin_offset = 1")
+    DeltaTable(tables.lake.build_table_path("orders", "events")).update(
+        {"customer_id": "NULL"}, predicate="origin_offset = 1"
+    )
     assert (result().passed, result().text) == (False, "1 sent with another value")
 
 
@@ -370,17 +379,17 @@ def test_a_batch_that_is_settled_is_not_settled_a_second_time(
         scene.decide(slice_, 2 * n, 2 * n + 1)
     publish_and_die(monkeypatch, tables, *slices)
     written_down = publication_log.BatchUnderWay.from_json(
-        query(lake.table_at("orders", publication_log.SENDING), BATCHES)[0]["batch"]
+        query(lake.open_existing_table("orders", publication_log.SENDING), BATCHES)[0]["batch"]
     )
     assert written_down.slices.keys() == {slices[0].key}
-    assert publication_log.batch_of(lake, stream) == publication_log.BatchUnderWay(
+    assert publication_log.load_current_batch(lake, stream) == publication_log.BatchUnderWay(
         1, "orders.accepted", "T" * 22, settled={slices[0].key: 1}
     )
-    assert publication_log.under_way(lake, stream) == set()
-    settled, version = lake.committed_at("orders", publication_log.TABLE, [slices[0].key])
+    assert publication_log.list_sending_slices(lake, stream) == set()
+    settled, version = lake.load_commits_and_version("orders", publication_log.TABLE, [slices[0].key])
     tables.publish(*slices)
     assert not [line for line in tables.lines if "was interrupted" in line]
-    assert lake.committed_at("orders", publication_log.TABLE, [slices[0].key]) == (settled, version + 1)
+    assert lake.load_commits_and_version("orders", publication_log.TABLE, [slices[0].key]) == (settled, version + 1)
     assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
 
 
@@ -404,7 +413,8 @@ def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_co
 
     def again() -> bool:
         return (
-            tables.lake.committed("orders", publication_log.TABLE, keys)[keys[1]].attempt == publication_log.LOOK_AGAIN
+            tables.lake.load_slice_commits("orders", publication_log.TABLE, keys)[keys[1]].attempt
+            == publication_log.LOOK_AGAIN
         )
 
     assert again()
@@ -412,9 +422,9 @@ def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_co
     assert again()
     tables.publish(*slices)
     assert [record.place[1] for record in scene.log.records] == [0, 0, 2, 1]
-    attempts = tables.lake.committed("orders", "events", keys)
+    attempts = tables.lake.load_slice_commits("orders", "events", keys)
     assert [
-        *publication_log.as_decided(tables.lake, tables.stream, keys, {k: p.attempt for k, p in attempts.items()})
+        *publication_log.ensure_unchanged(tables.lake, tables.stream, keys, {k: p.attempt for k, p in attempts.items()})
     ] == keys
 
 
@@ -426,15 +436,15 @@ def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: Publish
     tables.publish(slice_)
     scene.decide(slice_, 0, 1)
     tables.publish(slice_)
-    assert (len(log.records), publication_log.under_way(tables.lake, tables.stream)) == (2, set())
-    assert tables.lake.committed("orders", publication_log.TABLE, [slice_.key])[slice_.key].attempt == 2
+    assert (len(log.records), publication_log.list_sending_slices(tables.lake, tables.stream)) == (2, set())
+    assert tables.lake.load_slice_commits("orders", publication_log.TABLE, [slice_.key])[slice_.key].attempt == 2
     scene.decide(slice_, 0, 1, status="paid")
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):
         tables.publish(slice_)
-    assert publication_log.under_way(tables.lake, tables.stream) == {slice_.key}
+    assert publication_log.list_sending_slices(tables.lake, tables.stream) == {slice_.key}
     tables.publish(slice_)
-    assert publication_log.under_way(tables.lake, tables.stream) == set()
+    assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
     assert [record.headers.get("highwater.revision") for record in log.records] == [None, None, "1", "1"]
 
 
@@ -455,11 +465,11 @@ def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
         patched.setattr(published, "_ensure_done", decided_meanwhile)
         with pytest.raises(SupersededAttemptError):
             tables.publish(slice_)
-    assert publication_log.batch_of(tables.lake, tables.stream) == publication_log.BatchUnderWay(
+    assert publication_log.load_current_batch(tables.lake, tables.stream) == publication_log.BatchUnderWay(
         1, "orders.accepted", "T" * 22
     )
-    assert publication_log.under_way(tables.lake, tables.stream) == set()
-    assert retraction_guard._reached(tables.work(slice_), [slice_.key]) == []
+    assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
+    assert retraction_guard._list_sent_slices(tables.work(slice_), [slice_.key]) == []
     tables.publish(slice_)
     assert [record.place[1] for record in scene.log.records] == [0]
 
@@ -478,11 +488,11 @@ def test_a_batch_that_begins_while_an_erasure_looks_stops_it(
         with pytest.raises(Broken):
             tables.publish(slice_)
 
-    version = tables.lake.table_at("orders", publication_log.TABLE).version()
+    version = tables.lake.open_existing_table("orders", publication_log.TABLE).version()
     monkeypatch.setattr(accepted_copies, "forget", begun)
     with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: a publication of them is under way"):
         publication_log_writer.forget(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
-    assert tables.lake.table_at("orders", publication_log.TABLE).version() == version
+    assert tables.lake.open_existing_table("orders", publication_log.TABLE).version() == version
 
 
 def test_what_is_settled_while_a_decision_looks_is_seen(
@@ -498,10 +508,10 @@ def test_what_is_settled_while_a_decision_looks_is_seen(
 
     def settled_first(*given: Any) -> set[str]:
         tables.publish(slice_)
-        return publication_log.under_way(*given)
+        return publication_log.list_sending_slices(*given)
 
-    monkeypatch.setattr(retraction_guard, "under_way", settled_first)
-    assert retraction_guard._reached(tables.work(slice_), [slice_.key]) == [slice_.key]
+    monkeypatch.setattr(retraction_guard, "list_sending_slices", settled_first)
+    assert retraction_guard._list_sent_slices(tables.work(slice_), [slice_.key]) == [slice_.key]
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]
@@ -525,12 +535,12 @@ def test_a_run_takes_neighbours_and_begins_where_the_order_goes_on(
     order: list[str], main: list[str], late: list[str], due: list[str], expected: list[str]
 ) -> None:
     found = Repair(due=dict.fromkeys(due, 1))
-    assert next_run(order, main, late, found) == tuple(expected)
+    assert select_next_run(order, main, late, found) == tuple(expected)
 
 
 def test_a_run_takes_so_many_slices_at_the_most() -> None:
     keys = [f"t@{n:07}" for n in range(3 * SLICES_A_RUN)]
-    assert next_run(keys, keys, [], Repair(due=dict.fromkeys(keys, 1))) == tuple(keys[:SLICES_A_RUN])
+    assert select_next_run(keys, keys, [], Repair(due=dict.fromkeys(keys, 1))) == tuple(keys[:SLICES_A_RUN])
 
 
 def test_only_streams_that_publish_have_the_asset(scene: PublishingScene) -> None:
@@ -559,7 +569,7 @@ def test_the_horizon_looks_back_from_an_events_own_time() -> None:
         "judged before, whatever its place": ([copy(0, 0, 0), copy(1, 0, None)], {0}),
     }
     for name, (copies, expected) in cases.items():
-        found = second_deliveries(copies, timedelta(minutes=10))
+        found = select_second_deliveries(copies, timedelta(minutes=10))
         assert {origin.offset for _, origin in found} == expected, name
 
 
@@ -583,9 +593,9 @@ def test_only_groups_that_nothing_needs_any_more_are_deleted(tmp_path: Path) -> 
     others = ("highwater.pub.orders.accepted", "highwater.orders", "highwater.pub.sales@0000001#1", "somebody")
     needed = [f"highwater.pub.{open_.key}#1", f"highwater.pub.{unknown.key}#1", f"highwater.pub.{open_.key}", *others]
     expected |= dict.fromkeys(needed, False)
-    kafka = SimpleNamespace(groups=lambda: [*expected])
+    kafka = SimpleNamespace(list_group_names=lambda: [*expected])
     work: Any = SimpleNamespace(stream=make_stream("orders"), kafka=kafka, ledger=written.ledger, lake=written.lake)
-    assert needless_groups(work) == sorted(name for name, needless in expected.items() if needless)
+    assert list_needless_groups(work) == sorted(name for name, needless in expected.items() if needless)
 
 
 def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,11 +610,11 @@ def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: 
             return self
 
     row = Row(slice="orders@0000001", us=253_402_300_799_999_999, **origin)
-    monkeypatch.setattr(retraction_guard, "_reached", lambda *_: [])
-    monkeypatch.setattr("highwater.assets.accepted_copies.refused", lambda *_: [row])
+    monkeypatch.setattr(retraction_guard, "_list_sent_slices", lambda *_: [])
+    monkeypatch.setattr("highwater.assets.accepted_copies.list_refused_events", lambda *_: [row])
     seen: list[Any] = []
-    monkeypatch.setattr(retraction_guard, "permits_retraction", lambda _, sent_at: seen.extend(sent_at))
-    ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))
+    monkeypatch.setattr(retraction_guard, "can_retract", lambda _, sent_at: seen.extend(sent_at))
+    ledger = SimpleNamespace(breakers=SimpleNamespace(read_accepted_slices=lambda _: {}))
     nothing: Any = None
     with pytest.raises(RetractionError):
         retraction_guard.ensure_no_retraction(

@@ -19,8 +19,8 @@ from highwater.declaration import Limits, Stream
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, TopicAbsentError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.reporting.stalled_work import skipped_files, skipped_streams
+from highwater.orchestration.reporting.plan_status import read_stream_status
+from highwater.orchestration.reporting.stalled_work import measure_skipped_streams, measure_stream_files
 from highwater.orchestration.sensing import rounds, settled_rounds
 from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
 from highwater.orchestration.sensing.run_requests import Request
@@ -169,30 +169,30 @@ class Topics:
         self.asked: Counter[str] = Counter()
         self.epoch = 1
 
-    def topics(self) -> list[str]:
+    def list_topic_names(self) -> list[str]:
         return [*self.ends]
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         self.asked["topic_state"] += 1
         if topic not in self.ends:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
         return self._state(topic)
 
-    def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+    def read_topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
         self.asked["topic_states"] += 1
         return {topic: self._state(topic) for topic in topics if topic in self.ends}
 
     def look_again(self, topic: str) -> TopicState:
-        return self.topic_state(topic)
+        return self.read_topic_state(topic)
 
     def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
         self.asked["read"] += 1
         return iter([])
 
-    def offsets_at(self, *_: object) -> dict[int, int]:
+    def read_offsets_at(self, *_: object) -> dict[int, int]:
         return {}
 
-    def admin(self) -> Any:
+    def get_admin(self) -> Any:
         raise DependencyAwayError("settings are not known", remedy="none")
 
     def _state(self, topic: str) -> TopicState:
@@ -267,17 +267,17 @@ def test_a_stream_with_a_fault_is_skipped_and_the_others_are_planned_in_the_same
     healthy = [stream for stream in ours.streams if stream.name != "s042"]
     assert keys_of(result) == {one.partitions_name: [f"{one.topic}@0000000"] for one in healthy}
     assert Counter(one.job_name for one in result.run_requests) == Counter(f"{one.name}_slice" for one in healthy)
-    [fault] = ours.ledger.sensor_faults.all()
+    [fault] = ours.ledger.sensor_faults.list_all()
     assert (fault.stream, fault.sensor, fault.remedy) == ("s042", "planner", "create it")
-    status = stream_status(ours.ledger, ours.kafka, ours.streams[42], {})  # type: ignore[arg-type]
+    status = read_stream_status(ours.ledger, ours.kafka, ours.streams[42], {})  # type: ignore[arg-type]
     assert any("sensor planner skips s042 since" in line for line in status.lines)
     assert [one["sensor"] for one in status.to_plain()["sensor_faults"]] == ["planner"]
     later = fault.since + timedelta(minutes=2)
-    over = [one for one in skipped_streams(ours.ledger, ours.streams, ["planner", "repair"], later) if one.over]
+    over = [one for one in measure_skipped_streams(ours.ledger, ours.streams, ["planner", "repair"], later) if one.over]
     assert [(one.stream, one.what, one.remedy) for one in over] == [("s042", "sensor planner", "create it")]
     ours.kafka.ends["s042"] = dict.fromkeys(range(PARTITIONS), 5)
     assert keys_of(ours.tick("planner")) == {"s042_slices": ["s042@0000000"]}
-    assert ours.ledger.sensor_faults.all() == [], "the fault ends with the first tick that serves the stream"
+    assert ours.ledger.sensor_faults.list_all() == [], "the fault ends with the first tick that serves the stream"
 
 
 def test_a_stream_file_with_a_fault_is_recorded_and_the_other_streams_are_planned(
@@ -293,17 +293,17 @@ def test_a_stream_file_with_a_fault_is_recorded_and_the_other_streams_are_planne
     ours = Deployment(tmp_path, plain.instance, plain.streams, of_broken)
     result = ours.tick("planner")
     assert keys_of(result) == {f"{name}_slices": [f"{one.topic}@0000000"] for name, one in streams.items()}
-    [fault] = ours.ledger.sensor_faults.all()
+    [fault] = ours.ledger.sensor_faults.list_all()
     assert (fault.stream, fault.sensor, fault.remedy) == (str(broken), "planner", "fix the file")
-    alert = skipped_files(of_broken)
+    alert = measure_stream_files(of_broken)
     assert (alert.over, str(broken) in str(alert.value)) == (True, True)
     elsewhere = Declarations(tmp_path / "other", streams)
     Deployment(tmp_path, plain.instance, plain.streams, elsewhere).tick("planner")
-    assert ours.ledger.sensor_faults.all() == [fault], "another project knows nothing of this file"
+    assert ours.ledger.sensor_faults.list_all() == [fault], "another project knows nothing of this file"
     fixed = Declarations(folder, streams)
     Deployment(tmp_path, plain.instance, plain.streams, fixed).tick("planner")
-    assert ours.ledger.sensor_faults.all() == []
-    assert not skipped_files(fixed).over
+    assert ours.ledger.sensor_faults.list_all() == []
+    assert not measure_stream_files(fixed).over
 
 
 def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
@@ -321,7 +321,7 @@ def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
     monkeypatch.setattr("highwater.orchestration.sensing.planning_rounds.is_caught_up", lambda *_: False)
     result = ours.tick("planner")
     assert sorted(keys_of(result)) == ["s000_slices", "s002_slices"]
-    [fault] = ours.ledger.sensor_faults.all()
+    [fault] = ours.ledger.sensor_faults.list_all()
     assert fault.problem.startswith("AttributeError")
     assert "swordfish" not in f"{fault}{result}"
 
@@ -353,7 +353,7 @@ def test_a_stream_with_new_records_is_planned_among_idle_ones(deployed: Callable
     result = ours.tick("planner")
     assert keys_of(result) == {"s007_slices": ["s007@0000001"]}
     assert [request.job_name for request in result.run_requests] == ["s007_slice"]
-    assert ours.ledger.last("s007", "s007").ranges[3] == OffsetRange(5, 9)
+    assert ours.ledger.read_last_slice("s007", "s007").ranges[3] == OffsetRange(5, 9)
 
 
 def test_topics_are_compared_with_their_plan_once_after_an_election(deployed: Callable[..., Deployment]) -> None:
@@ -412,7 +412,7 @@ def test_one_tick_requests_a_bounded_number_of_runs_and_the_next_ones_the_rest(
         asked += more
     assert asked == {"s000_slice": 20, "s001_slice": 5, "s002_slice": 5, "s003_slice": 5}
     for stream in ours.streams:
-        keys = [slice_.key for slice_ in ours.ledger.slices(stream.name)]
+        keys = [slice_.key for slice_ in ours.ledger.list_slices(stream.name)]
         assert list(ours.instance.get_dynamic_partitions(stream.partitions_name)) == keys
 
 
@@ -426,7 +426,7 @@ def test_a_paused_stream_is_skipped_and_the_others_are_planned(deployed: Callabl
     assert "the planner of s001 is paused by ann since 2026-03-01 00:00 UTC: a test" in message
     assert "stream s002 is paused by bob" in message
     assert "eve" not in message
-    status = stream_status(ours.ledger, ours.kafka, ours.streams[1], {})  # type: ignore[arg-type]
+    status = read_stream_status(ours.ledger, ours.kafka, ours.streams[1], {})  # type: ignore[arg-type]
     assert any(line.endswith("a test, highwater resume s001 planner") for line in status.lines)
     assert [*status.to_plain()["paused"]] == ["planner"]
     ours.ledger.paused.resume_part("s001", PLANNER)
@@ -438,10 +438,10 @@ def test_a_pause_ends_the_fault_of_a_stream(deployed: Callable[..., Deployment])
     ours = deployed(2)
     del ours.kafka.ends["s000"]
     ours.tick("planner")
-    assert ours.ledger.sensor_faults.all()
+    assert ours.ledger.sensor_faults.list_all()
     ours.ledger.paused.pause_part("s000", ALL, Pause("", NOW, "ann"))
     ours.tick("planner")
-    assert ours.ledger.sensor_faults.all() == []
+    assert ours.ledger.sensor_faults.list_all() == []
 
 
 def test_kafka_that_is_away_is_no_empty_topic(
@@ -454,11 +454,11 @@ def test_kafka_that_is_away_is_no_empty_topic(
     def away(*_: object) -> None:
         raise DependencyAwayError("Kafka did not answer", remedy="wait")
 
-    monkeypatch.setattr(ours.kafka, "topic_states", away)
+    monkeypatch.setattr(ours.kafka, "read_topic_states", away)
     result = ours.tick("planner")
     assert "Kafka did not answer" in result.skip_message
     assert Cursor.parse(result.cursor).begin == "s001"
-    assert ours.ledger.sensor_faults.all() == []
+    assert ours.ledger.sensor_faults.list_all() == []
 
 
 def test_a_settled_stream_rests_until_something_changes(

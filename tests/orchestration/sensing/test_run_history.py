@@ -20,16 +20,16 @@ from dev.broker import EmbeddedCluster
 from dev.processes import wait_until
 from highwater.assets import raw
 from highwater.declaration import Limits
-from highwater.divergence import Divergence, Fingerprint, PlannedFacts, SeenRecord, digest, replaced
-from highwater.erasing import milliseconds, moment_of
+from highwater.divergence import Divergence, Fingerprint, PlannedFacts, SeenRecord, compute_digest, has_diverged
+from highwater.erasing import to_milliseconds, to_moment
 from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
-from highwater.orchestration.asset_keys import topic_key
+from highwater.orchestration.asset_keys import build_topic_key
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.operations.acceptance import accept_loss, acceptance
+from highwater.orchestration.operations.acceptance import accept_loss, compute_acceptance
 from highwater.orchestration.sensing.slice_cutting import cut_slices
 from highwater.orchestration.sensing.topic_planner import Planner
-from highwater.plans import Generation, Planned, left_to_read
-from highwater.resources.divergence import compare, parted
+from highwater.plans import Generation, Planned, subtract_losses
+from highwater.resources.divergence import compare, locate_divergence
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
 from tests.replaced_history import FakeReplacedTopic, planned, seen, topic
@@ -68,19 +68,19 @@ def record(offset: int, text: str, epoch: int | None) -> SeenRecord:
     ],
 )
 def test_another_record_or_a_later_epoch_reports(was: PlannedFacts, now: list[SeenRecord], expected: bool) -> None:
-    assert replaced(was, now) is expected
+    assert has_diverged(was, now) is expected
 
 
 def test_a_digest_reports_null_from_empty_and_key_from_value() -> None:
     contents = [(None, None), (b"", None), (None, b""), (b"", b""), (b"a", b"b"), (b"ab", b"")]
-    assert len({digest(1, *content) for content in contents}) == len(contents)
-    assert digest(1, b"a", b"b") != digest(2, b"a", b"b")
+    assert len({compute_digest(1, *content) for content in contents}) == len(contents)
+    assert compute_digest(1, b"a", b"b") != compute_digest(2, b"a", b"b")
 
 
 def test_a_digest_takes_the_milliseconds_as_kafka_has_them() -> None:
     """By a time it took year 1 as replaced history, and there is no time for nanoseconds taken as milliseconds."""
     for ms in (1_767_225_600_000_000_000, 2**63 - 1, -(2**63), -62_135_596_800_000, -1):
-        assert digest(ms, b"k", None) == sha256(str(ms).encode() + b"\1k" + b"\0").hexdigest()
+        assert compute_digest(ms, b"k", None) == sha256(str(ms).encode() + b"\1k" + b"\0").hexdigest()
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
@@ -90,11 +90,11 @@ def test_a_digest_takes_the_milliseconds_as_kafka_has_them() -> None:
 @example(-(2**63))
 def test_a_record_of_any_timestamp_is_not_younger_than_the_erasure_that_saw_it(ms: int) -> None:
     """The moment of an erasure is never before a record that it took: else a later read brought the record back."""
-    moment = moment_of(ms)
-    assert milliseconds(moment) >= ms
+    moment = to_moment(ms)
+    assert to_milliseconds(moment) >= ms
     if 0 <= ms < 253_402_300_800_000:
         assert moment == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-        assert milliseconds(moment) == ms
+        assert to_milliseconds(moment) == ms
 
 
 def generation(number: int, starts: dict[int, int | None]) -> Generation:
@@ -105,7 +105,7 @@ def test_a_partition_that_went_on_into_a_new_generation_is_still_compared_with_i
     """Two are replaced; accepting one must not make the other's new records look as if they followed."""
     ranges = {0: OffsetRange(100, 200), 1: OffsetRange(100, 200)}
     last = Slice("orders", "orders", "id", 0, 4, ranges, NOON, epochs={0: 1, 1: 1})
-    after = Planned.of(generation(1, {0: 120, 1: 200}), last, [])
+    after = Planned.from_generation(generation(1, {0: 120, 1: 200}), last, [])
     assert after.recorded == {1: PlannedFacts(200, 1)}
     state = topic(seen(0, 260, epoch=3), seen(0, 260, epoch=3))
     result = cut_slices(replace(STREAM, limits=Limits()), after, state, NOON, Divergence({1: 150}))
@@ -117,9 +117,9 @@ def test_a_partition_that_went_on_into_a_new_generation_is_still_compared_with_i
 def test_a_partition_that_was_cut_off_and_grew_again_begins_where_it_is_sound() -> None:
     """Planned to 200, cut off at 100, grown to 150: the records from 100 on are new."""
     last = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(0, 200)}, NOON, epochs={0: 1})
-    planned_ = Planned.of(generation(0, {0: 0}), last, [])
+    planned_ = Planned.from_generation(generation(0, {0: 0}), last, [])
     for divergence in (True, False):
-        found = acceptance(
+        found = compute_acceptance(
             STREAM,
             planned_,
             topic(seen(0, 150, epoch=3)),
@@ -141,34 +141,34 @@ def test_what_a_slice_of_an_earlier_generation_had_left_can_be_lost_too() -> Non
         (topic(seen(60, 250, epoch=3)), OffsetRange(40, 60)),
         (topic(seen(120, 250, epoch=3)), OffsetRange(40, 100)),
     ):
-        planned_ = Planned.of(generation(1, {0: 130}), left, [])
-        found = acceptance(STREAM, planned_, state, [left], by="ann", now=NOON)
+        planned_ = Planned.from_generation(generation(1, {0: 130}), left, [])
+        found = compute_acceptance(STREAM, planned_, state, [left], by="ann", now=NOON)
         assert [(loss.generation, loss.offsets) for loss in found.losses] == [(0, lost)]
         assert found.opened is None
-    after = Planned.of(generation(1, {0: 100}), left, [])
-    again = acceptance(STREAM, after, topic(seen(0, 80, epoch=5)), [left], by="ann", now=NOON)
+    after = Planned.from_generation(generation(1, {0: 100}), left, [])
+    again = compute_acceptance(STREAM, after, topic(seen(0, 80, epoch=5)), [left], by="ann", now=NOON)
     assert [(loss.generation, loss.offsets) for loss in again.losses] == [(0, OffsetRange(80, 100))]
     assert again.opened is not None
     other = replace(left, topic_id="of the one before")
-    assert acceptance(STREAM, after, topic(seen(60, 250, epoch=3)), [other], by="ann", now=NOON).nothing
+    assert compute_acceptance(STREAM, after, topic(seen(60, 250, epoch=3)), [other], by="ann", now=NOON).nothing
 
 
 def test_accepting_a_divergence_leaves_what_expired() -> None:
     """Without partitions to mean, offsets of others that had expired were recorded as lost with it."""
     ranges = {0: OffsetRange(0, 200), 1: OffsetRange(0, 200), 2: OffsetRange(0, 200), 3: OffsetRange(0, 9)}
     last = Slice("orders", "orders", "id", 0, 4, ranges, NOON, epochs=dict.fromkeys(ranges, 1))
-    before = Planned.of(generation(0, dict.fromkeys(ranges, 0)), last, [])
+    before = Planned.from_generation(generation(0, dict.fromkeys(ranges, 0)), last, [])
     # The first was replaced from 100 on, of the second part of a slice expired, of the third more than was planned.
     state = topic(seen(40, 250, epoch=3), seen(40, 250, epoch=1), seen(230, 250, epoch=1))
     asked = {"by": "ann", "now": NOON, "diverged": {0: 100}}
-    found = acceptance(STREAM, before, state, [last], **asked, divergence=True)  # type: ignore[arg-type]
+    found = compute_acceptance(STREAM, before, state, [last], **asked, divergence=True)  # type: ignore[arg-type]
     assert [(loss.partition, loss.offsets) for loss in found.losses] == [(0, OffsetRange(100, 200))]
     assert found.opened is not None
     assert found.opened.starts == {0: 100, 1: 200, 2: 200, 3: 9}
     assert len(found.reasons) == 1
-    rest = left_to_read(last, found.losses)
-    later = Planned.of(replace(found.opened, revision=1), None, [])
-    more = acceptance(STREAM, later, state, [rest], by="bob", now=NOON)
+    rest = subtract_losses(last, found.losses)
+    later = Planned.from_generation(replace(found.opened, revision=1), None, [])
+    more = compute_acceptance(STREAM, later, state, [rest], by="bob", now=NOON)
     assert {(loss.generation, loss.partition, loss.offsets) for loss in more.losses} == {
         (0, 0, OffsetRange(0, 40)),
         (0, 1, OffsetRange(0, 40)),
@@ -202,7 +202,7 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
             return job.execute_in_process(instance=instance, run_config=run, raise_on_error=False).success
 
         def lost() -> list[tuple[int, int, int, str]]:
-            return [(x.generation, x.offsets.start, x.offsets.end, x.accepted_by) for x in ledger.losses("orders")]
+            return [(x.generation, x.offsets.start, x.offsets.end, x.accepted_by) for x in ledger.list_losses("orders")]
 
         assert done("accept_loss", dry_run=False, by="ann")
         assert done("accept_divergence", by="ann", partitions=[0])
@@ -210,7 +210,7 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
         assert lost() == []
         assert done("accept_divergence", dry_run=False, by="ann", partitions=[0])
         assert lost() == [(0, 100, 200, "ann")]
-        assert ledger.topics.generations("orders", "orders")[-1].starts == {0: 100}
+        assert ledger.topics.list_generations("orders", "orders")[-1].starts == {0: 100}
         monkeypatch.setattr(PLAYED, "log_start", 230)
         assert done("accept_divergence", dry_run=False, by="bob")
         assert done("accept_loss", by="bob")
@@ -219,7 +219,7 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
         assert lost()[1:] == [(1, 100, 230, "bob"), (0, 0, 100, "bob")], "what was left of the slice expired as well"
 
 
-MADE = {n: digest(0, b"k", b"%d" % n) for n in range(250)}
+MADE = {n: compute_digest(0, b"k", b"%d" % n) for n in range(250)}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ MADE = {n: digest(0, b"k", b"%d" % n) for n in range(250)}
 )
 def test_a_log_parts_behind_the_newest_mark_that_agrees(marks: list[tuple[int, str]], expected: int) -> None:
     """Two elections: below the place that epochs show were records that no plan had seen, and they were never read."""
-    found = parted(PLAYED, "orders", 0, OffsetRange(10, 100), [Fingerprint(*mark) for mark in marks])
+    found = locate_divergence(PLAYED, "orders", 0, OffsetRange(10, 100), [Fingerprint(*mark) for mark in marks])
     assert found == expected
 
 
@@ -278,7 +278,7 @@ def test_another_record_under_the_mark_is_not_read(bench: Bench) -> None:
     """As a topic that is recreated while it is read would have it: the look before the read has seen nothing."""
     bench.send(order_message("o1", 1), order_message("o1", 2))
     [slice_] = planned(bench)
-    other = replace(slice_, fingerprints={0: Fingerprint(1, digest(0, b"o1", b"other"))})
+    other = replace(slice_, fingerprints={0: Fingerprint(1, compute_digest(0, b"o1", b"other"))})
     with pytest.raises(TopicTruncatedError, match="another record is") as caught:
         raw.materialise(bench.work(other))
     assert "partition 0 offset 1" in str(caught.value.found)
@@ -298,7 +298,9 @@ def test_a_mark_is_found_behind_markers_and_aborted_records(bench: Bench) -> Non
     producer.flush(30)
     producer.abort_transaction(30)
     wait_until(
-        lambda: bench.kafka.topic_state(bench.stream.topic).partitions[0].last_stable == 42, 30, "the abort's marker"
+        lambda: bench.kafka.read_topic_state(bench.stream.topic).partitions[0].last_stable == 42,
+        30,
+        "the abort's marker",
     )
     [slice_] = planned(bench)
     assert slice_.ranges[0].end == 42
@@ -372,7 +374,7 @@ def test_replaced_history_is_noticed_before_it_is_read(
     asked = ("accept-divergence", "orders", "--partition", "0")
     dry = operator.run(*asked)
     assert (dry.exit_code, "a dry run: nothing was recorded" in dry.output) == (0, True), dry.output
-    assert bench.ledger.losses("orders", TOPIC) == []
+    assert bench.ledger.list_losses("orders", TOPIC) == []
     done = operator.run(*asked, "--yes", "--by", "ann")
     assert (done.exit_code, done.output.splitlines()[-1]) == (0, "recorded"), done.output
     [after] = planned(bench)
@@ -383,7 +385,7 @@ def test_replaced_history_is_noticed_before_it_is_read(
     as_read = [(0, n, old[n].value) for n in range(150)]
     as_new = [(1, 100 + n, new[n].value) for n in range(150)]
     assert rows == as_read + as_new, "the old history as far as it was read, and the new one, apart"
-    [loss] = bench.ledger.losses("orders", TOPIC)
+    [loss] = bench.ledger.list_losses("orders", TOPIC)
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
 
 
@@ -398,7 +400,7 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
     make_topic(cluster)
     send(cluster.bootstrap, TOPIC, [order_message("o1", n + 1) for n in range(20)])
     kafka = Kafka(cluster.bootstrap)
-    before = kafka.topic_state(TOPIC)
+    before = kafka.read_topic_state(TOPIC)
     recorded = {0: PlannedFacts(20, before.partitions[0].leader_epoch)}
     with dg.DagsterInstance.ephemeral() as instance:
         offline = Offline(cluster, instance, tmp_path, monkeypatch)
@@ -407,7 +409,7 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
             lambda: leader(cluster.brokers[WITNESS].bootstrap) == cluster.brokers[FOLLOWER].node.id, 60, "the election"
         )
         wait_until(lambda: _end(kafka) is not None, 60, "the new leader's offsets")
-        now = kafka.topic_state(TOPIC)
+        now = kafka.read_topic_state(TOPIC)
         assert now.partitions[0].leader_epoch != recorded[0].epoch
         assert compare(kafka, now, recorded).diverged == {}
         assert compare(
@@ -447,16 +449,16 @@ class Offline:
 
     def led(self) -> list[int]:
         try:
-            state = Kafka(self.cluster.bootstrap).topic_state(OFFLINE)
+            state = Kafka(self.cluster.bootstrap).read_topic_state(OFFLINE)
         except (DependencyAwayError, TopicAbsentError):
             return []
         return [number for number, one in state.partitions.items() if one.known]
 
     def planned(self) -> list[dict[int, tuple[int, int]]]:
-        return [{p: (r.start, r.end) for p, r in one.ranges.items()} for one in self.ours.ledger.slices("orders")]
+        return [{p: (r.start, r.end) for p, r in one.ranges.items()} for one in self.ours.ledger.list_slices("orders")]
 
     def observed(self) -> dg.AssetObservation:
-        [record] = self.instance.fetch_observations(topic_key(self.ours.stream), limit=1).records
+        [record] = self.instance.fetch_observations(build_topic_key(self.ours.stream), limit=1).records
         assert record.asset_observation is not None
         return record.asset_observation
 
@@ -468,10 +470,12 @@ class Offline:
         assert self.planned() == [{0: (0, 1), 1: (0, 1)}, {0: (1, 2), 1: (1, 1)}]
         assert self.observed().metadata["left_out"].value == "1: no leader"
         assert "partition 1 of orders.offline is left out now: no leader" in self.ours.tick("planner").skip_message
-        before = len(self.instance.fetch_observations(topic_key(self.ours.stream), limit=9).records)
+        before = len(self.instance.fetch_observations(build_topic_key(self.ours.stream), limit=9).records)
         job = self.ours.defs.resolve_implicit_global_asset_job_def()
-        assert job.execute_in_process(instance=self.instance, asset_selection=[topic_key(self.ours.stream)]).success
-        assert len(self.instance.fetch_observations(topic_key(self.ours.stream), limit=9).records) == before + 1
+        assert job.execute_in_process(
+            instance=self.instance, asset_selection=[build_topic_key(self.ours.stream)]
+        ).success
+        assert len(self.instance.fetch_observations(build_topic_key(self.ours.stream), limit=9).records) == before + 1
         assert self.observed().metadata["left_out"].value == "1: no leader"
         positions = [row.data for row in self.observed().metadata["positions"].records]  # type: ignore[attr-defined]
         assert [(row["planned"], row["last_stable"]) for row in positions] == [(2, 2), (1, None)]
@@ -487,7 +491,7 @@ class Offline:
 
 def _end(kafka: Kafka) -> int | None:
     try:
-        return kafka.topic_state(TOPIC).partitions[0].last_stable
+        return kafka.read_topic_state(TOPIC).partitions[0].last_stable
     except DependencyAwayError:  # for a moment the client asks the broker that is gone
         return None
 

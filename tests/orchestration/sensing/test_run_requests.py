@@ -13,11 +13,11 @@ from highwater.orchestration.sensing.run_requests import (
     PastRun,
     RepairRules,
     Request,
+    build_first_requests,
+    build_repair_requests,
     decide_repair,
-    first_requests,
-    keys_named,
-    neighbours,
-    repair_requests,
+    group_neighbours,
+    resolve_run_keys,
 )
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -36,7 +36,7 @@ def ended(*keys: str, ago: float) -> PastRun:
 def test_ranges_hold_the_wanted_keys_and_nothing_else(numbers: list[int], wanted: set[int], most: int) -> None:
     order = [str(number) for number in numbers]
     chosen = {str(number) for number in wanted} | set(order[::2])
-    groups = neighbours(order, chosen, most)
+    groups = group_neighbours(order, chosen, most)
     assert [key for group in groups for key in group] == [key for key in order if key in chosen]
     for group in groups:
         assert 1 <= len(group) <= most
@@ -46,7 +46,7 @@ def test_ranges_hold_the_wanted_keys_and_nothing_else(numbers: list[int], wanted
 
 def test_a_backlog_becomes_few_runs() -> None:
     keys = [f"orders@{n:07d}" for n in range(45)]
-    requests = first_requests(keys, keys, most=20)
+    requests = build_first_requests(keys, keys, most=20)
     assert [len(request.keys) for request in requests] == [20, 20, 5]
     assert requests[0].tags["dagster/asset_partition_range_start"] == "orders@0000000"
     assert requests[0].tags["dagster/asset_partition_range_end"] == "orders@0000019"
@@ -60,12 +60,12 @@ def test_a_run_key_carries_the_attempt_since_a_failed_run_keeps_its_own() -> Non
 
 def test_repair_never_asks_by_a_run_key_that_was_used() -> None:
     """Attempts are remembered for a day; a slice that is lost again later would have been requested for nothing."""
-    keys = {repair_requests(["a"], {"a": 1}, 1, NOON + day)[0].run_key for day in (minutes(0), minutes(1440))}
+    keys = {build_repair_requests(["a"], {"a": 1}, 1, NOON + day)[0].run_key for day in (minutes(0), minutes(1440))}
     assert len(keys) == 2
 
 
 def test_a_range_holds_slices_of_one_attempt_only() -> None:
-    requests = repair_requests(["a", "b", "c", "d"], {"a": 1, "b": 2, "c": 1, "d": 1}, 10, NOON)
+    requests = build_repair_requests(["a", "b", "c", "d"], {"a": 1, "b": 2, "c": 1, "d": 1}, 10, NOON)
     assert [(request.keys, request.run_number) for request in requests] == [(("a",), 1), (("c", "d"), 1), (("b",), 2)]
 
 
@@ -124,4 +124,4 @@ def test_a_tick_asks_for_no_more_than_its_limit() -> None:
 )
 def test_the_slices_that_a_run_names(tags: dict[str, str], named: set[str]) -> None:
     order: Sequence[str] = ["a", "b", "c", "d"]
-    assert keys_named(tags, order, {key: at for at, key in enumerate(order)}) == named
+    assert resolve_run_keys(tags, order, {key: at for at, key in enumerate(order)}) == named

@@ -26,12 +26,12 @@ from highwater.errors import (
 from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.operations import accepting_losses
 from highwater.orchestration.operations.acceptance import Acceptance, accept_loss
-from highwater.orchestration.reporting.plan_status import topic_status
+from highwater.orchestration.reporting.plan_status import read_topic_status
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss
 from highwater.resources import dlq_topics
-from highwater.resources.deleted_topics import parked_lost
-from highwater.resources.expired import expired_slices
+from highwater.resources.deleted_topics import find_parked_loss
+from highwater.resources.expired import list_expired_slices
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -68,16 +68,16 @@ class Looks(Kafka):
         super().__init__("nowhere:1")
         self.shown = [*shown]
 
-    def topic_state(self, topic: str) -> TopicState:
+    def read_topic_state(self, topic: str) -> TopicState:
         found = self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
         if found is None:
             raise TopicAbsentError(f"topic {topic} does not exist", remedy="create it")
         return found
 
     def look_again(self, topic: str) -> TopicState:
-        return self.topic_state(topic)
+        return self.read_topic_state(topic)
 
-    def topics(self) -> list[str]:
+    def list_topic_names(self) -> list[str]:
         return []
 
     def read(self, *_: Any, **__: Any) -> Any:
@@ -101,7 +101,7 @@ def errors_of(ledger: Ledger, *shown: TopicState | None) -> list[HighwaterError]
         found: list[HighwaterError] = [*tick.errors.values()]
     except HighwaterError as error:
         found = [error]
-    status = topic_status(Looks(*shown), STREAM, ledger.topics.planned("orders", "orders"))
+    status = read_topic_status(Looks(*shown), STREAM, ledger.topics.read_planned_topic("orders", "orders"))
     assert [type(error) for error in status.errors] == [type(error) for error in found]
     return found
 
@@ -132,7 +132,7 @@ def test_a_topic_that_the_second_look_misses_is_not_gone(planned: Ledger, name: 
     shown = Looks(FAULTS[name], None), Looks(FAULTS[name], None), Looks(FAULTS[name], None)
     with pytest.raises(DependencyAwayError):
         Planner(planned, shown[0]).tick(STREAM, NOON, dry_run=True)
-    [error] = topic_status(shown[1], STREAM, planned.topics.planned("orders", "orders")).errors
+    [error] = read_topic_status(shown[1], STREAM, planned.topics.read_planned_topic("orders", "orders")).errors
     assert isinstance(error, DependencyAwayError)
     with pytest.raises(DependencyAwayError):
         accept(planned, shown[2], dry_run=False)
@@ -159,16 +159,16 @@ def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry_run: bo
     for shown in ((fault, WHOLE), (unled, unled), (fault, unled), (unled, fault)):
         with pytest.raises(DependencyAwayError):
             accept(planned, Looks(*shown), dry_run=dry_run)
-    assert (len(planned.topics.generations("orders", "orders")), planned.losses()) == (1, [])
+    assert (len(planned.topics.list_generations("orders", "orders")), planned.list_losses()) == (1, [])
     assert accept(planned, Looks(fault, fault), dry_run=dry_run)
-    assert bool(planned.losses() or len(planned.topics.generations("orders", "orders")) > 1) is not dry_run
+    assert bool(planned.list_losses() or len(planned.topics.list_generations("orders", "orders")) > 1) is not dry_run
 
 
 def test_looks_that_go_back_accept_nothing(planned: Ledger) -> None:
     """Both looks showed a partition cut off; the second one at a lower offset, so that one of them was wrong."""
     with pytest.raises(DependencyAwayError, match="do not agree"):
         accept(planned, Looks(topic(led(0, 30), led(0, 50)), topic(led(0, 20), led(0, 50))), dry_run=False)
-    assert (len(planned.topics.generations("orders", "orders")), planned.losses()) == (1, [])
+    assert (len(planned.topics.list_generations("orders", "orders")), planned.list_losses()) == (1, [])
 
 
 def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
@@ -177,19 +177,19 @@ def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
     with pytest.raises(DependencyAwayError):
         accept(planned, Looks(seen, WHOLE), dry_run=False)
     accept(planned, Looks(seen, topic(led(20, 50), led(0, 50))), dry_run=False)
-    assert [(one.partition, one.offsets) for one in planned.losses()] == [(0, OffsetRange(0, 20))]
+    assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(0, 20))]
 
 
 def test_what_producers_write_between_the_looks_hinders_no_acceptance(planned: Ledger) -> None:
     accept(planned, Looks(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry_run=False)
-    assert planned.topics.generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
-    assert [(one.partition, one.offsets) for one in planned.losses()] == [(0, OffsetRange(30, 40))]
+    assert planned.topics.list_generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
+    assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(30, 40))]
 
 
 def test_a_loss_that_the_declaration_records_is_seen_twice(planned: Ledger) -> None:
     recording, expired = replace(STREAM, on_expired="record"), topic(led(45, 50), led(0, 50))
     Planner(planned, Looks(expired, WHOLE)).tick(recording, NOON)
-    assert planned.losses() == []
+    assert planned.list_losses() == []
     tick = Planner(planned, Looks(expired, expired)).tick(recording, NOON)
     assert [(type(one), one.offsets) for one in tick.losses] == [(Loss, OffsetRange(40, 45))]
 
@@ -197,11 +197,13 @@ def test_a_loss_that_the_declaration_records_is_seen_twice(planned: Ledger) -> N
 @pytest.mark.parametrize("at", ["both", "first", "second"])
 def test_no_slice_expired_while_a_partition_has_no_leader(planned: Ledger, at: str) -> None:
     """A run recorded the loss of one partition for good, and status named `accept-loss`, while others had no leader."""
-    slices = planned.slices("orders", "orders")
+    slices = planned.list_slices("orders", "orders")
     fault, unled = topic(led(10, 50), led(0, 50)), topic(led(10, 50), UNLED)
     shown = {"both": [unled, unled], "first": [unled, fault], "second": [fault, unled]}[at]
-    assert expired_slices(Looks(*shown), "orders", slices) == []
-    assert [one.offsets for one in expired_slices(Looks(fault, fault), "orders", slices)] == [{0: OffsetRange(0, 10)}]
+    assert list_expired_slices(Looks(*shown), "orders", slices) == []
+    assert [one.offsets for one in list_expired_slices(Looks(fault, fault), "orders", slices)] == [
+        {0: OffsetRange(0, 10)}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,12 +221,14 @@ def test_the_run_of_a_planned_slice_records_what_expired(
     planned: Ledger, changes: dict[str, Any], in_raw: bool, second: str, lost: bool
 ) -> None:
     """Only what expired before it was planned was recorded: a planned slice failed until a person came."""
-    [slice_], fault = planned.slices("orders", "orders"), topic(led(10, 50), led(0, 50))
+    [slice_], fault = planned.list_slices("orders", "orders"), topic(led(10, 50), led(0, 50))
     kafka = Looks(fault, {"expired": fault, "sound": WHOLE, "absent": None}[second])
     stream: Any = replace(STREAM, **changes)
     work: Any = SimpleNamespace(stream=stream, slices=[slice_], ledger=planned, kafka=kafka, log=lambda _: None)
-    left = raw._uncommitted(work, cast("Any", SimpleNamespace(slice_commits={slice_.key: None} if in_raw else {})), ())
-    found = [(one.partition, one.offsets, one.accepted_by) for one in planned.losses()]
+    left = raw._load_slices_to_read(
+        work, cast("Any", SimpleNamespace(slice_commits={slice_.key: None} if in_raw else {})), ()
+    )
+    found = [(one.partition, one.offsets, one.accepted_by) for one in planned.list_losses()]
     assert found == ([(0, OffsetRange(0, 10), "on_expired=record")] if lost else [])
     assert left[slice_.key].ranges == {0: OffsetRange(10 if lost else 0, 40), 1: OffsetRange(0, 40)}
 
@@ -240,11 +244,13 @@ SLICE_FAULTS = {
 @pytest.mark.parametrize("name", SLICE_FAULTS)
 def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: str) -> None:
     """One look failed the run of a slice that was never read, with a remedy that gives its records up."""
-    (fault, error), [slice_] = SLICE_FAULTS[name], planned.slices("orders", "orders")
+    (fault, error), [slice_] = SLICE_FAULTS[name], planned.list_slices("orders", "orders")
 
     def read(*shown: TopicState | None) -> None:
         work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=planned, kafka=Looks(*shown))
-        unreadable_slices.unreadable_slices(work, {slice_.key: slice_}, cast("Any", SimpleNamespace(slice_commits={})))
+        unreadable_slices.list_unreadable_slices(
+            work, {slice_.key: slice_}, cast("Any", SimpleNamespace(slice_commits={}))
+        )
 
     with pytest.raises(error):
         read(fault, fault)
@@ -278,9 +284,9 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
         return accepting_losses.accept_losses(ledger, Looks(*shown), lake, STREAM, asked, NOON)[0]
 
     assert accept_tier(None, held).nothing
-    assert (made, ledger.losses(), len(ledger.topics.generations("orders", tier))) == ([], [], 1)
+    assert (made, ledger.list_losses(), len(ledger.topics.list_generations("orders", tier))) == ([], [], 1)
     accept_tier(None, None, replace(held, topic_id="B"))
-    assert (made, [one.offsets for one in ledger.losses()]) == ([tier], [OffsetRange(0, 40)])
+    assert (made, [one.offsets for one in ledger.list_losses()]) == ([tier], [OffsetRange(0, 40)])
 
 
 def test_publication_takes_no_topic_for_gone_by_one_look() -> None:
@@ -298,7 +304,7 @@ def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.Monke
     def absent(_: object, name: str) -> None:
         raise TopicAbsentError(f"topic {name} does not exist", remedy="create it")
 
-    monkeypatch.setattr(topic_audit, "topic_facts", absent)
+    monkeypatch.setattr(topic_audit, "fetch_topic_facts", absent)
     assert topic_audit.check_published_topics(Looks(WHOLE), STREAM, lambda _: vanished)[1] == []
     errors = topic_audit.check_published_topics(Looks(None), STREAM, lambda _: vanished)[1]
     assert errors == [vanished] * len(STREAM.published_topics)
@@ -306,8 +312,8 @@ def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.Monke
 
 def test_what_the_parked_topic_lost_is_seen_twice() -> None:
     held, lost = (replace(topic(led(0, end)), topic=STREAM.parked_topic) for end in (9, 2))
-    assert parked_lost(Looks(lost, held), STREAM, 5) is None
-    assert parked_lost(Looks(lost, lost), STREAM, 5) is not None
+    assert find_parked_loss(Looks(lost, held), STREAM, 5) is None
+    assert find_parked_loss(Looks(lost, lost), STREAM, 5) is not None
 
 
 def test_a_topic_that_is_absent_once_is_not_gone(planned: Ledger) -> None:

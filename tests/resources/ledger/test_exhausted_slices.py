@@ -49,17 +49,17 @@ def test_the_first_time_stays_and_a_release_ends_it(tmp_path: Path) -> None:
     stored = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}").exhausted_slices
     stored.add("orders", {"a": 6, "b": 7}, NOW)
     stored.add("orders", {"a": 9}, NOW + timedelta(hours=1))
-    assert stored.open("orders") == [ExhaustedSlice("a", NOW, 6), ExhaustedSlice("b", NOW, 7)]
-    assert stored.open("payments") == []
+    assert stored.read_open("orders") == [ExhaustedSlice("a", NOW, 6), ExhaustedSlice("b", NOW, 7)]
+    assert stored.read_open("payments") == []
     assert stored.release("a", by="ann", because="fixed", now=NOW + timedelta(hours=2))
     assert not stored.release("a", by="bob", because="too", now=NOW + timedelta(hours=3))
-    assert [one.slice_key for one in stored.open("orders")] == ["b"]
+    assert [one.slice_key for one in stored.read_open("orders")] == ["b"]
     stored.end(["a", "b"])
-    assert stored.of(["a", "b"]) == {"a": ExhaustedSlice("a", NOW, 6, NOW + timedelta(hours=2))}, (
+    assert stored.read_for_slices(["a", "b"]) == {"a": ExhaustedSlice("a", NOW, 6, NOW + timedelta(hours=2))}, (
         "the record of a person stays"
     )
     stored.add("orders", {"a": 6}, NOW + timedelta(hours=4))
-    assert stored.open("orders") == [ExhaustedSlice("a", NOW + timedelta(hours=4), 6)]
+    assert stored.read_open("orders") == [ExhaustedSlice("a", NOW + timedelta(hours=4), 6)]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def repairing_(tmp_path: Path) -> Iterator[Repairing]:
 
 def measured(ours: Repairing) -> Any:
     unused: Any = None
-    return alert_conditions._exhausted(alert_inputs.StreamInputs(ours.ledger, unused, unused, STREAM))
+    return alert_conditions._measure_exhausted_slices(alert_inputs.StreamInputs(ours.ledger, unused, unused, STREAM))
 
 
 def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
@@ -87,12 +87,16 @@ def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
     alert = measured(ours)
     assert (alert.over, f"highwater retry-slice {ONE.key}" in alert.remedy) == (True, True)
     assert alert.value.startswith(f"1 slices; {ONE.key} is exhausted since ")
-    monkeypatch.setattr(repairing, "past_runs", lambda *_: [])  # a day later Dagster is asked for none of these runs
+    monkeypatch.setattr(
+        repairing, "read_past_runs", lambda *_: []
+    )  # a day later Dagster is asked for none of these runs
     assert ours.tick()[0] == [([TWO.key], False, "repair")]
     reported = explain(ours.ledger, ours.lake, STREAM, ONE.key, None)
     assert any("is exhausted since" in line for line in reported.lines)
     assert reported.to_plain()["exhausted_slice"]["runs"] == repairing.RULES.most_runs
-    status = StreamStatus("orders", "orders", 2, 0, "A", exhausted_slices=ours.ledger.exhausted_slices.open("orders"))
+    status = StreamStatus(
+        "orders", "orders", 2, 0, "A", exhausted_slices=ours.ledger.exhausted_slices.read_open("orders")
+    )
     assert any(f"highwater retry-slice {ONE.key}" in line for line in status.lines)
     assert [one["slice"] for one in status.to_plain()["exhausted_slices"]] == [ONE.key]
 
@@ -123,7 +127,7 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
     assert measured(ours).over, "what fails again is exhausted again"
 
 
-@pytest.mark.parametrize("during", ["past_runs", "_still_exhausted", "_decide"])
+@pytest.mark.parametrize("during", ["read_past_runs", "_update_exhausted_slices", "_decide"])
 def test_a_release_during_a_tick_is_not_undone(
     repairing_: Repairing, during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

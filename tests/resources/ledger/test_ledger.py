@@ -98,13 +98,13 @@ def test_more_keys_than_a_statement_takes(ledger: Ledger) -> None:
     slices = [slice_(n) for n in range(1201)]
     ledger.add(slices)
     assert ledger.get([s.key for s in slices]) == slices
-    assert set(ledger.next_attempts([s.key for s in slices]).values()) == {1}
+    assert set(ledger.allocate_attempts([s.key for s in slices]).values()) == {1}
 
 
 def test_plans_are_stored_all_or_none(ledger: Ledger) -> None:
     assert ledger.add([slice_(0), slice_(1)])
     assert not ledger.add([slice_(2), slice_(1)])
-    assert [found.key for found in ledger.slices("orders")] == ["orders@0000000", "orders@0000001"]
+    assert [found.key for found in ledger.list_slices("orders")] == ["orders@0000000", "orders@0000001"]
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,17 @@ def test_plans_are_stored_all_or_none(ledger: Ledger) -> None:
 )
 def test_an_unknown_key_is_named_with_what_is_there(ledger: Ledger, key: str, stored: str) -> None:
     ledger.add([slice_(0), slice_(1)])
-    for asked in (lambda: ledger.get(["orders@0000000", key]), lambda: ledger.next_attempts(["orders@0000000", key])):
+    for asked in (
+        lambda: ledger.get(["orders@0000000", key]),
+        lambda: ledger.allocate_attempts(["orders@0000000", key]),
+    ):
         with pytest.raises(UnknownSliceError) as caught:
             asked()
         assert key in caught.value.problem
         assert (caught.value.stored, caught.value.found) == (stored, key)
         assert caught.value.remedy
-    assert ledger.counts() == {("orders", "orders"): 2}
-    assert ledger.next_attempts(["orders@0000000"]) == {"orders@0000000": 1}  # a refused call gave out no number
+    assert ledger.count_slices() == {("orders", "orders"): 2}
+    assert ledger.allocate_attempts(["orders@0000000"]) == {"orders@0000000": 1}  # a refused call gave out no number
 
 
 def test_slices_are_listed_in_the_order_of_their_plan(ledger: Ledger) -> None:
@@ -134,13 +137,13 @@ def test_slices_are_listed_in_the_order_of_their_plan(ledger: Ledger) -> None:
     ledger.add([replace(slice_(0, "orders.dlq.1"), planned_at=NOON + timedelta(seconds=1))])
     ledger.add([replace(slice_(2), planned_at=NOON + timedelta(seconds=2))])
     keys = ["orders@0000000", "orders@0000001", "orders.dlq.1@0000000", "orders@0000002"]
-    assert [s.key for s in ledger.slices("orders")] == keys
-    assert [s.key for s in ledger.slices("orders", after=keys[1])] == keys[2:]
-    assert [s.key for s in ledger.slices("orders", after=keys[0], limit=2)] == keys[1:3]
-    assert [s.key for s in ledger.slices("orders", newest=2)] == keys[2:]
-    assert [s.key for s in ledger.slices("orders", "orders", newest=2)] == [keys[1], keys[3]]
-    assert [s.key for s in ledger.slices("orders", "orders", after=keys[1])] == [keys[3]]
-    assert ledger.slices("payments") == []
+    assert [s.key for s in ledger.list_slices("orders")] == keys
+    assert [s.key for s in ledger.list_slices("orders", after=keys[1])] == keys[2:]
+    assert [s.key for s in ledger.list_slices("orders", after=keys[0], limit=2)] == keys[1:3]
+    assert [s.key for s in ledger.list_slices("orders", newest=2)] == keys[2:]
+    assert [s.key for s in ledger.list_slices("orders", "orders", newest=2)] == [keys[1], keys[3]]
+    assert [s.key for s in ledger.list_slices("orders", "orders", after=keys[1])] == [keys[3]]
+    assert ledger.list_slices("payments") == []
 
 
 def test_the_slices_that_hold_an_offset(ledger: Ledger) -> None:
@@ -150,7 +153,7 @@ def test_the_slices_that_hold_an_offset(ledger: Ledger) -> None:
     ledger.add([replace(slice_(2, p0=(50, 60)), generation=1)])
 
     def holding(partition: int, offset: int) -> list[int]:
-        return [found.ordinal for found in ledger.holding("orders", "orders", partition, offset)]
+        return [found.ordinal for found in ledger.list_slices_at_offset("orders", "orders", partition, offset)]
 
     assert [holding(0, n) for n in (0, 8, 9, 55, 99, 100)] == [[0], [0], [1], [1, 2], [1], []]
     assert [holding(1, n) for n in (big - 1, big, big + 1, big + 2)] == [[0], [1], [1], []]
@@ -158,14 +161,14 @@ def test_the_slices_that_hold_an_offset(ledger: Ledger) -> None:
 
 
 def test_the_last_slice_and_the_planned_ends(ledger: Ledger) -> None:
-    assert ledger.last("orders", "orders") is None
-    assert ledger.topics.planned("orders", "orders") is None
-    assert ledger.topics.planned_end("orders", "orders") == {}
+    assert ledger.read_last_slice("orders", "orders") is None
+    assert ledger.topics.read_planned_topic("orders", "orders") is None
+    assert ledger.topics.read_planned_ends("orders", "orders") == {}
     ledger.topics.open_generation(generation({0: 2, 1: None, 2: 5}))
     ledger.add([slice_(0, p0=(2, 4), p2=(5, 6)), slice_(1, p0=(4, 9), p2=(6, 6))])
-    assert str(ledger.last("orders", "orders")) == str(slice_(1, p0=(4, 9), p2=(6, 6)))
-    assert ledger.topics.planned_end("orders", "orders") == {0: 9, 2: 6}
-    found = ledger.topics.planned("orders", "orders")
+    assert str(ledger.read_last_slice("orders", "orders")) == str(slice_(1, p0=(4, 9), p2=(6, 6)))
+    assert ledger.topics.read_planned_ends("orders", "orders") == {0: 9, 2: 6}
+    found = ledger.topics.read_planned_topic("orders", "orders")
     assert found is not None
     assert (found.next_ordinal, set(found.undecided)) == (2, {1})
 
@@ -182,10 +185,10 @@ def test_a_generation_that_no_topic_can_have_is_refused(ledger: Ledger, changes:
     second = replace(first, **{"number": 1, "starts": {0: 3}, "topic_id": "B", **changes})  # type: ignore[arg-type]
     with pytest.raises(InconsistentRecordError):
         ledger.topics.open_generation(second, seen=first)
-    assert ledger.topics.generations("orders", "orders") == [first]
+    assert ledger.topics.list_generations("orders", "orders") == [first]
     with pytest.raises(InconsistentRecordError):
         ledger.topics.decide_starts(first, {1: -1})
-    assert ledger.topics.generations("orders", "orders") == [first]
+    assert ledger.topics.list_generations("orders", "orders") == [first]
 
 
 @pytest.mark.parametrize(
@@ -196,16 +199,16 @@ def test_a_loss_that_no_topic_can_have_is_refused(ledger: Ledger, changes: dict[
     assert ledger.topics.open_generation(first)
     with pytest.raises(InconsistentRecordError):
         ledger.record_loss([replace(loss(0, 5, 9), **changes)], seen=first)  # type: ignore[arg-type]
-    assert ledger.losses() == []
+    assert ledger.list_losses() == []
 
 
 def test_a_loss_moves_the_planned_end(ledger: Ledger) -> None:
     ledger.topics.open_generation(generation({0: 0}))
     ledger.add([slice_(0, p0=(0, 4))])
     assert ledger.record_loss([loss(0, 4, 9)])
-    assert ledger.topics.planned_end("orders", "orders") == {0: 9}
-    assert ledger.losses("orders", "orders") == [loss(0, 4, 9)]
-    assert ledger.losses("payments") == []
+    assert ledger.topics.read_planned_ends("orders", "orders") == {0: 9}
+    assert ledger.list_losses("orders", "orders") == [loss(0, 4, 9)]
+    assert ledger.list_losses("payments") == []
     assert not ledger.record_loss([loss(0, 4, 9)])  # a hole is recorded once
 
 
@@ -218,18 +221,18 @@ def test_nothing_is_stored_over_a_plan_that_was_not_seen(ledger: Ledger) -> None
     assert not ledger.record_loss([loss(0, 5, 6)], seen=seen)
     assert not ledger.topics.open_generation(generation({0: 0}, 1), seen=seen)
     assert not ledger.topics.decide_starts(seen, {1: 4})
-    assert ledger.counts() == {("orders", "orders"): 1}
-    assert ledger.losses() == []
-    assert [g.number for g in ledger.topics.generations("orders", "orders")] == [0]
+    assert ledger.count_slices() == {("orders", "orders"): 1}
+    assert ledger.list_losses() == []
+    assert [g.number for g in ledger.topics.list_generations("orders", "orders")] == [0]
 
 
 def test_a_new_generation_ends_planning_in_the_old_one(ledger: Ledger) -> None:
     ledger.topics.open_generation(generation({0: 0}))
-    old = ledger.topics.generations("orders", "orders")[0]
+    old = ledger.topics.list_generations("orders", "orders")[0]
     assert ledger.topics.open_generation(replace(generation({0: 3}, 1), first_ordinal=4), seen=old)
-    moved = ledger.topics.generations("orders", "orders")[0]
+    moved = ledger.topics.list_generations("orders", "orders")[0]
     assert not ledger.add([slice_(0)], seen=moved)
-    found = ledger.topics.planned("orders", "orders")
+    found = ledger.topics.read_planned_topic("orders", "orders")
     assert found is not None
     assert (found.generation.number, found.ends, found.next_ordinal) == (1, {0: 3}, 4)
 
@@ -239,14 +242,14 @@ def test_starts_are_decided_once(ledger: Ledger) -> None:
     ledger.topics.open_generation(seen)
     assert ledger.topics.decide_starts(seen, {1: 8})
     assert not ledger.topics.decide_starts(seen, {1: 9})
-    assert ledger.topics.planned_end("orders", "orders") == {0: 0, 1: 8}
+    assert ledger.topics.read_planned_ends("orders", "orders") == {0: 0, 1: 8}
 
 
 COUNT_UP = """
     import json, sys
     from highwater.resources.ledger import Ledger
     ledger = Ledger(sys.argv[1], wait_seconds=60)
-    print(json.dumps([ledger.next_attempts(["orders@0000000", "orders@0000001"]) for _ in range(50)]))
+    print(json.dumps([ledger.allocate_attempts(["orders@0000000", "orders@0000001"]) for _ in range(50)]))
 """
 
 
@@ -260,7 +263,7 @@ def test_attempt_numbers_are_given_out_once(url: str, ledger: Ledger) -> None:
 FIRST_USE = """
     import sys
     from highwater.resources.ledger import Ledger
-    print(Ledger(sys.argv[1], wait_seconds=60).counts())
+    print(Ledger(sys.argv[1], wait_seconds=60).count_slices())
 """
 
 
@@ -290,7 +293,7 @@ def test_a_locked_ledger_is_away_after_a_bounded_wait(url: str, locked: sa.Conne
     assert time.monotonic() - began < BOUNDED
     assert "lock" in str(caught.value.found)
     assert "lock" in caught.value.remedy
-    assert [found.key for found in waiting.slices("orders")] == ["orders@0000000"]  # readers do not wait
+    assert [found.key for found in waiting.list_slices("orders")] == ["orders@0000000"]  # readers do not wait
     locked.exec_driver_sql("COMMIT")
     assert waiting.add([slice_(1)])
 
@@ -298,14 +301,14 @@ def test_a_locked_ledger_is_away_after_a_bounded_wait(url: str, locked: sa.Conne
 def test_a_ledger_in_a_folder_that_cannot_be_made_is_a_fault_of_configuration(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError) as caught:
-        Ledger(f"sqlite:///{tmp_path / 'file' / 'ledger.sqlite'}").counts()
+        Ledger(f"sqlite:///{tmp_path / 'file' / 'ledger.sqlite'}").count_slices()
     assert "HIGHWATER_LEDGER_URL" in caught.value.remedy
 
 
 def test_a_file_that_is_no_database_is_a_fault_of_configuration(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_text("no database" * 100)
     with pytest.raises(ConfigurationError) as caught:
-        Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").counts()
+        Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").count_slices()
     assert "not a database" in str(caught.value.found)
 
 
@@ -323,7 +326,7 @@ SECRET = "hunter2-secret"
 def test_a_server_that_is_away_is_named_without_its_password(url: str) -> None:
     ledger = Ledger(url, wait_seconds=2)
     with pytest.raises(DependencyAwayError) as caught:
-        ledger.counts()
+        ledger.count_slices()
     chain = [caught.value, caught.value.__cause__, None if caught.value.__suppress_context__ else 1]
     assert chain[1:] == [None, None]
     for text in (str(caught.value), repr(caught.value), repr(ledger)):
@@ -356,10 +359,10 @@ def test_a_lease_is_reported_while_it_is_held_and_not_when_its_holder_died(ledge
     Lease(ledger.database, "of one that died", seconds=-1).take()
     before = datetime.now(UTC)
     with ledger.lease("commit", seconds=30):
-        [(name, ends)] = ledger.leases().items()
+        [(name, ends)] = ledger.read_leases().items()
     assert name == "commit"
     assert timedelta(seconds=25) < ends - before < timedelta(seconds=60)
-    assert ledger.leases() == {}
+    assert ledger.read_leases() == {}
 
 
 def test_a_lease_is_renewed_while_its_block_runs(url: str, ledger: Ledger) -> None:
@@ -458,7 +461,9 @@ def test_a_holder_that_hung_learns_that_its_lease_is_gone(url: str) -> None:
 def test_what_was_published_never_goes_back(ledger: Ledger) -> None:
     for attempt, sent in ((1, 5), (1, 3), (2, 1), (1, 9)):
         ledger.publications.record("orders", "orders@0000000", Publication(attempt, sent, NOON))
-    assert ledger.publications.of(["orders@0000000", "orders@0000001"]) == {"orders@0000000": Publication(2, 1, NOON)}
+    assert ledger.publications.read_for_slices(["orders@0000000", "orders@0000001"]) == {
+        "orders@0000000": Publication(2, 1, NOON)
+    }
 
 
 def test_what_was_seen_of_gaps_first_stays(ledger: Ledger) -> None:
@@ -467,9 +472,9 @@ def test_what_was_seen_of_gaps_first_stays(ledger: Ledger) -> None:
     assert ledger.gaps.record(slice_(0), first)
     assert not ledger.gaps.record(slice_(0), later)
     assert ledger.gaps.record(slice_(1), replace(later, cleanup_policy=None))
-    assert ledger.gaps.of([slice_(0).key, slice_(7).key]) == {slice_(0).key: first}
-    assert ledger.gaps.cleanup_policies(slice_(0).topic_id) == {"delete", None}
-    assert ledger.gaps.cleanup_policies("another topic") == set()
+    assert ledger.gaps.read_for_slices([slice_(0).key, slice_(7).key]) == {slice_(0).key: first}
+    assert ledger.gaps.list_cleanup_policies(slice_(0).topic_id) == {"delete", None}
+    assert ledger.gaps.list_cleanup_policies("another topic") == set()
 
 
 def test_the_slice_before_is_of_the_same_topic_and_generation(ledger: Ledger) -> None:
@@ -478,6 +483,6 @@ def test_the_slice_before_is_of_the_same_topic_and_generation(ledger: Ledger) ->
     ledger.add([slice_(0), slice_(1)])
     ledger.add([other])
     ledger.add([slice_(3), restarted])
-    assert ledger.before(slice_(3)) == slice_(1)
-    assert ledger.before(slice_(0)) is None
-    assert ledger.before(restarted) is None
+    assert ledger.read_previous_slice(slice_(3)) == slice_(1)
+    assert ledger.read_previous_slice(slice_(0)) is None
+    assert ledger.read_previous_slice(restarted) is None

@@ -22,7 +22,7 @@ from highwater.orchestration.checking.ledger_comparison import compare
 from highwater.orchestration.cli.main import main
 from highwater.plans import Loss
 from highwater.resources.ledger import Ledger, revisions, schema
-from highwater.resources.ledger.backup import ROWS_AT_ONCE, back_up, problems, restore
+from highwater.resources.ledger.backup import ROWS_AT_ONCE, back_up, list_problems, restore
 from highwater.resources.ledger.database import Database
 from highwater.slices import OffsetRange
 from tests.world import FIRST, World
@@ -75,7 +75,7 @@ def test_a_backup_holds_every_row_and_is_restored(each_url: str, tmp_path: Path)
     restored = f"sqlite:///{tmp_path / 'restored.sqlite'}"
     assert restore(file, Database(restored, 5.0)) == counts
     assert contents(restored) == contents(each_url)
-    assert problems(Database(restored, 5.0)) == []
+    assert list_problems(Database(restored, 5.0)) == []
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_backup_moves_a_ledger_to_a_server(pgbouncer: Callable[[], str], sqlit
     assert contents(url) == contents(sqlite_url)
     loss = Loss("orders", "orders", 0, 0, OffsetRange(900, 901), "expired", "ann", NOON)
     assert Ledger(url).record_loss([loss]), "its number is a new one"
-    assert problems(Database(url, 5.0)) == []
+    assert list_problems(Database(url, 5.0)) == []
 
 
 def test_a_backup_is_of_one_moment(each_url: str, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def _count(database: Database, table: sa.Table) -> int:
 def test_numbers_of_an_empty_table_begin_with_one(
     postgresql: Callable[[], str], sqlite_url: str, tmp_path: Path
 ) -> None:
-    Ledger(sqlite_url).counts()
+    Ledger(sqlite_url).count_slices()
     url = postgresql()
     back_up(Database(sqlite_url, 5.0), tmp_path / "backup.sqlite")
     restore(tmp_path / "backup.sqlite", Database(url, 5.0))
@@ -158,7 +158,7 @@ def test_a_backup_of_another_schema_is_refused(
 ) -> None:
     fill(sqlite_url)
     back_up(Database(sqlite_url, 5.0), tmp_path / "backup.sqlite")
-    newer = revisions.Revision(revisions.head() + 1, additive=True)
+    newer = revisions.Revision(revisions.get_code_revision() + 1, additive=True)
     monkeypatch.setattr(revisions, "REVISIONS", (*revisions.REVISIONS, newer))
     with pytest.raises(ConfigurationError, match="another schema"):
         restore(tmp_path / "backup.sqlite", Database(f"sqlite:///{tmp_path / 'target.sqlite'}", 5.0))
@@ -170,7 +170,7 @@ def world(tmp_path: Path) -> World:
     made = World(tmp_path)
     made.write()
     for _ in range(2):
-        made.ledger.next_attempts(made.keys)
+        made.ledger.allocate_attempts(made.keys)
     return made
 
 
@@ -216,13 +216,16 @@ def test_the_commands_work_on_the_ledger_of_the_settings(
         done = CliRunner().invoke(main, ["ledger", *words, "--json"])
         return done.exit_code, json.loads(done.stdout) if done.stdout else done.stderr
 
-    assert run("upgrade") == (0, {"applied": [], "revision": revisions.head()})
+    assert run("upgrade") == (0, {"applied": [], "revision": revisions.get_code_revision()})
     assert run("backup", file)[1]["rows"]["slices"] == len(world.slices)
     assert run("verify", "orders") == (0, {"schema": [], "orders": []})
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", restored)
     status, found = run("verify", "orders")
     assert (status, "no ledger" in found["schema"][0]) == (2, True)
-    assert run("upgrade") == (0, {"applied": [n.number for n in revisions.REVISIONS], "revision": revisions.head()})
+    assert run("upgrade") == (
+        0,
+        {"applied": [n.number for n in revisions.REVISIONS], "revision": revisions.get_code_revision()},
+    )
     status, found = run("verify", "orders")
     assert (status, found["schema"]) == (2, [])
     assert any("slices that the ledger does not know" in line for line in found["orders"])

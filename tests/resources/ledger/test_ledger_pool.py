@@ -75,11 +75,11 @@ def test_a_pool_that_is_used_up_is_away_after_a_bounded_wait(postgresql: Callabl
     taken = [engine.connect() for _ in range(POOL_SIZE + POOL_OVERFLOW)]
     began = time.monotonic()
     with pytest.raises(DependencyAwayError):
-        ledger.counts()
+        ledger.count_slices()
     assert time.monotonic() - began < BOUNDED
     for connection in taken:
         connection.close()
-    assert ledger.counts() == {}
+    assert ledger.count_slices() == {}
 
 
 def test_a_transaction_bounds_its_waits_by_itself(pgbouncer: Callable[[], str]) -> None:
@@ -118,10 +118,10 @@ def test_more_processes_than_connections_take_turns(postgresql_server: Server) -
         url = bouncer.url(create())
         first, second = Ledger(url), Ledger(url)
         with first.lease("a", seconds=30) as one, second.lease("b", seconds=30) as other:
-            assert [first.next_attempts([]), second.next_attempts([])] == [{}, {}]
+            assert [first.allocate_attempts([]), second.allocate_attempts([])] == [{}, {}]
             one.check()
             other.check()
-            assert {*first.leases()} == {"a", "b"}
+            assert {*first.read_leases()} == {"a", "b"}
 
 
 def grants() -> list[str]:
@@ -142,7 +142,7 @@ def test_the_grants_of_the_page_are_enough_for_work_and_too_few_for_the_schema(p
                 postgresql_server.execute(own, database)
             owner, writer = (owner.replace("high@", f"{role}:secret@") for role in ("highwater_owner", "highwater"))
             with pytest.raises(ConfigurationError, match="may not do this") as caught:
-                Ledger(writer).counts()
+                Ledger(writer).count_slices()
             assert "highwater ledger upgrade" in caught.value.remedy
             made = Database(owner, 5.0)
             creation.upgrade(made.unchecked, 5.0)

@@ -76,7 +76,7 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Newer:
     def made(additive: bool) -> Iterator[None]:
         folder = tmp_path / "newer"
         shutil.copytree(creation.MIGRATIONS, folder)
-        number = revisions.head() + 1
+        number = revisions.get_code_revision() + 1
         change = "op.add_column('slices', sa.Column('note', sa.Text()))"
         if not additive:
             change = "op.execute('ALTER TABLE slices RENAME COLUMN topic_id TO id_of_topic')"
@@ -106,15 +106,17 @@ def test_each_revision_has_its_migration_in_order() -> None:
     config.set_main_option("script_location", str(creation.MIGRATIONS))
     config.set_main_option("path_separator", "os")
     scripts = [*ScriptDirectory.from_config(config).walk_revisions()][::-1]
-    assert [script.revision for script in scripts] == [creation.name_of(one.number) for one in revisions.REVISIONS]
+    assert [script.revision for script in scripts] == [creation.build_name(one.number) for one in revisions.REVISIONS]
     assert [one.number for one in revisions.REVISIONS] == [*range(1, len(scripts) + 1)]
 
 
 def test_a_first_use_makes_what_the_migrations_make(each_url: str, tmp_path: Path) -> None:
-    Ledger(each_url).counts()
+    Ledger(each_url).count_slices()
     assert differences(each_url) == []
     assert upgrade(each_url) == []
-    assert rows(each_url, f"SELECT * FROM {creation.VERSION_TABLE}") == [(creation.name_of(revisions.head()),)]
+    assert rows(each_url, f"SELECT * FROM {creation.VERSION_TABLE}") == [
+        (creation.build_name(revisions.get_code_revision()),)
+    ]
 
 
 def test_the_migrations_make_the_tables_of_the_code(each_url: str) -> None:
@@ -133,7 +135,7 @@ def test_the_migrations_make_the_tables_of_the_code(each_url: str) -> None:
 
 
 def test_a_comparison_sees_a_column_that_is_missing(sqlite_url: str) -> None:
-    Ledger(sqlite_url).counts()
+    Ledger(sqlite_url).count_slices()
     execute(sqlite_url, "ALTER TABLE topics DROP COLUMN opened_by")
     assert "opened_by" in str(differences(sqlite_url))
 
@@ -152,7 +154,7 @@ def test_a_ledger_on_a_server_from_before_revisions_asks_for_the_upgrade(postgre
     url = postgresql()
     of_before_revisions(url)
     with pytest.raises(ConfigurationError) as caught:
-        Ledger(url).counts()
+        Ledger(url).count_slices()
     assert "highwater ledger upgrade" in caught.value.remedy
     assert upgrade(url) == [1]
     assert Ledger(url).get([FIRST.key]) == [FIRST]
@@ -163,7 +165,7 @@ def test_an_old_process_goes_on_beside_an_additive_revision(each_url: str, newer
     old = Ledger(each_url)
     assert old.add([FIRST])
     with newer(True):
-        assert upgrade(each_url) == [revisions.head()]
+        assert upgrade(each_url) == [revisions.get_code_revision()]
         assert Ledger(each_url).get([FIRST.key]) == [FIRST]
     assert old.add([SECOND])
     assert Ledger(each_url).get([SECOND.key]) == [SECOND], "an old process that begins later"
@@ -177,8 +179,8 @@ def test_an_old_process_writes_nothing_into_a_schema_it_does_not_know(each_url: 
     for process in (old, Ledger(each_url)):  # one that ran during the upgrade, and one that begins later
         with pytest.raises(ConfigurationError) as caught:
             process.add([SECOND])
-        assert f"writers must know revision {revisions.head() + 1}" in str(caught.value.stored)
-        assert f"knows schema revision {revisions.head()}" in str(caught.value.found)
+        assert f"writers must know revision {revisions.get_code_revision() + 1}" in str(caught.value.stored)
+        assert f"knows schema revision {revisions.get_code_revision()}" in str(caught.value.found)
         assert "newer Highwater" in caught.value.remedy
     assert rows(each_url, "SELECT slice_key FROM slices") == [(FIRST.key,)]
     with pytest.raises(ConfigurationError, match="another schema") as caught:
@@ -188,10 +190,10 @@ def test_an_old_process_writes_nothing_into_a_schema_it_does_not_know(each_url: 
 
 def test_a_revision_that_breaks_stays_one_behind_a_later_additive_one(sqlite_url: str, newer: Newer) -> None:
     old = Ledger(sqlite_url)
-    old.counts()
+    old.count_slices()
     with newer(False):
         upgrade(sqlite_url)
-    later = revisions.head() + 2
+    later = revisions.get_code_revision() + 2
     execute(sqlite_url, f"INSERT INTO ledger_revisions VALUES ({later}, true, '2026-03-01 12:00:00.000000')")
     with pytest.raises(ConfigurationError):
         old.add([FIRST])
@@ -205,7 +207,7 @@ def test_newer_code_asks_for_the_upgrade_of_a_server(each_url: str, newer: Newer
             Ledger(each_url).add([SECOND])
         assert "highwater ledger upgrade" in caught.value.remedy
         assert rows(each_url, "SELECT slice_key FROM slices") == [(FIRST.key,)]
-        assert upgrade(each_url) == [revisions.head()]
+        assert upgrade(each_url) == [revisions.get_code_revision()]
 
 
 def test_newer_code_applies_an_additive_revision_to_sqlite_by_itself(sqlite_url: str, newer: Newer) -> None:
@@ -220,7 +222,7 @@ def test_newer_code_leaves_a_server_to_the_command(postgresql: Callable[[], str]
     url = postgresql()
     Ledger(url).add([FIRST])
     with newer(True), pytest.raises(ConfigurationError, match="older"):
-        Ledger(url).counts()
+        Ledger(url).count_slices()
 
 
 def test_an_upgrade_that_fails_changes_nothing(each_url: str, newer: Newer) -> None:
@@ -246,7 +248,7 @@ def _waiting(server: Server, url: str) -> bool:
 def test_an_upgrade_waits_for_a_writer(postgresql: Callable[[], str], postgresql_server: Server, newer: Newer) -> None:
     url = postgresql()
     old = Ledger(url)
-    old.counts()
+    old.count_slices()
     applied: list[int] = []
     with newer(False):
         thread = threading.Thread(target=lambda: applied.extend(upgrade(url)))
@@ -267,7 +269,7 @@ def test_a_writer_waits_for_an_upgrade_and_then_refuses(
 ) -> None:
     url = postgresql()
     old = Ledger(url)
-    old.counts()
+    old.count_slices()
     refused: list[ConfigurationError] = []
 
     def write() -> None:
@@ -279,7 +281,7 @@ def test_a_writer_waits_for_an_upgrade_and_then_refuses(
     thread = threading.Thread(target=write)
     with old.database.engine.connect() as connection, connection.begin():
         creation._lock(connection)
-        creation.record(connection, (revisions.Revision(revisions.head() + 1, additive=False),))
+        creation.record(connection, (revisions.Revision(revisions.get_code_revision() + 1, additive=False),))
         thread.start()
         wait_until(lambda: _waiting(postgresql_server, url), 4, "the writer to wait")
     thread.join()

@@ -31,7 +31,13 @@ class Telling:
     def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url, self.ours, self.heard = f"sqlite:///{folder / 'ledger.sqlite'}", ours, list[Alert]()
         monkeypatch.setattr(
-            alerts, "CONDITIONS", (alert_conditions._stalled, alert_conditions._exhausted, alert_conditions._held)
+            alerts,
+            "CONDITIONS",
+            (
+                alert_conditions._measure_stalled_slices,
+                alert_conditions._measure_exhausted_slices,
+                alert_conditions._measure_holds,
+            ),
         )
 
     def tick(self) -> str:
@@ -62,10 +68,10 @@ def test_the_first_time_stays(ledger: Ledger) -> None:
     stored = ledger.stalled_slices
     stored.add("orders", {"a": 6}, NOW)
     stored.add("orders", {"a": 9, "b": 7}, NOW.replace(hour=1))
-    assert stored.open("orders") == [StalledSlice("a", NOW, 6), StalledSlice("b", NOW.replace(hour=1), 7)]
-    assert stored.open("payments") == []
+    assert stored.read_open("orders") == [StalledSlice("a", NOW, 6), StalledSlice("b", NOW.replace(hour=1), 7)]
+    assert stored.read_open("payments") == []
     stored.end(["a", "c"])
-    assert [one.slice_key for one in stored.open("orders")] == ["b"]
+    assert [one.slice_key for one in stored.read_open("orders")] == ["b"]
 
 
 def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recovery(
@@ -89,14 +95,14 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
     ours.fail(ONE.key)
     in_order.tick()
     with monkeypatch.context() as patched:
-        patched.setattr(repairing, "past_runs", lambda *_: [])  # the daemon was away for a day
+        patched.setattr(repairing, "read_past_runs", lambda *_: [])  # the daemon was away for a day
         in_order.tick()
     assert in_order.kinds() == ["alert stalled"]
     commit_empty(ours.lake, [ONE], *ALL)
     assert "left undone" not in in_order.tick()
     in_order.tick()
     assert in_order.kinds() == ["alert stalled", "recovery stalled"]
-    assert alert_conditions._stalled in alert_conditions.CONDITIONS
+    assert alert_conditions._measure_stalled_slices in alert_conditions.CONDITIONS
 
 
 def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:
@@ -109,7 +115,7 @@ def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: 
     ours.instance.add_run(run)
     commit_empty(ours.lake, [ONE], "events")
     in_order.tick()
-    assert ours.ledger.holds.open("orders") == []
+    assert ours.ledger.holds.read_open("orders") == []
     commit_empty(ours.lake, [ONE], "rejects", "current")
     in_order.tick()
     assert in_order.kinds() == ["alert held", "recovery held"]
