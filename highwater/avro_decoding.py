@@ -15,6 +15,17 @@ from highwater.second_reader import Beyond, MisfitError
 
 
 def decode_avro(text: str, payload: bytes, named: str, *, any_type: bool) -> Any:
+    """The value of an Avro record, read by fastavro.
+
+    Args:
+        text: the writer's schema, as JSON.
+        payload: the record without framing.
+        named: the name of the schema, for errors.
+        any_type: whether the schema may be of another type than a record.
+
+    Raises:
+        MisfitError: the schema or the bytes cannot be read.
+    """
     import fastavro
 
     stream = io.BytesIO(payload)
@@ -148,6 +159,7 @@ def _decode_decimal(data: bytes, schema: Mapping[str, Any], _: object = None) ->
 
 
 def add_microseconds(begin: datetime, micros: int) -> datetime | Beyond:
+    """A time plus microseconds; `Beyond` outside of the years 1 to 9999."""
     try:
         return begin + timedelta(microseconds=micros)
     except OverflowError:

@@ -168,6 +168,7 @@ def from_source(stream: Stream, source: Key | Header | Meta | Rest | Reference |
 
 
 def to_text(value: Column) -> Column:
+    """A variant as text; null where its text is no valid UTF-8."""
     from pyspark.sql import functions as F
 
     return F.when(F.is_valid_utf8(value.cast("string")), value.cast("string"))
@@ -179,6 +180,7 @@ def build_variant_path(names: tuple[str, ...], root: str = "$") -> str:
 
 
 def needs_digits(declared: Field) -> bool:
+    """Whether a field is read from the digits of a number: a number, or a time that counts units."""
     return declared.is_number or declared.unit is not None
 
 

@@ -90,6 +90,7 @@ def _convert_day_to_micros(day: date) -> int:
 
 
 def convert_date(part: FieldPart) -> Column:
+    """A date from ISO text, or from days since 1970; null where it is neither or out of range."""
     from pyspark.sql import functions as F
 
     if part.declared.unit is not None:

@@ -337,5 +337,6 @@ def build_decimal_pattern(declared: Field) -> str:
 
 
 def parse_precision_and_scale(declared: Field) -> tuple[int, int]:
+    """The precision and scale of a declared `decimal(p,s)`, in digits."""
     precision, scale = declared.type.removeprefix("decimal(").removesuffix(")").split(",")
     return int(precision), int(scale)

@@ -72,6 +72,7 @@ def describe_inputs(stream: Stream) -> str:
 
 
 def require_metrics(stream: Stream) -> Metrics:
+    """The declared metrics of a stream that has the table."""
     assert stream.metrics is not None, "a stream without metrics has no such table"
     return stream.metrics
 
@@ -119,6 +120,14 @@ def _parse_minute(stream: Stream, row: Mapping[str, Any]) -> tuple[int, Minute]:
 
 
 def build_row(stream: Stream, day: str, minute: int, found: Minute) -> dict[str, Any]:
+    """The row of `metrics` for a minute.
+
+    Args:
+        stream: the declaration.
+        day: the day of the minute, the partition of the table.
+        minute: minutes since 1970.
+        found: its sums.
+    """
     by_status = {status: found.by_status.get(status, Sums()) for status in select_statuses(stream)}
     return {
         "slice": day,

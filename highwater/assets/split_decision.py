@@ -142,6 +142,19 @@ def decide(
     slices: Sequence[Slice],
     clock: Clock,
 ) -> Decision:
+    """Classify the records of slices: the split into events, rejects and the rest that one run commits.
+
+    Args:
+        committed: the slices in `events`.
+        published: the slices in `dlq`.
+        read: the slices in `raw`.
+        work: the connections.
+        slices: the slices to classify.
+        clock: measures the phase `classify`.
+
+    Raises:
+        DependencyAwayError: Spark or the lake is away.
+    """
     from pyspark.sql import functions as F
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("classify"):

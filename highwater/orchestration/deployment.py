@@ -82,11 +82,13 @@ class Deployment:
         return Ledger(self.settings.ledger_url)
 
     def open_kafka(self) -> Kafka:
+        """The cluster of the settings."""
         from highwater.resources.kafka import Kafka
 
         return Kafka(self.settings.kafka_bootstrap, self.settings.kafka_config)
 
     def open_lake(self) -> Lake:
+        """The lake of the settings."""
         from highwater.resources.lake import Lake
 
         return Lake(self.settings.lake, self.settings.catalog)

@@ -299,6 +299,7 @@ def build_log_path(opened: DeltaTable) -> str:
 
 
 def read_name(opened: DeltaTable) -> str:
+    """The name of an opened table: the last part of its path."""
     return str(opened.table_uri).rstrip("/").rpartition("/")[2]
 
 

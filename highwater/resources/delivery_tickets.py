@@ -120,6 +120,7 @@ class RaisedErrors:
         return self._first is not None
 
     def keep(self, error: Exception) -> None:
+        """Store an error, unless there is an earlier one."""
         self._first = self._first or error
 
     def take(self) -> Exception | None:

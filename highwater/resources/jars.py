@@ -304,6 +304,7 @@ def _build_artifact_xml(module: Module) -> str:
 
 
 def build_cache_path(name: str, tools: Path) -> Path:
+    """The cache of Ivy for one set of jars."""
     # One each: two Ivys in one cache at once get in each other's way.
     return tools / "ivy" / name
 

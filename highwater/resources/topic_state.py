@@ -85,6 +85,7 @@ def is_whole(found: TopicDescription) -> bool:
 
 
 def find_id_and_leaders(found: TopicDescription) -> tuple[str, dict[int, int | None]]:
+    """The ID of a described topic, and the leader of each partition; None for one without a leader."""
     return str(found.topic_id), {p.id: find_leader(p) for p in sorted(found.partitions, key=lambda p: p.id)}
 
 

@@ -9,6 +9,7 @@ from dev.paths import REPOSITORY
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *DOCS.rglob("*.md")])
 RUNBOOK = "docs/runbook.md"
+SHELL_BLOCK = re.compile(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
 def text_of(name: str) -> str:
@@ -38,6 +39,11 @@ def spans(text: str) -> list[str]:
 def blocks(page: str, language: str) -> list[str]:
     """The code blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
+
+
+def shell_blocks(page: str) -> list[str]:
+    """The code blocks of commands, those within lists too."""
+    return SHELL_BLOCK.findall(text_of(page))
 
 
 def entries(title: str) -> list[str]:

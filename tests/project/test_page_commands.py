@@ -13,9 +13,8 @@ import pytest
 
 from dev.paths import REPOSITORY
 from highwater.orchestration.cli.main import main
-from tests.project.pages import PAGES, spans, text_of
+from tests.project.pages import PAGES, SHELL_BLOCK, spans, text_of
 
-SHELL_BLOCK = re.compile(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SEPARATORS = {"|", "||", ";", "&&", "&"}
 REDIRECTIONS = {">", ">>", "<"}
 

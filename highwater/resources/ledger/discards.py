@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select
 from highwater.plans import Discard
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.rows import discard_of, discard_row
+from highwater.resources.ledger.rows import build_discard, build_discard_row
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -26,7 +26,7 @@ class Discards(LedgerPart):
         fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
         if fresh:
             with self._database.writing() as connection:
-                connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
+                connection.execute(insert(table), [build_discard_row(stream, discard) for discard in fresh.values()])
         return len(fresh)
 
     def read_last_discard_time(self, stream: str) -> datetime | None:
@@ -57,4 +57,4 @@ class Discards(LedgerPart):
         if within is not None:
             query = query.where(table.c.origin_offset.between(*within))
         with self._database.reading() as connection:
-            return [discard_of(row) for row in connection.execute(query)]
+            return [build_discard(row) for row in connection.execute(query)]

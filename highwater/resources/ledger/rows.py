@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def build_slice_row(slice_: Slice) -> dict[str, Any]:
+    """The row of the table `slices` for a slice."""
     return {
         "slice_key": slice_.key,
         "stream": slice_.stream,
@@ -34,6 +35,7 @@ def build_slice_row(slice_: Slice) -> dict[str, Any]:
 
 
 def build_slice(row: Row[Any]) -> Slice:
+    """The slice of a row of the table `slices`."""
     return Slice(
         stream=row.stream,
         topic=row.topic,
@@ -49,10 +51,12 @@ def build_slice(row: Row[Any]) -> Slice:
 
 
 def encode_starts(starts: dict[int, int | None]) -> dict[str, int | None]:
+    """The first offsets by partition, as JSON has them."""
     return {str(partition): starts[partition] for partition in sorted(starts)}
 
 
 def build_generation_row(generation: Generation) -> dict[str, Any]:
+    """The row of the table `topics` for a generation."""
     return {
         "stream": generation.stream,
         "topic": generation.topic,
@@ -67,6 +71,7 @@ def build_generation_row(generation: Generation) -> dict[str, Any]:
 
 
 def build_generation(row: Row[Any]) -> Generation:
+    """The generation of a row of the table `topics`."""
     return Generation(
         stream=row.stream,
         topic=row.topic,
@@ -81,6 +86,7 @@ def build_generation(row: Row[Any]) -> Generation:
 
 
 def build_loss_row(loss: Loss) -> dict[str, Any]:
+    """The row of the table `losses` for a loss."""
     return {
         "stream": loss.stream,
         "topic": loss.topic,
@@ -95,6 +101,7 @@ def build_loss_row(loss: Loss) -> dict[str, Any]:
 
 
 def build_loss(row: Row[Any]) -> Loss:
+    """The loss of a row of the table `losses`."""
     return Loss(
         stream=row.stream,
         topic=row.topic,
@@ -107,7 +114,8 @@ def build_loss(row: Row[Any]) -> Loss:
     )
 
 
-def discard_row(stream: str, discard: Discard) -> dict[str, Any]:
+def build_discard_row(stream: str, discard: Discard) -> dict[str, Any]:
+    """The row of the table `discards` for a discarded record of a stream."""
     return {
         "stream": stream,
         **{f"origin_{name}": value for name, value in discard.origin._asdict().items()},
@@ -117,14 +125,17 @@ def discard_row(stream: str, discard: Discard) -> dict[str, Any]:
     }
 
 
-def discard_of(row: Row[Any]) -> Discard:
+def build_discard(row: Row[Any]) -> Discard:
+    """The discarded record of a row of the table `discards`."""
     origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
     return Discard(origin, row.reason, row.discarded_by, row.discarded_at)
 
 
 def build_gaps_row(slice_: Slice, gaps: Gaps) -> dict[str, Any]:
+    """The row of the table `gaps` for the gaps of a slice."""
     return {"slice_key": slice_.key, "stream": slice_.stream, "topic_id": slice_.topic_id, **vars(gaps)}
 
 
 def build_gaps(row: Row[Any]) -> Gaps:
+    """The gaps of a row of the table `gaps`."""
     return Gaps(**{field.name: getattr(row, field.name) for field in fields(Gaps)})
