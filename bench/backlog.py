@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.harness import Result, Row, Target, Variant, alternate, timed
 from bench.world import Bed, World, fill, last_slices, source, whole_topic
-from highwater.assets import current, events, parsing, raw, rejects, split_decision
-from highwater.assets.classified import Classified
+from highwater.assets import current, events, parsing, raw, rejects, slice_classification
+from highwater.assets.classified import SharedFrames
 from highwater.assets.origins import with_origins
 from highwater.assets.work import do_nothing
 from highwater.slices import OffsetRange
@@ -228,8 +228,8 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
     work = world.work(bed, [])
     parsed = parsing.parse_records(work, with_origins(work, named.where("value IS NOT NULL"), [], {}, ())).persist()
     accepted = parsed.where("reason IS NULL").select(
-        *split_decision.build_origin_columns({str(number): number}),
-        *split_decision.build_event_columns(bed.stream),
+        *slice_classification.build_origin_columns({str(number): number}),
+        *slice_classification.build_event_columns(bed.stream),
     )
     _append(bed, accepted, "events", number)
     rejected = parsed.where("reason IS NOT NULL")
@@ -317,7 +317,7 @@ def _seconds_a_micro_batch(world: World, stream: Any, records: int) -> float:
 
 
 def _take(world: World, bed: Bed, some_slices: list[Slice]) -> None:
-    work = replace(world.work(bed, some_slices), classified=Classified())  # as the steps of a run share it
+    work = replace(world.work(bed, some_slices), classified=SharedFrames())  # as the steps of a run share it
     for stage in (raw, events, rejects, current):
         stage.materialise(work)
 

@@ -15,7 +15,7 @@ from bench.harness import Result, Row, Target, timed
 from bench.world import Bed, World, fill, last_slices
 from highwater.assets import current, events, raw
 from highwater.assets.commit import CommittedSlices
-from highwater.assets.split_decision import read_raw_rows
+from highwater.assets.slice_classification import read_raw_rows
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.resources.commit_log import build_log_path
 from highwater.resources.commit_log_writer import build_row, build_schema, complete

@@ -41,7 +41,7 @@ from dev.shipments import STREAM as SHIPMENTS
 from dev.stack import DAGSTER_HOME, FORKING_PROGRAM, Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
-from highwater.orchestration.checking.origin_counts import Ends, count_ends
+from highwater.orchestration.checking.origin_counts import OriginEnds, count_ends
 from highwater.orchestration.run_tags import PUBLISH, PURPOSE
 from highwater.resources.jars import DownloadError, JarError
 from highwater.resources.lake import Lake
@@ -183,7 +183,7 @@ class Demo:
         self.figures.seconds = self.seconds
         return comparisons
 
-    def _ends(self, stream: str) -> Ends:
+    def _ends(self, stream: str) -> OriginEnds:
         """The ends of the origins as `highwater audit` counts them."""
         declared = {**load_streams(), SHIPMENTS.name: SHIPMENTS}
         return count_ends(Ledger(self._here.ledger_url), Lake(self._here.lake), declared[stream])

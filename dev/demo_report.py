@@ -14,7 +14,7 @@ from dev.generator import Summary
 from dev.reconcile import report as report_comparison
 from dev.shipments import ADDED
 from dev.shipments import STREAM as SHIPMENTS
-from highwater.orchestration.checking.origin_counts import Ends
+from highwater.orchestration.checking.origin_counts import OriginEnds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ class Figures:
     runs: int = 0
     seconds: float = 0.0
     lag: dict[str, int] = field(default_factory=dict)
-    ends: dict[str, Ends] = field(default_factory=dict)
+    ends: dict[str, OriginEnds] = field(default_factory=dict)
     burst: BurstFigures = field(default_factory=BurstFigures)
     no_registry: str = ""
 

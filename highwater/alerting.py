@@ -85,7 +85,7 @@ REFRESH = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
-class Watch:
+class WatchChange:
     """The names that nobody watches over any more, and the names to record as watched.
 
     Args:
@@ -99,7 +99,7 @@ class Watch:
 
 def update_watch(
     watched: Collection[str], declared: Collection[str], seen: Mapping[str, datetime], now: datetime
-) -> Watch:
+) -> WatchChange:
     """The watched names that nothing declares any more, so that nothing evaluates them.
 
     Args:
@@ -111,10 +111,10 @@ def update_watch(
     others = frozenset(watched) - frozenset(declared)
     pause = now - max(seen.values(), default=now - PAUSE)
     if pause >= PAUSE:
-        return Watch(frozenset(), frozenset(declared) | others)
+        return WatchChange(frozenset(), frozenset(declared) | others)
     gone = frozenset(name for name in others if name in seen and now - seen[name] >= GONE_AFTER)
     due = frozenset(name for name in declared if name not in seen or now - seen[name] >= REFRESH)
-    return Watch(gone, due | gone | (others - seen.keys()))
+    return WatchChange(gone, due | gone | (others - seen.keys()))
 
 
 def update_alerts(open_: Open, conditions: Iterable[Condition], now: datetime) -> dict[tuple[str, str], Alert]:

@@ -11,7 +11,7 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any
 
-from highwater.second_reader import Beyond, MisfitError
+from highwater.second_reader import MisfitError, OutOfRangeValue
 
 
 def decode_avro(text: str, payload: bytes, named: str, *, any_type: bool) -> Any:
@@ -158,15 +158,15 @@ def _decode_decimal(data: bytes, schema: Mapping[str, Any], _: object = None) ->
     return Decimal(unscaled).scaleb(-int(schema.get("scale", 0)), Context(prec=_MOST_DECIMAL_DIGITS))
 
 
-def add_microseconds(begin: datetime, micros: int) -> datetime | Beyond:
-    """A time plus microseconds; `Beyond` outside of the years 1 to 9999."""
+def add_microseconds(begin: datetime, micros: int) -> datetime | OutOfRangeValue:
+    """A time plus microseconds; `OutOfRangeValue` outside of the years 1 to 9999."""
     try:
         return begin + timedelta(microseconds=micros)
     except OverflowError:
-        return Beyond(f"{micros} microseconds since 1970")
+        return OutOfRangeValue(f"{micros} microseconds since 1970")
 
 
-def _decode_date(days: int, _: object = None, __: object = None) -> date | Beyond:
+def _decode_date(days: int, _: object = None, __: object = None) -> date | OutOfRangeValue:
     found = add_microseconds(LOCAL_BEGIN, days * 86_400_000_000)
     return found.date() if isinstance(found, datetime) else found
 

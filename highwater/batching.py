@@ -60,7 +60,7 @@ def compute_batch_ranges(sizes: Iterable[int], most: int, most_bytes: int) -> It
         start = end
 
 
-class Ahead(Iterator[T]):
+class PrefetchingIterator(Iterator[T]):
     """Items one after the other; the next one may be made before it is asked for.
 
     Args:

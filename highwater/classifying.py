@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
-from highwater.decoding import Repeating, Schemas, UnknownSchemaError, decode_record_key, decode_value, read_fields
+from highwater.decoding import RepeatedNames, Schemas, UnknownSchemaError, decode_record_key, decode_value, read_fields
 from highwater.formats import Avro, Json, Protobuf
 from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
 from highwater.second_reader import (
@@ -143,7 +143,7 @@ def _ensure_sound(stream: Stream, found: Mapping[str, Any]) -> None:
     if not isinstance(stream.value, Json):
         return
     paths = [(one, path) for one in read_fields(stream) for path in one.sources if isinstance(path, tuple)]
-    repeated = found.repeated if isinstance(found, Repeating) else frozenset()
+    repeated = found.repeated if isinstance(found, RepeatedNames) else frozenset()
     if stream.reads_all_members:
         _ensure_part_is_sound("value", found)
     for name in dict.fromkeys(path[0] for _, path in paths):
@@ -157,7 +157,7 @@ def _ensure_part_is_sound(name: str, part: Any) -> None:
     parts = [part]
     while parts:
         one = parts.pop()
-        if isinstance(one, Repeating):
+        if isinstance(one, RepeatedNames):
             raise MisfitError(f"field {name} has the name {min(one.repeated)!r} twice")
         if isinstance(one, dict):
             parts += [*one, *one.values()]

@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from highwater.second_reader import EPOCH, Infinite, UnreadableError, parse_document, round_to_single
+from highwater.second_reader import EPOCH, InfiniteNumber, UnreadableError, parse_document, round_to_single
 
 if TYPE_CHECKING:
     from highwater.declaration import Field
@@ -47,7 +47,7 @@ def _is_said(one: Any, other: Any) -> bool:
     if isinstance(other, float):
         if not math.isfinite(other):
             name = "NaN" if math.isnan(other) else "Infinity" if other > 0 else "-Infinity"
-            return one in (Infinite(name), name)
+            return one in (InfiniteNumber(name), name)
         return isinstance(one, Decimal) and (float(one) == other or _is_single(one, other))
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 

@@ -26,12 +26,20 @@ from highwater.schemas import (
     parse_framing,
     parse_protobuf_message,
 )
-from highwater.second_reader import HALF_OF_A_PAIR, MISSING, Infinite, KafkaRecord, MisfitError, Whole, parse_number
+from highwater.second_reader import (
+    HALF_OF_A_PAIR,
+    MISSING,
+    InfiniteNumber,
+    KafkaRecord,
+    MisfitError,
+    UnparsedText,
+    parse_number,
+)
 from highwater.sources import Rest
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
-    from highwater.schemas import Framed, Schema
+    from highwater.schemas import FramedValue, Schema
 
 Schemas = Callable[[int | str], "Schema | None"]
 
@@ -68,7 +76,7 @@ def decode_value(
 
     Returns:
         An object, whose parts are those of JSON, or times, dates and bytes. An object of JSON in which a name occurs
-        twice is a `Repeating`.
+        twice is a `RepeatedNames`.
 
     Raises:
         MisfitError: the value is no such format.
@@ -205,12 +213,12 @@ def _with_doubles(found: Any) -> Any:
         return {name: _with_doubles(one) for name, one in found.items()}
     if isinstance(found, list):
         return [_with_doubles(one) for one in found]
-    if isinstance(found, Infinite):
+    if isinstance(found, InfiniteNumber):
         raise MisfitError(f"not JSON: {found.name}")
     return float(found) if isinstance(found, Decimal) and "e" in repr(float(found)) else found
 
 
-class Repeating(dict[str, Any]):
+class RepeatedNames(dict[str, Any]):
     """An object of JSON in which names occur more than once; it has the last value of each.
 
     Args:
@@ -224,14 +232,14 @@ class Repeating(dict[str, Any]):
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    return found if len(found) == len(pairs) else Repeating(pairs)
+    return found if len(found) == len(pairs) else RepeatedNames(pairs)
 
 
 def _parse_json(value: bytes, *, infinite: bool) -> dict[str, Any]:
-    def convert_constant(name: str) -> Infinite:
+    def convert_constant(name: str) -> InfiniteNumber:
         if not infinite:
             raise MisfitError(f"the value is no JSON: {name}, which no field takes")
-        return Infinite(name)
+        return InfiniteNumber(name)
 
     try:
         found = json.loads(
@@ -254,7 +262,7 @@ def _parse_json(value: bytes, *, infinite: bool) -> dict[str, Any]:
 
 def _resolve_framing(
     record: KafkaRecord, schemas: Schemas | None, *, by_guid: bool = True
-) -> tuple[Framed, Schema | None]:
+) -> tuple[FramedValue, Schema | None]:
     """The payload and its schema; a document in JSON is read without one where that is known by a GUID alone."""
     try:
         framed = parse_framing(record.value, record.headers)
@@ -391,7 +399,7 @@ def _convert_value(field: Any, value: Any) -> Any:
         return value
     if math.isfinite(value):
         return parse_number(repr(value))
-    return Infinite(_NAMES[str(value)])
+    return InfiniteNumber(_NAMES[str(value)])
 
 
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -456,4 +464,4 @@ def _parse_line(declared: Lines, value: bytes) -> dict[str, str]:
 
 def _wrap_raw_value(declared: Raw, value: bytes) -> dict[str, bytes]:
     del declared
-    return {"value": Whole(value)}
+    return {"value": UnparsedText(value)}

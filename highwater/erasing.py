@@ -52,7 +52,7 @@ class Erasure:
 
 
 @dataclass(frozen=True)
-class Erased:
+class ErasedCounts:
     """The counts that an erasure removes from one slice.
 
     Args:
@@ -80,7 +80,7 @@ class RecordedErasure:
     """An erasure, and what it took from each slice, by the slice's key."""
 
     erasure: Erasure
-    slices: Mapping[str, Erased] = field(default_factory=dict)
+    slices: Mapping[str, ErasedCounts] = field(default_factory=dict)
 
 
 def compute_digest(key: bytes) -> str:

@@ -35,7 +35,7 @@ MOST_PARTITION, MOST_OFFSET = 2**31 - 1, 2**63 - 1
 BY_PRODUCER = 0
 
 
-class Named(NamedTuple):
+class NamedOrigin(NamedTuple):
     """The origin that foreign headers name; `timestamp` (ms since 1970) is None where it cannot be known."""
 
     topic: str
@@ -44,7 +44,7 @@ class Named(NamedTuple):
     timestamp: int | None
 
 
-def parse_foreign_origin(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> Named | None:
+def parse_foreign_origin(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> NamedOrigin | None:
     """The origin that the headers of a record on a foreign topic name; None where they name none.
 
     Where several systems wrote headers, those of the first one count. `highwater.assets.foreign` is its Spark form.
@@ -69,7 +69,7 @@ def parse_foreign_origin(headers: Iterable[Header], timestamp: int, timestamp_ty
     topic = _parse_topic(first[prefix + TOPIC]) if prefix else None
     if topic is None or partition is None or offset is None:
         return None
-    return Named(topic, partition, offset, time if time is not None and 0 <= time <= MOST_MILLISECONDS else None)
+    return NamedOrigin(topic, partition, offset, time if time is not None and 0 <= time <= MOST_MILLISECONDS else None)
 
 
 def _parse_topic(value: bytes) -> str | None:
@@ -182,7 +182,7 @@ def to_milliseconds(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def resolve_origin(stream: Stream, log: MainLog, found: Named, appended: int) -> Origin:
+def resolve_origin(stream: Stream, log: MainLog, found: NamedOrigin, appended: int) -> Origin:
     """The identity of a record that other systems sent: an origin of the main topic, or one in the namespace.
 
     Args:

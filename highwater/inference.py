@@ -14,10 +14,10 @@ from highwater.declaration import Answers, Deletes, Field, Stream
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Format, Json, Protobuf, Text
-from highwater.inference_formats import Recognised, ValueEnvelope, recognise
-from highwater.inference_keys import Evidence, KeyChoice, RecordKeys, choose_key, recognise_keys
+from highwater.inference_formats import RecognisedFormat, ValueEnvelope, recognise
+from highwater.inference_keys import KeyChoice, RecordKeys, SampledRecord, choose_key, recognise_keys
 from highwater.inference_layout import Layout, infer_layout
-from highwater.inference_names import Draft, build_fields
+from highwater.inference_names import ColumnDraft, build_fields
 from highwater.inference_roles import ChosenColumn, choose_event_time, choose_version
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
@@ -126,7 +126,7 @@ def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) ->
     """
     formats: dict[str, Format] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
     reason = f"the {schema.kind} schema {schema.id} of the registry; no record was sampled"
-    recognised = Recognised(formats[schema.kind], reason, (), (schema,))
+    recognised = RecognisedFormat(formats[schema.kind], reason, (), (schema,))
     layout, envelope = infer_layout(recognised, ())
     keys = recognise_keys((), None)
     return _build_inferred(
@@ -142,12 +142,12 @@ def build_stream_name(topic: str) -> str:
 
 def _collect_evidence(
     topic: str,
-    recognised: Recognised,
+    recognised: RecognisedFormat,
     keys: RecordKeys,
     layout: Layout,
     records: Sequence[KafkaRecord],
     schemas: Schemas | None,
-) -> list[Evidence]:
+) -> list[SampledRecord]:
     """The values of the columns in each record that can be read, by the rules that the pipeline has too."""
     loose = [replace(one, optional=True, nullable=True, default=None) for one in build_fields(layout.drafts)]
     stream = _build_stream(topic, "sample", recognised, keys, loose)
@@ -156,12 +156,12 @@ def _collect_evidence(
         outcome = classify(stream, record, schemas)
         if outcome.kind == "event":
             values = tuple(outcome.values.get(one.name) for one in loose)
-            found.append(Evidence(record, values, keys.read(record, schemas)))
+            found.append(SampledRecord(record, values, keys.read(record, schemas)))
     return found
 
 
 def _build_stream(
-    topic: str, name: str, recognised: Recognised, keys: RecordKeys, fields: Sequence[Field], **more: Any
+    topic: str, name: str, recognised: RecognisedFormat, keys: RecordKeys, fields: Sequence[Field], **more: Any
 ) -> Stream:
     """A declaration, with the format of keys where a field is taken from them."""
     options = {"answers": Answers("", "", ""), "record_key": "ignore", **more}
@@ -175,11 +175,11 @@ def _build_stream(
 def _build_inferred(
     topic: str,
     name: str,
-    recognised: Recognised,
+    recognised: RecognisedFormat,
     keys: RecordKeys,
     envelope: ValueEnvelope,
     layout: Layout,
-    evidence: Sequence[Evidence],
+    evidence: Sequence[SampledRecord],
     *,
     compacted: bool,
 ) -> Inferred:
@@ -235,10 +235,10 @@ class _Roles:
         key, version, event_time: those of the declared ones that have the role.
     """
 
-    final: Mapping[Draft, Draft]
-    key: tuple[Draft, ...]
-    version: Draft | None
-    event_time: Draft | None
+    final: Mapping[ColumnDraft, ColumnDraft]
+    key: tuple[ColumnDraft, ...]
+    version: ColumnDraft | None
+    event_time: ColumnDraft | None
 
     @classmethod
     def from_layout(
@@ -248,7 +248,7 @@ class _Roles:
         chosen = [one for one in (*key.drafts, version.draft, event_time.draft) if one is not None]
         moved = dict(zip(key.drafts, key.from_record, strict=True)) if tombstones else {}
         added = [one for one in chosen if one not in layout.drafts]
-        final: dict[Draft, Draft] = {}
+        final: dict[ColumnDraft, ColumnDraft] = {}
         for draft in (*layout.drafts, *added):
             one = moved.get(draft, draft)
             if draft in chosen:
@@ -257,7 +257,7 @@ class _Roles:
                 one = replace(one, sources=one.sources[:1])
             final[draft] = one
 
-        def find_final(draft: Draft | None) -> Draft | None:
+        def find_final(draft: ColumnDraft | None) -> ColumnDraft | None:
             return None if draft is None else final[draft]
 
         return cls(
@@ -265,13 +265,13 @@ class _Roles:
         )
 
     @property
-    def drafts(self) -> list[Draft]:
+    def drafts(self) -> list[ColumnDraft]:
         """The drafts as they are declared, in their order."""
         return [*self.final.values()]
 
 
 def _infer_deletes(
-    envelope: ValueEnvelope, layout: Layout, roles: _Roles, by_draft: Mapping[Draft, Field], *, compacted: bool
+    envelope: ValueEnvelope, layout: Layout, roles: _Roles, by_draft: Mapping[ColumnDraft, Field], *, compacted: bool
 ) -> tuple[Deletes | None, str]:
     if roles.version is None:
         return None, "none: without a key and a version nothing is deleted"
@@ -289,7 +289,7 @@ def _infer_deletes(
     return None, "none: no field says so, and the sample has no tombstones"
 
 
-def _build_answers(roles: _Roles, by_draft: Mapping[Draft, Field], *, retries: bool) -> Answers:
+def _build_answers(roles: _Roles, by_draft: Mapping[ColumnDraft, Field], *, retries: bool) -> Answers:
     key = ", ".join(by_draft[one].name for one in roles.key)
     if roles.version is None:
         order = "No: events are appended, and none replaces another."
@@ -312,7 +312,7 @@ def _explain_record_key(key: KeyChoice) -> str:
     return "not checked: it is written in another way than the key, or there is none"
 
 
-def _select_values(layout: Layout, draft: Draft, evidence: Sequence[Evidence]) -> list[Any]:
+def _select_values(layout: Layout, draft: ColumnDraft, evidence: Sequence[SampledRecord]) -> list[Any]:
     """The values of a column in the sample."""
     if draft not in layout.drafts:
         return []
@@ -320,7 +320,7 @@ def _select_values(layout: Layout, draft: Draft, evidence: Sequence[Evidence]) -
     return [one.values[at] for one in evidence if one.values[at] is not None]
 
 
-def _build_column(draft: Draft, declared: Field, values: Sequence[Any], records: int) -> Column:
+def _build_column(draft: ColumnDraft, declared: Field, values: Sequence[Any], records: int) -> Column:
     example = shorten_text(format_value(declared, values[0])) if values else ""
     share = len(values) / records if records else 0.0
     return Column(declared, draft.shown_source, len(values), share, example, draft.reason)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from highwater.declaration import Field
 from highwater.declaration_parts import UNITS
-from highwater.second_reader import Infinite
+from highwater.second_reader import InfiniteNumber
 
 Path = tuple[str, ...]
 
@@ -88,7 +88,7 @@ _LEAST_SCALE = 2
 
 
 @dataclass(frozen=True)
-class Hints:
+class FormatHints:
     """The facts that the format gives for all values.
 
     Args:
@@ -101,7 +101,7 @@ class Hints:
 
 
 @dataclass
-class Seen:
+class SampledValues:
     """The values of a sample at one place."""
 
     times: int = 0
@@ -109,8 +109,8 @@ class Seen:
     objects: int = 0
     arrays: int = 0
     scalars: list[Any] = field(default_factory=list)
-    members: dict[str, Seen] = field(default_factory=dict)
-    elements: Seen | None = None
+    members: dict[str, SampledValues] = field(default_factory=dict)
+    elements: SampledValues | None = None
 
     def add(self, value: Any) -> None:
         """Count one more value."""
@@ -120,11 +120,11 @@ class Seen:
         elif isinstance(value, Mapping):
             self.objects += 1
             for name, inner in value.items():
-                self.members.setdefault(name, Seen()).add(inner)
+                self.members.setdefault(name, SampledValues()).add(inner)
         elif isinstance(value, list):
             self.arrays += 1
             for inner in value:
-                self.elements = self.elements or Seen()
+                self.elements = self.elements or SampledValues()
                 self.elements.add(inner)
         else:
             self.scalars.append(value)
@@ -137,16 +137,16 @@ class Seen:
         return rare > MOST_RARE_NAMES or rare > max(2 * common, 0)
 
 
-def collect_statistics(documents: Iterable[Any]) -> Seen:
+def collect_statistics(documents: Iterable[Any]) -> SampledValues:
     """The statistics of some documents."""
-    found = Seen()
+    found = SampledValues()
     for one in documents:
         found.add(one)
     return found
 
 
 @dataclass
-class Guesses:
+class TypeGuesser:
     """Guesses the type of each place, and notes why.
 
     Args:
@@ -154,17 +154,17 @@ class Guesses:
         reasons: why a type was chosen, by the path of the place.
     """
 
-    hints: Hints = Hints()
+    hints: FormatHints = FormatHints()
     reasons: dict[Path, str] = field(default_factory=dict)
 
-    def guess_tree(self, seen: Seen, path: Path = ()) -> Field:
+    def guess_tree(self, seen: SampledValues, path: Path = ()) -> Field:
         """The field of a place; its name is the last name of the path, as it is written."""
         guessed, reason = self._guess(seen, path)
         if reason:
             self.reasons[path] = reason
         return replace(guessed, nullable=guessed.nullable or seen.nulls > 0)
 
-    def _guess(self, seen: Seen, path: Path) -> tuple[Field, str]:
+    def _guess(self, seen: SampledValues, path: Path) -> tuple[Field, str]:
         name = path[-1] if path else ""
         if seen.times == seen.nulls:
             return Field(name, "json"), "always null in the sample, so the type is not known"
@@ -176,7 +176,7 @@ class Guesses:
             return self._guess_array(seen, path)
         return guess_scalar(name, seen.scalars, self.hints)
 
-    def _guess_object(self, seen: Seen, path: Path) -> tuple[Field, str]:
+    def _guess_object(self, seen: SampledValues, path: Path) -> tuple[Field, str]:
         name = path[-1] if path else ""
         if path and seen.is_polymorphic:
             return Field(name, "json"), f"the shape differs: {len(seen.members)} names, most of them rarely filled"
@@ -190,7 +190,7 @@ class Guesses:
             members.append(replace(member, optional=found.times < seen.objects))
         return Field(name, "struct", of=tuple(members)), ""
 
-    def _guess_array(self, seen: Seen, path: Path) -> tuple[Field, str]:
+    def _guess_array(self, seen: SampledValues, path: Path) -> tuple[Field, str]:
         name = path[-1] if path else ""
         if seen.elements is None:
             return Field(name, "json"), "always an empty array in the sample"
@@ -200,12 +200,12 @@ class Guesses:
         return Field(name, "array", of=replace(element, name="element")), ""
 
 
-def guess_scalar(name: str, values: Sequence[Any], hints: Hints) -> tuple[Field, str]:
+def guess_scalar(name: str, values: Sequence[Any], hints: FormatHints) -> tuple[Field, str]:
     """The field for single values, none of them null, and why."""
     texts = [value for value in values if isinstance(value, str)]
     flags = [value for value in values if isinstance(value, bool)]
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    infinite = [value for value in values if isinstance(value, Infinite)]
+    infinite = [value for value in values if isinstance(value, InfiniteNumber)]
     if len(texts) == len(values):
         return _guess_from_texts(name, texts, hints)
     if len(flags) == len(values):
@@ -215,7 +215,7 @@ def guess_scalar(name: str, values: Sequence[Any], hints: Hints) -> tuple[Field,
     if not texts:
         return _guess_from_numbers(name, numbers, infinite, hints)
     numbers += [int(one) if _WHOLE.fullmatch(one) else float(one) for one in texts]
-    found, _ = _guess_from_numbers(name, numbers, infinite, Hints(), plain=True)
+    found, _ = _guess_from_numbers(name, numbers, infinite, FormatHints(), plain=True)
     share = f"{len(texts):,} of {len(values):,} numbers are written as text"
     return (replace(found, text=True), share) if found.is_number else (found, share)
 
@@ -225,7 +225,7 @@ def _format_kinds(texts: Sequence[str], flags: Sequence[bool], numbers: Sequence
     return ", ".join(kind for kind, some in named.items() if some)
 
 
-def _guess_from_texts(name: str, texts: Sequence[str], hints: Hints) -> tuple[Field, str]:
+def _guess_from_texts(name: str, texts: Sequence[str], hints: FormatHints) -> tuple[Field, str]:
     if hints.textual:
         if {*texts} <= {"true", "false"}:
             return Field(name, "boolean"), ""
@@ -275,7 +275,7 @@ def _guess_amount(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
 
 
 def _guess_from_numbers(
-    name: str, numbers: Sequence[float], infinite: Sequence[Infinite], hints: Hints, *, plain: bool = False
+    name: str, numbers: Sequence[float], infinite: Sequence[InfiniteNumber], hints: FormatHints, *, plain: bool = False
 ) -> tuple[Field, str]:
     fractions = [one for one in numbers if isinstance(one, float)]
     if infinite:
@@ -295,7 +295,7 @@ def _guess_from_numbers(
     return Field(name, "json"), f"numbers of more than {_MOST_DIGITS} digits"
 
 
-def _guess_time(name: str, numbers: Sequence[float], hints: Hints) -> tuple[Field, str] | None:
+def _guess_time(name: str, numbers: Sequence[float], hints: FormatHints) -> tuple[Field, str] | None:
     """A timestamp or a date, where the name says time and the numbers are plausible."""
     name_words = split_words(name)
     if hints.debezium and name_words & _DAY_WORDS and all(map(_is_plausible_day, numbers)):

@@ -12,8 +12,8 @@ from typing import Any
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
-from highwater.schemas import Framed, FramingError, Schema, parse_framing, parse_protobuf_message
-from highwater.second_reader import Infinite, KafkaRecord
+from highwater.schemas import FramedValue, FramingError, Schema, parse_framing, parse_protobuf_message
+from highwater.second_reader import InfiniteNumber, KafkaRecord
 from highwater.settings import SCHEMA_REGISTRY_URL
 
 # A format is recognised if nine values in ten have it; the others will be rejects.
@@ -25,7 +25,7 @@ WHOLE_LINE = r"(?P<line>[\s\S]*)"
 
 
 @dataclass(frozen=True)
-class Recognised:
+class RecognisedFormat:
     """The format of the values of a sample.
 
     Args:
@@ -43,7 +43,7 @@ class Recognised:
     message: tuple[int, ...] = (0,)
 
 
-def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recognised:
+def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecognisedFormat:
     """Find the format of the records that have a value.
 
     Raises:
@@ -55,10 +55,14 @@ def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recogn
         return framed
     documents = [found for record in filled if isinstance(found := parse_json_document(record.value), dict)]
     if _is_most(len(documents), len(filled)):
-        return Recognised(Json(), f"{_format_share(len(documents), len(filled))} are JSON objects", tuple(documents))
+        return RecognisedFormat(
+            Json(), f"{_format_share(len(documents), len(filled))} are JSON objects", tuple(documents)
+        )
     texts = [text for record in filled if (text := decode_text(record.value)) is not None]
     if not _is_most(len(texts), len(filled)):
-        return Recognised(Raw(), "the values are neither text nor framed by a known schema, so they are kept as bytes")
+        return RecognisedFormat(
+            Raw(), "the values are neither text nor framed by a known schema, so they are kept as bytes"
+        )
     lines = [text.removesuffix("\n").removesuffix("\r") for text in texts]
     return _recognise_csv(lines) or _recognise_lines(lines)
 
@@ -74,7 +78,7 @@ def _is_most(some: int, of: int) -> bool:
 def parse_json_document(value: bytes | None) -> Any:
     """A JSON document with its numbers as int or float; None where there is none."""
     try:
-        return None if value is None else json.loads(value.decode(), parse_constant=Infinite)
+        return None if value is None else json.loads(value.decode(), parse_constant=InfiniteNumber)
     except (ValueError, RecursionError):
         return None
 
@@ -89,15 +93,15 @@ def decode_text(value: bytes | None) -> str | None:
 
 
 @dataclass
-class _Names:
+class _NamedSchemas:
     """The schemas that framed values name."""
 
-    framed: list[Framed] = field(default_factory=list)
+    framed: list[FramedValue] = field(default_factory=list)
     known: dict[str, Schema] = field(default_factory=dict)
     unknown: Counter[int | str] = field(default_factory=Counter)
 
 
-def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recognised | None:
+def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecognisedFormat | None:
     """The format of values whose schemas a registry knows; None where the values are not framed."""
     framed = [one for record in records if (one := _parse_framing(record)) is not None]
     if not _is_most(len(framed), len(records)):
@@ -124,31 +128,31 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
     reason = f"{_format_share(len(known), len(records))} name schemas of the registry: {kind} {shown}"
     if kind == "JSON":
         documents = tuple(d for one in known if isinstance(d := parse_json_document(one.payload), dict))
-        return Recognised(Json(registry=True), reason, documents, read)
+        return RecognisedFormat(Json(registry=True), reason, documents, read)
     if kind == "AVRO":
-        return Recognised(Avro(), reason, (), read)
-    return Recognised(Protobuf(), reason, (), read, _find_common_message(known))
+        return RecognisedFormat(Avro(), reason, (), read)
+    return RecognisedFormat(Protobuf(), reason, (), read, _find_common_message(known))
 
 
-def _parse_framing(record: KafkaRecord) -> Framed | None:
+def _parse_framing(record: KafkaRecord) -> FramedValue | None:
     try:
         return parse_framing(record.value, record.headers)
     except FramingError:
         return None
 
 
-def _find_schema_id(framed: Framed) -> int | str | None:
+def _find_schema_id(framed: FramedValue) -> int | str | None:
     return framed.guid if framed.schema_id is None else framed.schema_id
 
 
-def _is_framed(names: Mapping[int | str, int], framed: Sequence[Framed]) -> bool:
+def _is_framed(names: Mapping[int | str, int], framed: Sequence[FramedValue]) -> bool:
     """Whether bytes that begin like a framing are one: few IDs for many values, or headers that say so."""
     if any(one.header_rest is not None for one in framed):
         return True
     return len(names) <= max(1, len(framed) // 10)
 
 
-def _find_common_message(framed: Sequence[Framed]) -> tuple[int, ...]:
+def _find_common_message(framed: Sequence[FramedValue]) -> tuple[int, ...]:
     """The message that most values are."""
     found: Counter[tuple[int, ...]] = Counter()
     for one in framed:
@@ -159,7 +163,7 @@ def _find_common_message(framed: Sequence[Framed]) -> tuple[int, ...]:
     return found.most_common(1)[0][0] if found else (0,)
 
 
-def _recognise_csv(lines: Sequence[str]) -> Recognised | None:
+def _recognise_csv(lines: Sequence[str]) -> RecognisedFormat | None:
     """The format of lines that all have the same number of values, two at least."""
     for delimiter in _DELIMITERS:
         rows = [_parse_row(line, delimiter) for line in lines]
@@ -174,7 +178,7 @@ def _recognise_csv(lines: Sequence[str]) -> Recognised | None:
             columns, rows = tuple(rows[0]), rows[1:]
             reason += "; the first line names the columns, and will be a reject unless its values fit"
         documents = tuple({k: v or None for k, v in zip(columns, row, strict=True)} for row in rows)
-        return Recognised(Csv(columns, delimiter=delimiter), reason, documents)
+        return RecognisedFormat(Csv(columns, delimiter=delimiter), reason, documents)
     return None
 
 
@@ -197,11 +201,11 @@ def _is_head(rows: Sequence[Sequence[str]]) -> bool:
     return plain and short and len({*names}) == len(names) and len(others) > 0 and has_numbers and not repeated
 
 
-def _recognise_lines(lines: Sequence[str]) -> Recognised:
+def _recognise_lines(lines: Sequence[str]) -> RecognisedFormat:
     if any("\n" in line or "\r" in line for line in lines):
-        return Recognised(Raw(), "the values are texts of several lines, so each is kept whole", tuple(lines))
+        return RecognisedFormat(Raw(), "the values are texts of several lines, so each is kept whole", tuple(lines))
     documents = tuple({"line": line} if line else {} for line in lines)
-    return Recognised(Lines(WHOLE_LINE), "the values are lines of text without a known form", documents)
+    return RecognisedFormat(Lines(WHOLE_LINE), "the values are lines of text without a known form", documents)
 
 
 @dataclass(frozen=True)

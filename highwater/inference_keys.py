@@ -11,9 +11,9 @@ from typing import Any, Literal
 from highwater.declaration import Field
 from highwater.decoding import Schemas, decode_key
 from highwater.formats import Avro, BigEndian, Json, KeyFormat, Protobuf, Text
-from highwater.inference_fields import Hints, guess_scalar, split_words
+from highwater.inference_fields import FormatHints, guess_scalar, split_words
 from highwater.inference_formats import decode_text, parse_json_document
-from highwater.inference_names import Draft, format_path, is_writable
+from highwater.inference_names import ColumnDraft, format_path, is_writable
 from highwater.schemas import KEY_HEADER, FramingError, Kind, parse_framing
 from highwater.second_reader import KafkaRecord, MisfitError
 from highwater.sources import Key
@@ -80,7 +80,7 @@ class RecordKeys:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SampledRecord:
     """One sampled record with the values of its columns, in the order of the drafts."""
 
     record: KafkaRecord
@@ -99,9 +99,9 @@ class KeyChoice:
         record_key: how the record's own key is checked.
     """
 
-    drafts: tuple[Draft, ...]
+    drafts: tuple[ColumnDraft, ...]
     reason: str
-    from_record: tuple[Draft, ...] = ()
+    from_record: tuple[ColumnDraft, ...] = ()
     record_key: Literal["warn", "ignore"] = "ignore"
 
 
@@ -169,13 +169,13 @@ def _to_plain_value(value: Any) -> Any:
     return int(value) if isinstance(value, Decimal) and value == value.to_integral_value() else value
 
 
-def build_key_draft(keys: Sequence[RecordKey | None]) -> Draft | None:
+def build_key_draft(keys: Sequence[RecordKey | None]) -> ColumnDraft | None:
     """The column of a key that no field of the value has; None if a record's key cannot be one."""
     found = [one for one in keys if one is not None and one.text is not None]
     if not found or len(found) < len(keys):
         return None
     field = _build_key_field([one.value for one in found])
-    return None if field is None else Draft("record_key", field, (Key(found[0].within),), "the record key")
+    return None if field is None else ColumnDraft("record_key", field, (Key(found[0].within),), "the record key")
 
 
 def _build_key_field(values: Sequence[Any]) -> Field | None:
@@ -195,13 +195,13 @@ def format_key_part(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int) else None
 
 
-def is_filled(at: int, evidence: Sequence[Evidence]) -> bool:
+def is_filled(at: int, evidence: Sequence[SampledRecord]) -> bool:
     """Whether a column has a value in each record of the sample."""
     return bool(evidence) and all(one.values[at] is not None for one in evidence)
 
 
 def choose_key(
-    drafts: Sequence[Draft], evidence: Sequence[Evidence], declared: KeyFormat, *, compacted: bool
+    drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], declared: KeyFormat, *, compacted: bool
 ) -> KeyChoice:
     """The columns that make the key, from the strongest evidence to the weakest.
 
@@ -228,11 +228,13 @@ def choose_key(
     return KeyChoice((), reason if evidence else "none: there is no record to judge by")
 
 
-def _can_be_key(draft: Draft) -> bool:
+def _can_be_key(draft: ColumnDraft) -> bool:
     return draft.field.type not in _NO_KEY and not draft.field.type.startswith("timestamp")
 
 
-def _choose_by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
+def _choose_by_members(
+    drafts: Sequence[ColumnDraft], able: Sequence[int], evidence: Sequence[SampledRecord]
+) -> KeyChoice | None:
     """A key that is an object: each member is a column of the same name, or becomes one."""
     keys = [one.key.members for one in evidence if one.key is not None and one.key.members is not None]
     if len(keys) < len(evidence) or len({tuple(sorted(one)) for one in keys}) != 1 or not keys[0]:
@@ -251,11 +253,11 @@ def _choose_by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: S
                 format_key_part(one.values[at]) == format_key_part(v) for one, v in zip(evidence, values, strict=True)
             )
         ]
-        field, _ = guess_scalar("", values, Hints())
+        field, _ = guess_scalar("", values, FormatHints())
         if not is_writable((name,)):
             return None
         path = format_path((within, name) if within else (name,))
-        mine = Draft(name, field, (Key(path),), "a member of the record key")
+        mine = ColumnDraft(name, field, (Key(path),), "a member of the record key")
         if not same and not _can_be_key(mine):
             return None
         best = min(same, key=lambda at: len(drafts[at].path)) if same else None
@@ -268,7 +270,7 @@ def _choose_by_members(drafts: Sequence[Draft], able: Sequence[int], evidence: S
 
 
 def _choose_by_text(
-    drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence], declared: KeyFormat
+    drafts: Sequence[ColumnDraft], able: Sequence[int], evidence: Sequence[SampledRecord], declared: KeyFormat
 ) -> KeyChoice | None:
     texts = [one.key.text if one.key else None for one in evidence]
     same = [at for at in able if all(format_key_part(e.values[at]) == t for e, t in zip(evidence, texts, strict=True))]
@@ -284,7 +286,9 @@ def _choose_by_text(
     return KeyChoice((draft,), reason, () if mine is None else (replace(mine, wanted=draft.wanted),))
 
 
-def _choose_by_pairing(drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]) -> KeyChoice | None:
+def _choose_by_pairing(
+    drafts: Sequence[ColumnDraft], able: Sequence[int], evidence: Sequence[SampledRecord]
+) -> KeyChoice | None:
     """A column that has one value for each record key, and the other way round."""
     keys = [one.key.raw for one in evidence if one.key is not None]
     distinct = len({*keys})
@@ -298,7 +302,7 @@ def _choose_by_pairing(drafts: Sequence[Draft], able: Sequence[int], evidence: S
     return None
 
 
-def _choose_by_record_key(evidence: Sequence[Evidence], declared: KeyFormat) -> KeyChoice | None:
+def _choose_by_record_key(evidence: Sequence[SampledRecord], declared: KeyFormat) -> KeyChoice | None:
     draft = build_key_draft([one.key for one in evidence])
     if draft is None:
         return None
@@ -307,7 +311,7 @@ def _choose_by_record_key(evidence: Sequence[Evidence], declared: KeyFormat) -> 
 
 
 def _choose_by_unique_id(
-    drafts: Sequence[Draft], able: Sequence[int], evidence: Sequence[Evidence]
+    drafts: Sequence[ColumnDraft], able: Sequence[int], evidence: Sequence[SampledRecord]
 ) -> KeyChoice | None:
     found = []
     for at in able:

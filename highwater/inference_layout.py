@@ -9,10 +9,10 @@ from typing import Any
 from highwater.declaration import Field
 from highwater.errors import ConfigurationError
 from highwater.formats import Csv, Lines, Raw
-from highwater.inference_fields import Guesses, Hints, collect_statistics, select_leaves
-from highwater.inference_formats import Recognised, ValueEnvelope, recognise_envelope, recognise_header_envelope
+from highwater.inference_fields import FormatHints, TypeGuesser, collect_statistics, select_leaves
+from highwater.inference_formats import RecognisedFormat, ValueEnvelope, recognise_envelope, recognise_header_envelope
 from highwater.inference_keys import RecordKey, build_key_draft
-from highwater.inference_names import Draft, Path, is_writable, without_unwritable
+from highwater.inference_names import ColumnDraft, Path, is_writable, without_unwritable
 from highwater.inference_schemas import build_tree, connect_tree, merge_fields
 from highwater.second_reader import KafkaRecord
 from highwater.sources import Header
@@ -34,7 +34,7 @@ class Layout:
         rows: the drafts of a database's row, which has no values in a delete beside its key.
     """
 
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[ColumnDraft] = field(default_factory=list)
     versions: tuple[str, ...] = ()
     times: tuple[str, ...] = ()
     rows: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class Layout:
 
 
 def infer_layout(
-    recognised: Recognised, records: Sequence[KafkaRecord], keys: Sequence[RecordKey | None] = ()
+    recognised: RecognisedFormat, records: Sequence[KafkaRecord], keys: Sequence[RecordKey | None] = ()
 ) -> tuple[Layout, ValueEnvelope]:
     """The columns of the values, and the envelope around them.
 
@@ -63,7 +63,7 @@ def infer_layout(
         _add_leaves(layout, top, envelope.prefix, envelope.prefix, reasons, shorter=envelope.kind == "cloudevents")
     if isinstance(recognised.format, Raw):
         kind = "string" if recognised.documents else "binary"
-        layout.drafts.append(Draft("value", Field("value", kind), (("value",),), "the whole value"))
+        layout.drafts.append(ColumnDraft("value", Field("value", kind), (("value",),), "the whole value"))
     if envelope.kind == "cloudevents headers":
         _add_headers(layout)
     if envelope.kind.startswith("cloudevents"):
@@ -76,7 +76,7 @@ def infer_layout(
 
 
 def _infer_tree(
-    recognised: Recognised, records: Sequence[KafkaRecord]
+    recognised: RecognisedFormat, records: Sequence[KafkaRecord]
 ) -> tuple[Field | None, ValueEnvelope, Mapping[Path, str]]:
     """The tree of the values' fields, the envelope, and why types were guessed, by path."""
     documents = recognised.documents
@@ -95,14 +95,14 @@ def _infer_tree(
             payload = None
         if payload is not None and payload.type == "struct":
             return Field("", "struct", of=(replace(payload, nullable=False),)), envelope, {}
-    guesses = Guesses(Hints(isinstance(recognised.format, Csv | Lines), envelope.kind == "debezium"))
+    guesses = TypeGuesser(FormatHints(isinstance(recognised.format, Csv | Lines), envelope.kind == "debezium"))
     guessed = guesses.guess_tree(collect_statistics(documents))
     if schema_tree is not None:
         return _reconcile_field(schema_tree, guessed), envelope, {}
     return guessed, envelope, guesses.reasons
 
 
-def _build_schema_tree(recognised: Recognised) -> Field | None:
+def _build_schema_tree(recognised: RecognisedFormat) -> Field | None:
     """The tree of the registered schemas; None without any, or where JSON needs none."""
     if not recognised.schemas:
         return None
@@ -164,13 +164,13 @@ def _add_leaves(
 
 def _build_draft(
     path: Path, declared: Field, wanted: str, sources: tuple[Path, ...], reasons: Mapping[Path, str]
-) -> Draft | None:
+) -> ColumnDraft | None:
     writable_field = without_unwritable(declared) if is_writable(path) else None
     if writable_field is None:
         return None
     inside = {one[len(path) :]: why for one, why in reasons.items() if one[: len(path)] == path}
     comments = [f"{'.'.join(filter(None, below))}: {why}" if any(below) else why for below, why in inside.items()]
-    return Draft(wanted, writable_field, sources, "; ".join(comments))
+    return ColumnDraft(wanted, writable_field, sources, "; ".join(comments))
 
 
 def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path, str]) -> None:
@@ -192,16 +192,18 @@ def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path
     source = {one.name for one in _find_member(whole, ("source",)).members}
     operation = Field("op", "string")
     layout.drafts.append(
-        Draft(_choose_change_name("op", layout), operation, ((*prefix, "op"),), "what was done: c, u, d or r")
+        ColumnDraft(_choose_change_name("op", layout), operation, ((*prefix, "op"),), "what was done: c, u, d or r")
     )
     if "lsn" in source:
         reason = "the position in PostgreSQL's log"
         lsn = Field("lsn", "long", optional=True, nullable=True)
-        layout.drafts.append(Draft(_choose_change_name("lsn", layout), lsn, ((*prefix, "source", "lsn"),), reason))
+        layout.drafts.append(
+            ColumnDraft(_choose_change_name("lsn", layout), lsn, ((*prefix, "source", "lsn"),), reason)
+        )
     moment = Field("ts_ms", "timestamp", unit="ms")
     path = (*prefix, "source", "ts_ms")
     layout.drafts.append(
-        Draft(_choose_change_name("source_ts_ms", layout), moment, (path,), "when the database changed")
+        ColumnDraft(_choose_change_name("source_ts_ms", layout), moment, (path,), "when the database changed")
     )
     layout.versions = (_choose_change_name("lsn", layout), _choose_change_name("source_ts_ms", layout))
     layout.times = layout.versions[1:]
@@ -216,4 +218,6 @@ def _add_headers(layout: Layout) -> None:
     for name in _CLOUD_HEADERS:
         kind = "timestamp" if name == "time" else "string"
         declared = Field(name, kind, optional=name in _CLOUD_OPTIONAL)
-        layout.drafts.append(Draft(f"ce_{name}", declared, (Header(f"ce_{name}"),), "an attribute of CloudEvents"))
+        layout.drafts.append(
+            ColumnDraft(f"ce_{name}", declared, (Header(f"ce_{name}"),), "an attribute of CloudEvents")
+        )

@@ -19,7 +19,7 @@ From = Path | Key | Header | Meta
 
 
 @dataclass(frozen=True)
-class Draft:
+class ColumnDraft:
     """A column before it has its final name.
 
     Args:
@@ -68,7 +68,7 @@ def format_path(path: Path) -> str:
 
 
 def build_fields(
-    drafts: Sequence[Draft], *, version: Draft | None = None, event_time: Draft | None = None
+    drafts: Sequence[ColumnDraft], *, version: ColumnDraft | None = None, event_time: ColumnDraft | None = None
 ) -> list[Field]:
     """The fields with their final names.
 

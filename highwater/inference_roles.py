@@ -9,8 +9,8 @@ from typing import Any
 
 from highwater.declaration import Field
 from highwater.inference_fields import split_words
-from highwater.inference_keys import Evidence, KeyChoice, is_filled
-from highwater.inference_names import Draft
+from highwater.inference_keys import KeyChoice, SampledRecord, is_filled
+from highwater.inference_names import ColumnDraft
 from highwater.sources import Meta
 
 _VERSION_WORDS = frozenset({"version", "revision", "rev", "seq", "sequence", "seqno", "lsn"})
@@ -23,13 +23,13 @@ _EVENT_TIME_WORDS = ("event", "occurred", "happened", "ts", "timestamp", "time",
 class ChosenColumn:
     """A chosen column, or none, and why."""
 
-    draft: Draft | None
+    draft: ColumnDraft | None
     reason: str
 
 
 def choose_version(
-    drafts: Sequence[Draft],
-    evidence: Sequence[Evidence],
+    drafts: Sequence[ColumnDraft],
+    evidence: Sequence[SampledRecord],
     key: KeyChoice,
     *,
     compacted: bool,
@@ -62,12 +62,12 @@ def choose_version(
         return ChosenColumn(
             None, f"none: records of one key are in several partitions, so offsets do not order them{tail}"
         )
-    draft = Draft("record_offset", Field("", "long"), (Meta("offset"),), "the record's offset")
+    draft = ColumnDraft("record_offset", Field("", "long"), (Meta("offset"),), "the record's offset")
     return ChosenColumn(draft, f"the record's offset: all records of a key are in one partition{tail}")
 
 
 def _select_version_candidates(
-    drafts: Sequence[Draft], evidence: Sequence[Evidence], preferred: Sequence[str]
+    drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], preferred: Sequence[str]
 ) -> list[int]:
     able = [at for at in range(len(drafts)) if is_filled(at, evidence)]
     if preferred:
@@ -81,7 +81,7 @@ def _select_version_candidates(
     return sorted(counts, key=lambda at: len(drafts[at].path)) + sorted(times, key=lambda at: len(drafts[at].path))
 
 
-def _find_last_name(draft: Draft) -> str:
+def _find_last_name(draft: ColumnDraft) -> str:
     return draft.path[-1] if draft.path else draft.wanted
 
 
@@ -90,9 +90,9 @@ def _is_version(path: Sequence[str]) -> bool:
     return bool(name_words & _VERSION_WORDS) and name_words <= _VERSION_WORDS | _BESIDE_VERSION
 
 
-def _describe_rise(at: int, positions: Sequence[int], evidence: Sequence[Evidence]) -> str | None:
+def _describe_rise(at: int, positions: Sequence[int], evidence: Sequence[SampledRecord]) -> str | None:
     """The rise of a column along the offsets of each key; None if it falls, or is equal for different values."""
-    last: dict[tuple[Any, ...], Evidence] = {}
+    last: dict[tuple[Any, ...], SampledRecord] = {}
     pairs = 0
     for one in sorted(evidence, key=lambda e: (e.record.partition, e.record.offset)):
         key = (one.record.partition, *(one.values[p] for p in positions))
@@ -109,7 +109,7 @@ def _describe_rise(at: int, positions: Sequence[int], evidence: Sequence[Evidenc
     return f"rises along the offsets of each key, in {pairs:,} pairs of records"
 
 
-def _has_one_partition_per_key(evidence: Sequence[Evidence]) -> bool:
+def _has_one_partition_per_key(evidence: Sequence[SampledRecord]) -> bool:
     found: dict[bytes, set[int]] = defaultdict(set)
     for one in evidence:
         if one.key is not None:
@@ -118,7 +118,7 @@ def _has_one_partition_per_key(evidence: Sequence[Evidence]) -> bool:
 
 
 def choose_event_time(
-    drafts: Sequence[Draft], evidence: Sequence[Evidence], *, preferred: Sequence[str] = ()
+    drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], *, preferred: Sequence[str] = ()
 ) -> ChosenColumn:
     """The column that says when an event happened."""
     able = [at for at, one in enumerate(drafts) if one.field.type == "timestamp" and is_filled(at, evidence)]
@@ -133,6 +133,6 @@ def choose_event_time(
     return ChosenColumn(None, "the record's timestamp: no time is always filled and named like the time of an event")
 
 
-def _rank(draft: Draft) -> int | None:
+def _rank(draft: ColumnDraft) -> int | None:
     name_words = split_words(_find_last_name(draft))
     return next((rank for rank, word in enumerate(_EVENT_TIME_WORDS) if word in name_words), None)

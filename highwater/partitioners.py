@@ -109,7 +109,7 @@ def _hash_key(key: bytes) -> Mapping[Partitioner, int]:
     return {one: compute(key) for one, compute in _HASHES.items()}
 
 
-class Why(Enum):
+class KeyPlaceReason(Enum):
     """The reason why the records of a key are in several partitions."""
 
     ADDED = "partitions were added"
@@ -120,7 +120,7 @@ class Why(Enum):
     """A place is that of none: a producer names partitions itself, or hashes otherwise."""
 
 
-def explain_key_spread(key: bytes, places: Iterable[KeyPlace], counts: Collection[int]) -> Why:
+def explain_key_spread(key: bytes, places: Iterable[KeyPlace], counts: Collection[int]) -> KeyPlaceReason:
     """The reason why a key is in several partitions.
 
     With few partitions a partition soon matches some partitioner by chance: one key shows only a possibility, many keys
@@ -128,9 +128,9 @@ def explain_key_spread(key: bytes, places: Iterable[KeyPlace], counts: Collectio
     """
     explained = [select_explanations(key, place, counts) for place in places]
     if not all(explained):
-        return Why.OTHER
+        return KeyPlaceReason.OTHER
     common = frozenset.intersection(*[frozenset(one.partitioner for one in found) for found in explained])
-    return Why.ADDED if common else Why.FLEETS
+    return KeyPlaceReason.ADDED if common else KeyPlaceReason.FLEETS
 
 
 Tally = Counter[tuple[int, frozenset[PartitionedBy]]]

@@ -89,7 +89,7 @@ UNTOLD: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Value:
+class PropertyValue:
     """A value of a property: `text` is None where the client's version decides and is not known."""
 
     text: str | None
@@ -135,19 +135,19 @@ class ProducerFacts:
         """The value that a property is set to; None if it is not set."""
         return self._named.get(name)
 
-    def resolve_value(self, name: str) -> Value:
+    def resolve_value(self, name: str) -> PropertyValue:
         """The value of a property, set or by default."""
         given = self.set(name)
         if given is not None:
-            return Value(given, "set")
+            return PropertyValue(given, "set")
         known = _DEFAULTS[self.client].get(name, (((), "none"),))
         if self.version is None and len(known) > 1:
             values = ", ".join(
                 f"{text} before" if not since else f"{text} from {'.'.join(map(str, since))}" for since, text in known
             )
-            return Value(None, f"default of {self.client.value}: {values}")
+            return PropertyValue(None, f"default of {self.client.value}: {values}")
         since = max(since for since, _ in known if since <= (self.version or ()))
-        return Value(dict(known)[since], f"default of {self.client.value}")
+        return PropertyValue(dict(known)[since], f"default of {self.client.value}")
 
     @property
     def transactional(self) -> bool:
@@ -155,16 +155,16 @@ class ProducerFacts:
         return bool(self.set("transactional.id"))
 
     @property
-    def idempotence(self) -> Value:
+    def idempotence(self) -> PropertyValue:
         """Whether it is idempotent: clients switch it on and off by other properties too."""
         if self.set("enable.idempotence") is not None:
-            return Value(_lower(self.set("enable.idempotence")), "set")
+            return PropertyValue(_lower(self.set("enable.idempotence")), "set")
         if self.transactional:
-            return Value("true", "by transactional.id")
+            return PropertyValue("true", "by transactional.id")
         found = self.resolve_value("enable.idempotence")
         against = self.against_idempotence
         if self.client is Client.JAVA and against and found.text != "false":
-            return Value("false", f"{_SWITCHED_OFF} {against}")
+            return PropertyValue("false", f"{_SWITCHED_OFF} {against}")
         return found
 
     @property
@@ -191,7 +191,7 @@ def _lower(text: str | None) -> str:
     return (text or "").lower()
 
 
-def _build_unknown_finding(rule: str, found: Value, remedy: str) -> Finding:
+def _build_unknown_finding(rule: str, found: PropertyValue, remedy: str) -> Finding:
     return Finding(rule, Level.UNKNOWN, "not set, and the client's version is not known", found.where, remedy)
 
 

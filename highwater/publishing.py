@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 
-class State(str, Enum):
+class EventState(str, Enum):
     """The outcome of an event on its way to the topic."""
 
     SENT = "sent"
@@ -32,10 +32,10 @@ class State(str, Enum):
     @property
     def sends(self) -> bool:
         """Whether a record of it goes out."""
-        return self in {State.SENT, State.RETRACTED}
+        return self in {EventState.SENT, EventState.RETRACTED}
 
 
-class Late(str, Enum):
+class Lateness(str, Enum):
     """The reason why a record is not in the order of its origin: the value of the header."""
 
     RETRIED = "retried"
@@ -44,7 +44,7 @@ class Late(str, Enum):
     """Its slice was materialised again after it was sent."""
 
 
-class Known(NamedTuple):
+class RecordedOutcome(NamedTuple):
     """The outcome that an earlier publication recorded of an origin.
 
     Args:
@@ -56,26 +56,26 @@ class Known(NamedTuple):
         late: why its last record is late.
     """
 
-    state: State
+    state: EventState
     revision: int
     fingerprint: str | None
     slice_key: str
     at: datetime | None = None
-    late: Late | None = None
+    late: Lateness | None = None
 
 
 class PublicationOutcome(NamedTuple):
     """The outcome of an origin now; `None` instead of it where nothing changes.
 
     Args:
-        state, revision: as in `Known`.
+        state, revision: as in `RecordedOutcome`.
         late: why its record is late.
         at: when it was sent, for a record that is already on the topic and only moves to its new slice.
     """
 
-    state: State
+    state: EventState
     revision: int
-    late: Late | None
+    late: Lateness | None
     at: datetime | None = None
 
     @property
@@ -125,7 +125,7 @@ def select_second_deliveries(copies: Iterable[PossibleCopy], horizon: timedelta)
 
 
 def decide_publication(
-    slice_key: str, fingerprint: str, known: Known | None, *, again: bool, late: Late | None
+    slice_key: str, fingerprint: str, known: RecordedOutcome | None, *, again: bool, late: Lateness | None
 ) -> PublicationOutcome | None:
     """The state of an event; None where the earlier outcome stays valid.
 
@@ -137,15 +137,19 @@ def decide_publication(
         late: why it would be late, if nothing is known of it.
     """
     if known is None:
-        return PublicationOutcome(State.AGAIN, 0, None) if again else PublicationOutcome(State.SENT, 0, late)
+        return PublicationOutcome(EventState.AGAIN, 0, None) if again else PublicationOutcome(EventState.SENT, 0, late)
     if known.fingerprint == fingerprint:
         if not known.slice_key:
-            return PublicationOutcome(State.SENT, known.revision, known.late, known.at)
+            return PublicationOutcome(EventState.SENT, known.revision, known.late, known.at)
         # What another slice has sent of the same origin is not sent by this one.
-        return None if known.slice_key == slice_key else PublicationOutcome(State.AGAIN, known.revision, None)
-    if known.state is State.AGAIN:
-        return PublicationOutcome(State.AGAIN, 0, None) if again else PublicationOutcome(State.SENT, 0, Late.CORRECTED)
-    return PublicationOutcome(State.SENT, known.revision + 1, Late.CORRECTED)
+        return None if known.slice_key == slice_key else PublicationOutcome(EventState.AGAIN, known.revision, None)
+    if known.state is EventState.AGAIN:
+        return (
+            PublicationOutcome(EventState.AGAIN, 0, None)
+            if again
+            else PublicationOutcome(EventState.SENT, 0, Lateness.CORRECTED)
+        )
+    return PublicationOutcome(EventState.SENT, known.revision + 1, Lateness.CORRECTED)
 
 
 def can_retract(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:

@@ -35,7 +35,7 @@ def select_planned_before(planned: Mapping[str, datetime], age: timedelta, now: 
 
 
 @dataclass(frozen=True)
-class Needed:
+class RetentionReasons:
     """The reasons that keep rows of raw, however old they are.
 
     Args:
@@ -64,7 +64,7 @@ class Needed:
         return None
 
 
-def select_free_slices(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, int]]:
+def select_free_slices(wanted: Sequence[str], needed: RetentionReasons) -> tuple[list[str], dict[str, int]]:
     """The slices whose rows nothing keeps, in their order, and how many stay for what reason."""
     found, retained = list[str](), dict[str, int]()
     for key in wanted:

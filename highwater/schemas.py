@@ -72,7 +72,7 @@ class Schema:
 
 
 @dataclass(frozen=True)
-class Framed:
+class FramedValue:
     """A value without its framing, and the schema that the framing names.
 
     Args:
@@ -90,7 +90,7 @@ class Framed:
 
 def parse_framing(
     value: bytes | None, headers: Sequence[tuple[str, bytes | None]], *, header: str = VALUE_HEADER
-) -> Framed | None:
+) -> FramedValue | None:
     """Read which schema a record names: by the header if it has one, else by the first bytes of the value.
 
     Args:
@@ -109,9 +109,9 @@ def parse_framing(
     found = [content for name, content in headers if name == header]
     if not found:
         schema_id, _, rest = _split_framing(value, (ID_MAGIC,), "the value")
-        return Framed(schema_id, None, rest)
+        return FramedValue(schema_id, None, rest)
     schema_id, guid, rest = _split_framing(found[-1] or b"", (ID_MAGIC, GUID_MAGIC), f"header {header}")
-    return Framed(schema_id, guid, value, rest)
+    return FramedValue(schema_id, guid, value, rest)
 
 
 def _split_framing(data: bytes, allowed: tuple[int, ...], place: str) -> tuple[int | None, str | None, bytes]:
@@ -126,7 +126,7 @@ def _split_framing(data: bytes, allowed: tuple[int, ...], place: str) -> tuple[i
     return None, str(uuid.UUID(bytes=data[1:end])), data[end:]
 
 
-def parse_protobuf_message(framed: Framed) -> tuple[tuple[int, ...], bytes]:
+def parse_protobuf_message(framed: FramedValue) -> tuple[tuple[int, ...], bytes]:
     """The message indexes of a framed Protobuf value, and the message.
 
     The indexes follow the ID: in front of the message, or in the header.

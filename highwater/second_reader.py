@@ -71,41 +71,41 @@ class KafkaRecord:
 
 
 @dataclass(frozen=True)
-class Infinite:
+class InfiniteNumber:
     """NaN or an infinity, which is no JSON."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Beyond:
+class OutOfRangeValue:
     """A decoded value beyond every type: a number with a huge exponent, or a time with a huge year."""
 
     text: str
 
 
-class Whole(bytes):
+class UnparsedText(bytes):
     """A value that is not parsed: a `string` is its text, and absent where it is not UTF-8."""
 
     __slots__ = ()
 
 
 def parse_document(value: bytes) -> Any:
-    """The JSON document of a value in UTF-8; numbers are `Decimal`, or `Beyond` every type.
+    """The JSON document of a value in UTF-8; numbers are `Decimal`, or `OutOfRangeValue` every type.
 
     Raises:
         ValueError: it is none.
         RecursionError: it is nested deeper than Python reads.
     """
-    return json.loads(value.decode(), parse_int=parse_number, parse_float=parse_number, parse_constant=Infinite)
+    return json.loads(value.decode(), parse_int=parse_number, parse_float=parse_number, parse_constant=InfiniteNumber)
 
 
-def parse_number(text: str) -> Decimal | Beyond:
+def parse_number(text: str) -> Decimal | OutOfRangeValue:
     """A number of JSON exactly as it is written."""
     if "e" not in text and "E" not in text:
         return Decimal(text)
     exponent = text.lower().partition("e")[2].lstrip("+-").lstrip("0")
-    return Beyond(text) if len(exponent) > 3 or int(exponent or 0) > _MOST_EXPONENT else Decimal(text)
+    return OutOfRangeValue(text) if len(exponent) > 3 or int(exponent or 0) > _MOST_EXPONENT else Decimal(text)
 
 
 def convert_field(field: Field, record: KafkaRecord, document: Any, key: Any) -> Any:
@@ -139,8 +139,8 @@ def _read(field: Field, found: Any) -> Any:
             raise MisfitError("it is null")
         return None
     if isinstance(found, float) and not math.isfinite(found):
-        found = Infinite("NaN" if math.isnan(found) else "Infinity" if found > 0 else "-Infinity")
-    if isinstance(found, Infinite) and field.type != "json":
+        found = InfiniteNumber("NaN" if math.isnan(found) else "Infinity" if found > 0 else "-Infinity")
+    if isinstance(found, InfiniteNumber) and field.type != "json":
         if field.nan == "reject":
             raise MisfitError(f"it is {found.name}")
         return None if field.nan == "null" else float(found.name.replace("Infinity", "inf"))
@@ -151,7 +151,7 @@ def _found(field: Field, record: KafkaRecord, document: Any, key: Any) -> Any:
     """The value of the first source that has one."""
     for source in field.sources:
         found = _find_source_value(source, record, document, key)
-        if isinstance(found, Whole) and field.type == "string":
+        if isinstance(found, UnparsedText) and field.type == "string":
             found = _decode_text(found)
         if found is not MISSING:
             return found
@@ -229,7 +229,7 @@ def _to_exact_number(field: Field, found: Any) -> Decimal:
         if not _JSON_NUMBER.fullmatch(found):
             raise MisfitError("the text is no number")
         found = parse_number(found)
-    if isinstance(found, Beyond):
+    if isinstance(found, OutOfRangeValue):
         raise MisfitError(f"it does not fit {field.type}")
     if isinstance(found, str) and _JSON_NUMBER.fullmatch(found):
         raise OtherTypeError("it is a number in text, which text=True declares")

@@ -60,31 +60,34 @@ def main(task: dict[str, Any]) -> int:
 def _arm(point: str | None, sign: signal.Signals) -> None:
     Stopping.point, Stopping.sign = point, sign
     vars(published)["Transactions"] = Stopping
-    record, write_down = Publications.record, publication_log_writer.Book.write_down
-    settle, commit_settled = publication_log_writer.Book.settle, publication_log_writer.Book.commit_settled
+    record, write_down = Publications.record, publication_log_writer.PublicationLog.write_down
+    settle, commit_settled = (
+        publication_log_writer.PublicationLog.settle,
+        publication_log_writer.PublicationLog.commit_settled,
+    )
 
     def recording(publications: Publications, stream: str, key: str, publication: Publication) -> None:
         Stopping.die("unrecorded")
         record(publications, stream, key, publication)
         Stopping.die("recorded")
 
-    def writing(book: publication_log_writer.Book, *given: Any) -> None:
+    def writing(book: publication_log_writer.PublicationLog, *given: Any) -> None:
         write_down(book, *given)
         Stopping.die("written down")
 
-    def settling(book: publication_log_writer.Book, *given: Any) -> None:
+    def settling(book: publication_log_writer.PublicationLog, *given: Any) -> None:
         whole = given[0] == book.sending.total
         if whole:
             Stopping.die("settling")
         settle(book, *given)
 
-    def committing(book: publication_log_writer.Book) -> None:
+    def committing(book: publication_log_writer.PublicationLog) -> None:
         anything = book._settled is not None
         commit_settled(book)
         if anything:
             Stopping.die("settled")
 
     setattr(Publications, "record", recording)  # noqa: B010 - a method, which an assignment may not replace
-    setattr(publication_log_writer.Book, "write_down", writing)  # noqa: B010
-    setattr(publication_log_writer.Book, "settle", settling)  # noqa: B010
-    setattr(publication_log_writer.Book, "commit_settled", committing)  # noqa: B010
+    setattr(publication_log_writer.PublicationLog, "write_down", writing)  # noqa: B010
+    setattr(publication_log_writer.PublicationLog, "settle", settling)  # noqa: B010
+    setattr(publication_log_writer.PublicationLog, "commit_settled", committing)  # noqa: B010

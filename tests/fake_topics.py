@@ -9,7 +9,7 @@ from highwater.resources import dlq_topics
 from highwater.resources.topic_state import PartitionState, TopicState
 from tests.support import SilentKafka
 
-MAIN_SHAPE = dlq_topics.Shape(1, 1, {"max.message.bytes": "1000000", "min.insync.replicas": "1"})
+MAIN_SHAPE = dlq_topics.TopicShape(1, 1, {"max.message.bytes": "1000000", "min.insync.replicas": "1"})
 
 
 @dataclass

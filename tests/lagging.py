@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dev.planted import plant
-from highwater.orchestration.reporting.consumer_lag import Ages, measure_unread_ages, read_raw_slices
+from highwater.orchestration.reporting.consumer_lag import RecordAges, measure_unread_ages, read_raw_slices
 from highwater.plans import Generation
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -61,7 +61,7 @@ class Deployed:
         none = pa.table({"slice": pa.array([], pa.string())})
         plant(self.lake.build_table_path("orders", "raw"), none, [SliceCommit(p, 1, 0) for p in slices])
 
-    def ages(self) -> Ages:
+    def ages(self) -> RecordAges:
         return measure_unread_ages(
             self.ledger, self.kafka, STREAM, self.topic, read_raw_slices(self.ledger, self.lake, STREAM)
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from highwater.envelope import Origin
-from highwater.orchestration.checking.origin_counts import Ends, count_ends
+from highwater.orchestration.checking.origin_counts import OriginEnds, count_ends
 from highwater.orchestration.operations.reclaiming import ReclaimRequest, RecordsOnDlq, reclaim_records
 from highwater.orchestration.reporting.locating import locate
 from highwater.resources.ledger import Ledger
@@ -39,7 +39,7 @@ class Reclaiming:
         self.world.write()
         return reclaim_records(*self.where, ReclaimRequest(**asked), self.log.append)
 
-    def ends(self) -> Ends:
+    def ends(self) -> OriginEnds:
         self.world.write()
         found = count_ends(*self.where)
         assert found.error is None, found.rows

@@ -27,7 +27,7 @@ from assets.streams.orders import STREAM as ORDERS
 from dev.failing import failing
 from dev.processes import wait_until
 from highwater.assets import current, dlq, events, metrics, raw, rejects
-from highwater.assets.classified import Classified
+from highwater.assets.classified import SharedFrames
 from highwater.assets.work import SliceReport, Work
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError
@@ -157,7 +157,7 @@ class Bench:
         """Take slices together through all stages of the stream, which share what they classified, as in a run."""
         names = select_stages(self.stream)
         stages = [stage for stage in (*STAGES, metrics) if stage.TABLE in names]
-        work = self.work(*slices, classified=Classified())
+        work = self.work(*slices, classified=SharedFrames())
         return {stage.TABLE: self._tried_again(partial(stage.materialise, work)) for stage in stages}
 
     def rejects_from_raw(self, *slices: Slice) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.assets import split_decision
+from highwater.assets import slice_classification
 from highwater.assets.breaker_gate import ensure_admitted, ensure_within_limit
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.work import Work
@@ -421,7 +421,7 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
     committed = CommittedSlices({TWO.key: SliceCommit(TWO, 1, 100, {"rejects": 0})}, 0)
     made: Any = SimpleNamespace(work=work(ONE, TWO), measured=messages, ensure_no_retraction=ensure_no_retraction)
     with pytest.raises(RetractionError):
-        split_decision._ensure_decidable(made, committed, [ONE, TWO], messages)
+        slice_classification._ensure_decidable(made, committed, [ONE, TWO], messages)
     assert asked == [[ONE.key, TWO.key]]
     assert ledger.breakers.read_judgements([ONE.key, TWO.key]) == {}
     assert ledger.breakers.read_circuit("orders") == Circuit()

@@ -16,7 +16,7 @@ from dev.planted import plant
 from highwater import envelope as names
 from highwater.assets.dlq_sending import RejectSending, RejectToSend
 from highwater.assets.parked_references import (
-    Original,
+    OriginalRecord,
     build_original,
     build_originals,
     find_place,
@@ -43,7 +43,7 @@ from highwater.errors import (
 )
 from highwater.message_size import SizeLimits, measure_message
 from highwater.orchestration.operations import redriving
-from highwater.resources.dlq_topics import Shape
+from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.producer_records import Record
@@ -159,8 +159,8 @@ def test_a_reject_says_what_its_envelope_says(
     key: bytes | None, value: bytes | None, own: list[Header], offset: int, ms: int, detail: str
 ) -> None:
     """Also one of many that are alike: what they have in common is written once."""
-    envelope, found = an_envelope(offset=offset, timestamp=ms, detail=detail), Original(key, value, own)
-    other = RejectToSend.from_envelope(an_envelope(detail=detail), TIER, Original(b"k", None, [("own", b"1")]))
+    envelope, found = an_envelope(offset=offset, timestamp=ms, detail=detail), OriginalRecord(key, value, own)
+    other = RejectToSend.from_envelope(an_envelope(detail=detail), TIER, OriginalRecord(b"k", None, [("own", b"1")]))
     for one in (RejectToSend.from_envelope(envelope, TIER, found), other.template.read_reject(offset, ms, found)):
         assert one.headers == add_envelope(envelope, own)
         assert one.size == measure_message(key, value, add_envelope(envelope, own))
@@ -179,7 +179,7 @@ def test_the_headers_of_many_rows_are_those_of_each() -> None:
     assert [*build_originals(rows.slice(0, 0))] == []
 
 
-def a_raw(lake: Lake, rows: Sequence[tuple[str, Place, Original]]) -> None:
+def a_raw(lake: Lake, rows: Sequence[tuple[str, Place, OriginalRecord]]) -> None:
     import pyarrow as pa
 
     header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -200,8 +200,8 @@ def a_raw(lake: Lake, rows: Sequence[tuple[str, Place, Original]]) -> None:
 
 def test_a_record_is_found_in_raw_where_its_slice_read_it(tmp_path: Path) -> None:
     lake, tier = Lake(str(tmp_path)), "orders.dlq.1@0000004"
-    on_main = Original(b"k", b"wrong", [])
-    copies = [Original(b"k", value, [("own", None), (names.ATTEMPT, b"1")]) for value in (b"right", b"wrong")]
+    on_main = OriginalRecord(b"k", b"wrong", [])
+    copies = [OriginalRecord(b"k", value, [("own", None), (names.ATTEMPT, b"1")]) for value in (b"right", b"wrong")]
     places = [Place("orders.dlq.1", 0, 1, offset) for offset in (5, 6)]
     assert read_original(lake, STREAM, PLACE) is None
     a_raw(lake, [("orders@0000000", PLACE, on_main), *[(tier, *pair) for pair in zip(places, copies, strict=True)]])
@@ -210,7 +210,7 @@ def test_a_record_is_found_in_raw_where_its_slice_read_it(tmp_path: Path) -> Non
     assert read_original(lake, STREAM, places[1]) == copies[1]
     assert read_original(lake, STREAM, places[1]._replace(offset=7)) is None
     with pytest.raises(UnbalancedError, match=r"orders\[2\]@17"):
-        find_place(lake, STREAM, an_envelope(slice_key=tier), Original(b"k", b"other", []))
+        find_place(lake, STREAM, an_envelope(slice_key=tier), OriginalRecord(b"k", b"other", []))
 
 
 @dataclass
@@ -238,7 +238,7 @@ class Noting(RejectSending):
 
 
 def a_sending(lake: Lake, transactions: Refusing, room: int) -> Noting:
-    shapes = {topic: Shape(2, 1, {"max.message.bytes": str(room)}) for topic in (TIER, PARKED)}
+    shapes = {topic: TopicShape(2, 1, {"max.message.bytes": str(room)}) for topic in (TIER, PARKED)}
     work = SimpleNamespace(stream=STREAM, lake=lake, log=[].append)
     return Noting(cast("Any", work), cast("Any", SimpleNamespace(key="s")), 0, shapes, cast("Any", transactions))
 
@@ -250,7 +250,9 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
     """On the parked topic, by reference in the end; the table of rejects knows of it first, the mark counts it once."""
     lake = Lake(str(tmp_path))
     sizes = {1: 10, 2: 30_000, 3: 60_000}
-    found = {offset: Original(b"k%d" % offset, os.urandom(size), [("own", b"1")]) for offset, size in sizes.items()}
+    found = {
+        offset: OriginalRecord(b"k%d" % offset, os.urandom(size), [("own", b"1")]) for offset, size in sizes.items()
+    }
     a_raw(lake, [("orders@0000000", PLACE._replace(offset=offset), one) for offset, one in found.items()])
     batch = [RejectToSend.from_envelope(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
     by_answer = Refusing({TIER: 20_000, PARKED: 40_000})
@@ -280,7 +282,7 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
 
 def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
     """Otherwise the same would be tried for ever."""
-    one = Original(b"k", b"v" * 50_000, [])
+    one = OriginalRecord(b"k", b"v" * 50_000, [])
     a_raw(lake := Lake(str(tmp_path)), [("orders@0000000", PLACE, one)])
     with pytest.raises(RecordTooLargeError):
         a_sending(lake, Refusing({TIER: 20_000, PARKED: 10}), 20_000).send(
@@ -290,7 +292,7 @@ def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
 
 def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_path: Path) -> None:
     written = an_envelope(reference=ValueReference(("value", "headers"), PLACE, 5))
-    found = Original(b"k", b"", written.to_headers())
+    found = OriginalRecord(b"k", b"", written.to_headers())
     assert find_value_reference(found) == written.reference
     assert find_value_reference(found._replace(value=b"fixed")) is None
     transactions = Refusing({PARKED: 20_000}, compresses=False)
@@ -303,8 +305,8 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
 
 
 def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
-    transactions, stay = Refusing({TIER: 1_000}), redriving._Stay()
-    found = [Original(b"k%d" % n, b"v" * size, []) for n, size in enumerate([10, 5_000, 20])]
+    transactions, stay = Refusing({TIER: 1_000}), redriving._NotSent()
+    found = [OriginalRecord(b"k%d" % n, b"v" * size, []) for n, size in enumerate([10, 5_000, 20])]
     batch = [
         redriving._build_redrive_record(f"orders[0]@{n}", TIER, an_envelope(), one, 2) for n, one in enumerate(found)
     ]
@@ -318,8 +320,8 @@ def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
 
 
 def test_a_reference_whose_row_raw_lacks_stays_parked_and_is_reported() -> None:
-    redriving._Stay().raise_for("orders", TIER, 1, "broker:9092")
-    stay = redriving._Stay(lost=[("orders[2]@17", PLACE)])
+    redriving._NotSent().raise_for("orders", TIER, 1, "broker:9092")
+    stay = redriving._NotSent(lost=[("orders[2]@17", PLACE)])
     with pytest.raises(UnbalancedError, match=r"orders\[2\]@17"):
         stay.raise_for("orders", TIER, 1_000, "broker:9092")
     stay.large.append(("orders[0]@1", 2_000))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from highwater.partitioners import (
     KeyPlace,
+    KeyPlaceReason,
     PartitionedBy,
     Partitioner,
-    Why,
     count_by_explanation,
     estimate_shares,
     explain_key_spread,
@@ -137,15 +137,15 @@ def test_why_a_key_is_in_several_partitions() -> None:
     key = a_key((MURMUR2, 4), (MURMUR2, 12), (CRC32, 12), (FNV1A, 12))
     before = KeyPlace(MURMUR2.choose_partition(key, 4), 4)
     after, other = (KeyPlace(one.choose_partition(key, 12), 12) for one in (MURMUR2, CRC32))
-    assert explain_key_spread(key, [before, after], {4, 12}) is Why.ADDED
-    assert explain_key_spread(key, [after, other], {12}) is Why.FLEETS
-    assert explain_key_spread(key, [after, KeyPlace(11, 12)], {4, 12}) is Why.OTHER
+    assert explain_key_spread(key, [before, after], {4, 12}) is KeyPlaceReason.ADDED
+    assert explain_key_spread(key, [after, other], {12}) is KeyPlaceReason.FLEETS
+    assert explain_key_spread(key, [after, KeyPlace(11, 12)], {4, 12}) is KeyPlaceReason.OTHER
 
 
 def test_a_slice_knows_no_partitions_that_were_added_later() -> None:
     key = a_key((MURMUR2, 4), (MURMUR2, 12))
     assert (
         explain_key_spread(key, [KeyPlace(MURMUR2.choose_partition(key, 12), 4), KeyPlace(11, 12)], {4, 12})
-        is Why.OTHER
+        is KeyPlaceReason.OTHER
     )
     assert zlib.crc32(key) % 12 == CRC32.choose_partition(key, 12)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from highwater.schemas import (
     VALUE_HEADER,
-    Framed,
+    FramedValue,
     FramingError,
     Schema,
     SchemaReference,
@@ -37,28 +37,28 @@ def written(*, schema_id: int | None = None, guid: str | None = None, indexes: l
 
 @given(IDS, st.binary())
 def test_a_framing_in_front_of_the_value_gives_id_and_payload(schema_id: int, payload: bytes) -> None:
-    assert parse_framing(written(schema_id=schema_id) + payload, []) == Framed(schema_id, None, payload)
+    assert parse_framing(written(schema_id=schema_id) + payload, []) == FramedValue(schema_id, None, payload)
 
 
 @given(IDS, st.binary())
 def test_a_header_may_hold_the_id_of_a_bare_value(schema_id: int, value: bytes) -> None:
     headers = [("other", b"x"), (VALUE_HEADER, written(schema_id=schema_id))]
-    assert parse_framing(value, headers) == Framed(schema_id, None, value, b"")
+    assert parse_framing(value, headers) == FramedValue(schema_id, None, value, b"")
 
 
 @given(GUIDS, st.binary())
 def test_a_header_may_hold_the_guid_of_a_bare_value(guid: str, value: bytes) -> None:
-    assert parse_framing(value, [(VALUE_HEADER, written(guid=guid))]) == Framed(None, guid, value, b"")
+    assert parse_framing(value, [(VALUE_HEADER, written(guid=guid))]) == FramedValue(None, guid, value, b"")
 
 
 def test_the_last_header_of_a_name_counts() -> None:
     headers = [(VALUE_HEADER, written(schema_id=1)), (VALUE_HEADER, written(schema_id=2))]
-    assert parse_framing(b"value", headers) == Framed(2, None, b"value", b"")
+    assert parse_framing(b"value", headers) == FramedValue(2, None, b"value", b"")
 
 
 def test_a_key_has_a_header_of_its_own() -> None:
     headers = [(VALUE_HEADER, written(schema_id=1)), ("__key_schema_id", written(schema_id=2))]
-    assert parse_framing(b"key", headers, header="__key_schema_id") == Framed(2, None, b"key", b"")
+    assert parse_framing(b"key", headers, header="__key_schema_id") == FramedValue(2, None, b"key", b"")
 
 
 @pytest.mark.parametrize("headers", [[], [(VALUE_HEADER, b"\x00\x00\x00\x00\x01")]])

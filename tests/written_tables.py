@@ -9,7 +9,7 @@ from typing import Any
 
 from dev.planted import plant
 from highwater.envelope import Origin
-from highwater.orchestration.checking.origin_counts import Ends, count_ends
+from highwater.orchestration.checking.origin_counts import OriginEnds, count_ends
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
@@ -86,7 +86,7 @@ class Written:
                 made = pa.Table.from_pylist(self.rows[table], schema)
                 plant(self.lake.build_table_path("orders", table), made, slice_commits.values(), replace=True)
 
-    def ends(self) -> Ends:
+    def ends(self) -> OriginEnds:
         self.write()
         return count_ends(self.ledger, self.lake, STREAM)
 

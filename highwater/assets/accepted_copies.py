@@ -31,7 +31,7 @@ from highwater.envelope import (
     Origin,
 )
 from highwater.erasing import to_moment
-from highwater.publishing import Known, Late, State
+from highwater.publishing import EventState, Lateness, RecordedOutcome
 from highwater.resources.delta import query, query_all
 from highwater.resources.delta_rs_writes import rewrite_table, translate_write_errors
 
@@ -76,7 +76,7 @@ def build_schema() -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class Copy:
+class AcceptedCopy:
     """One record of the topic of accepted events.
 
     Args:
@@ -92,7 +92,7 @@ class Copy:
     ms: int
     slice_key: str
     revision: int
-    late: Late | None
+    late: Lateness | None
     fingerprint: str | None
 
     def build_row(self, sent_ms: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Copy:
         }
 
 
-def read(headers: Iterable[Header], value: bytes | None) -> Copy:
+def read(headers: Iterable[Header], value: bytes | None) -> AcceptedCopy:
     """The fields of a record; of several headers of one name the last counts.
 
     Raises:
@@ -121,12 +121,12 @@ def read(headers: Iterable[Header], value: bytes | None) -> Copy:
         raise ValueError(f"it has no {ORIGIN_TOPIC}")
     if (value is None) != (RETRACTED in texts):
         raise ValueError(f"{'no' if value is None else 'a'} value, and {RETRACTED} is {texts.get(RETRACTED)}")
-    return Copy(
+    return AcceptedCopy(
         Origin(texts[ORIGIN_TOPIC], *(numbers[name] for name in (ORIGIN_GENERATION, ORIGIN_PARTITION, ORIGIN_OFFSET))),
         numbers[ORIGIN_TIMESTAMP],
         texts.get(SLICE, ""),
         numbers[REVISION],
-        Late(texts[LATE]) if LATE in texts else None,
+        Lateness(texts[LATE]) if LATE in texts else None,
         None if value is None else compute_fingerprint(value),
     )
 
@@ -146,14 +146,14 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
     rewrite_table(lake.build_table_path(stream, TABLE), build_schema(), batches, json.dumps(ends))
 
 
-def open_copies(lake: Lake, stream: Stream) -> Before | None:
+def open_copies(lake: Lake, stream: Stream) -> RecordsBeforeRestart | None:
     """The copies of events that had been sent; None of a stream that was never restarted, or publishes nothing.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
     table = None if stream.publishes is None else lake.open_stream_table(stream.name, TABLE)
-    return None if table is None else Before(table, stream.topic)
+    return None if table is None else RecordsBeforeRestart(table, stream.topic)
 
 
 _SAME = " AND ".join(f"c.{name} = o.{name}" for name in ORIGIN)
@@ -161,7 +161,7 @@ _KNOWN = ", ".join(f"c.{name}" for name in (*ORIGIN, "revision", "late", "finger
 
 
 @dataclass(frozen=True)
-class Before:
+class RecordsBeforeRestart:
     """Records sent when the stream was restarted.
 
     Args:
@@ -182,8 +182,8 @@ class Before:
         return found
 
     def merge_earlier_copies(
-        self, known: Mapping[Origin, Known], events: DeltaTable, origins: str
-    ) -> dict[Origin, Known]:
+        self, known: Mapping[Origin, RecordedOutcome], events: DeltaTable, origins: str
+    ) -> dict[Origin, RecordedOutcome]:
         """The known copies of origins, with the earlier publications that a question to `e` gives.
 
         What this lake knows of an origin counts, unless the topic had a higher revision of it.
@@ -201,10 +201,10 @@ class Before:
         return {(one.topic, one.generation, one.partition): one.offset for one in origins}
 
 
-def _build_known(row: Mapping[str, Any]) -> Known:
-    state = State.RETRACTED if row["fingerprint"] is None else State.SENT
-    late = None if row["late"] is None else Late(row["late"])
-    return Known(state, row["revision"], row["fingerprint"], "", row["published_at"], late)
+def _build_known(row: Mapping[str, Any]) -> RecordedOutcome:
+    state = EventState.RETRACTED if row["fingerprint"] is None else EventState.SENT
+    late = None if row["late"] is None else Lateness(row["late"])
+    return RecordedOutcome(state, row["revision"], row["fingerprint"], "", row["published_at"], late)
 
 
 def list_refused_events(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:

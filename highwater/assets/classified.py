@@ -27,7 +27,7 @@ class _CachedRows:
 
 
 @dataclass
-class Classified:
+class SharedFrames:
     """The rows that the stages of one run share, so that a record is classified once.
 
     A stage that finds nothing here classifies the records again, from the same versions of the tables: after a crash,

@@ -24,7 +24,7 @@ from highwater.tables import COMMENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from highwater.resources.commit_log import Committed
+    from highwater.resources.commit_log import TableSlices
     from highwater.resources.ledger.leases import Lease
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
@@ -247,7 +247,7 @@ def commit_rows(
     )
 
 
-def ensure_unchanged(table: str, committed: CommittedSlices, seen: Committed, keys: Sequence[str]) -> None:
+def ensure_unchanged(table: str, committed: CommittedSlices, seen: TableSlices, keys: Sequence[str]) -> None:
     """Validate that nobody committed the slices since the caller looked.
 
     Raises:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from highwater.assets import event_json
 from highwater.assets.origins import MILLISECONDS
 from highwater.envelope import ORIGIN, Origin
-from highwater.publishing import Known, PossibleCopy
+from highwater.publishing import PossibleCopy, RecordedOutcome
 from highwater.resources.delta import query_arrow, slice_is_one_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from highwater.assets.publication_log_writer import Book
+    from highwater.assets.publication_log_writer import PublicationLog
     from highwater.declaration import Stream
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
@@ -27,7 +27,7 @@ _SAME = " AND ".join(f"x.{name} = y.{name}" for name in ("key", "version", "even
 
 
 @dataclass(frozen=True)
-class Twice:
+class CopySearch:
     """The search for the copies of a batch's events.
 
     Args:
@@ -46,7 +46,7 @@ class Twice:
         """Whether there are any copies; nearly always there are none. It needs neither fields nor rows."""
         return bool(len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")))
 
-    def list_copies(self, book: Book, known: Mapping[Origin, Known]) -> list[PossibleCopy]:
+    def list_copies(self, book: PublicationLog, known: Mapping[Origin, RecordedOutcome]) -> list[PossibleCopy]:
         """Events of versions that came more than once, in the batch or in slices that were published.
 
         Args:
@@ -69,7 +69,7 @@ class Twice:
                 found.append(PossibleCopy(key, origin, print_, when, at))
         return found
 
-    def _read_published_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:
+    def _read_published_elsewhere(self, book: PublicationLog, keys: Sequence[str]) -> dict[Origin, RecordedOutcome]:
         """The outcome of the copies in other slices; one that was not published yet is not among them."""
         return book.load_outcomes_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from highwater.assets.commit import CommittedSlices
     from highwater.declaration import Stream
-    from highwater.resources.commit_log import Committed
+    from highwater.resources.commit_log import TableSlices
     from highwater.resources.ledger.leases import Lease
     from highwater.slice_commits import SliceCommit
 
@@ -182,7 +182,7 @@ def _measure_freshness(decided: SliceCommit) -> dict[str, float]:
     return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
 
 
-def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], seen: Committed, lease: Lease) -> int:
+def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], seen: TableSlices, lease: Lease) -> int:
     """Merge slices in one commit; returns the version of the table."""
     keys = [slice_commit.key for slice_commit in behind]
     again = [key for key in keys if seen.find_attempt(key)]
@@ -266,7 +266,7 @@ def _filter_slices(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFr
 
 
 def _recompute_winners(
-    work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], seen: Committed
+    work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], seen: TableSlices
 ) -> DataFrame:
     """For every key that the slices bring or had brought its winner; a key without one has null in all other columns.
 

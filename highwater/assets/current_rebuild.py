@@ -24,7 +24,7 @@ from highwater.resources.spark_tables import read_table_version
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from highwater.resources.commit_log import Committed
+    from highwater.resources.commit_log import TableSlices
     from highwater.slice_commits import SliceCommit
 
 SAMPLES = 10
@@ -84,7 +84,7 @@ class RebuildSnapshot:
 
     version: int
     decisions: Mapping[str, SliceCommit]
-    seen: Committed
+    seen: TableSlices
 
     @classmethod
     def take(cls, work: Work) -> RebuildSnapshot:

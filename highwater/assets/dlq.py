@@ -33,14 +33,14 @@ from highwater.assets.origins import MILLISECONDS, TIMESTAMP, build_origin_predi
 from highwater.assets.parked_references import build_originals, find_value_reference
 from highwater.assets.reclaims import NUMBER, with_reclaim_number
 from highwater.assets.work import SliceReport, Work, pause_garbage_collection
-from highwater.batching import Ahead, compute_batch_ranges
+from highwater.batching import PrefetchingIterator, compute_batch_ranges
 from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, ValueReference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.deleted_topics import find_vanished_error
 from highwater.resources.delta import has_column, query_arrow, read_count, slice_is_one_of
-from highwater.resources.dlq_topics import Shape, ensure
+from highwater.resources.dlq_topics import TopicShape, ensure
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -119,7 +119,7 @@ def _describe_skip_reason(decision: SliceCommit) -> str:
     return "already published" if decision.rows else "nothing was rejected"
 
 
-def _publish(work: Work, slice_: Slice, decision: SliceCommit, topics: Mapping[str, Shape]) -> tuple[int, int]:
+def _publish(work: Work, slice_: Slice, decision: SliceCommit, topics: Mapping[str, TopicShape]) -> tuple[int, int]:
     """Send the rejects of a slice that are not sent yet.
 
     Returns:
@@ -249,7 +249,7 @@ class _Waiting:
         self.rejects = len(found)
         held = _read_published_copies(self._held_by, mine)
         self._open = found.filter(_is_open(found, held))
-        self._first: Ahead[list[RejectToSend]] | None = self._start_reading(0)
+        self._first: PrefetchingIterator[list[RejectToSend]] | None = self._start_reading(0)
 
     def __len__(self) -> int:
         """The number of copies."""
@@ -266,7 +266,7 @@ class _Waiting:
         now = [lake.open_stream_table(stream, rejects.TABLE), lake.open_stream_table(stream, TABLE)]
         return [_find_identity(one) for one in now] == [_find_identity(one) for one in (self._table, self._held_by)]
 
-    def read_batches(self, sent: int) -> Ahead[list[RejectToSend]]:
+    def read_batches(self, sent: int) -> PrefetchingIterator[list[RejectToSend]]:
         """The rejects behind the first `sent` ones, in batches for a transaction each; the first of them is read.
 
         Value sizes bound a read; sizes of whole records bound a transaction.
@@ -274,8 +274,8 @@ class _Waiting:
         first, self._first = self._first, None
         return self._start_reading(sent) if sent or first is None else first
 
-    def _start_reading(self, sent: int) -> Ahead[list[RejectToSend]]:
-        ahead = Ahead(self._iterate_batches(sent))
+    def _start_reading(self, sent: int) -> PrefetchingIterator[list[RejectToSend]]:
+        ahead = PrefetchingIterator(self._iterate_batches(sent))
         ahead.prepare()
         return ahead
 

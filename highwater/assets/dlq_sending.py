@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.assets import raw, rejects
 from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
-from highwater.assets.parked_references import Original, find_place
+from highwater.assets.parked_references import OriginalRecord, find_place
 from highwater.envelope import (
     KEY,
     ORIGIN,
@@ -30,7 +30,7 @@ from highwater.envelope import (
 from highwater.errors import RecordTooLargeError
 from highwater.message_size import SizeLimits, measure_headers, measure_message
 from highwater.resources.delta import slice_is_one_of
-from highwater.resources.dlq_topics import Shape
+from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.producer_records import Record
 from highwater.resources.spark_tables import read_table_version
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -64,7 +64,7 @@ class EnvelopeTemplate:
         between: list[Header] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
         self._size = measure_headers([*self._before, *between, *self._behind])
 
-    def read_reject(self, offset: int, timestamp: int, found: Original) -> RejectToSend:
+    def read_reject(self, offset: int, timestamp: int, found: OriginalRecord) -> RejectToSend:
         """One of them."""
         own = remove_envelope(found.headers) if found.headers else ()
         place, time = b"%d" % offset, b"%d" % timestamp
@@ -88,12 +88,12 @@ class RejectToSend(NamedTuple):
     template: EnvelopeTemplate
     offset: int
     timestamp: int
-    found: Original
+    found: OriginalRecord
     headers: Sequence[Header]
     size: int
 
     @classmethod
-    def from_envelope(cls, envelope: Envelope, topic: str, found: Original) -> RejectToSend:
+    def from_envelope(cls, envelope: Envelope, topic: str, found: OriginalRecord) -> RejectToSend:
         """A record with what follows from it."""
         return EnvelopeTemplate(envelope, topic).read_reject(envelope.offset, envelope.timestamp, found)
 
@@ -123,7 +123,7 @@ class RejectSending:
     work: Work
     decision: SliceCommit
     version: int
-    topics: Mapping[str, Shape]
+    topics: Mapping[str, TopicShape]
     transactions: Transactions
     _refused: set[tuple[Origin, str]] = field(default_factory=set)
 

@@ -18,7 +18,7 @@ from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.origins import SEEN, read_current_state
 from highwater.envelope import ORIGIN, Origin
-from highwater.erasing import AGED, Erased, subtract_counts
+from highwater.erasing import AGED, ErasedCounts, subtract_counts
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import Place, merge_places
 from highwater.resources.commit_log import read_slice_commits
@@ -64,9 +64,9 @@ class RowsOfKey:
         mine = self.rows.setdefault(key, {})
         mine[name] = mine.get(name, 0) + count
 
-    def build_erased(self, key: str) -> Erased:
+    def build_erased(self, key: str) -> ErasedCounts:
         """The counts that are removed from a slice."""
-        return Erased(key, merge_places(self.places.get(key, ())), self.rows.get(key, {}))
+        return ErasedCounts(key, merge_places(self.places.get(key, ())), self.rows.get(key, {}))
 
 
 def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
@@ -211,7 +211,7 @@ def _query_if_exists(there: Mapping[str, DeltaTable], name: str, sql: str) -> li
     return query(there[name], sql) if name in there else []
 
 
-def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
+def erase(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> None:
     """Remove the key's rows of the work's slices from all tables; what an earlier try removed stays removed.
 
     Args:
@@ -239,7 +239,7 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
         metrics.materialise(mine)
 
 
-def _from_raw(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
+def _from_raw(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> None:
     committed = CommittedSlices.read(work, raw.TABLE)
     table = work.lake.open_existing_table(work.stream.name, raw.TABLE, committed.version)
     where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(work.keys)}"
@@ -262,7 +262,7 @@ def _from_raw(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
     )
 
 
-def _count_aged_rows(work: Work, committed: CommittedSlices, taken: Mapping[str, Erased]) -> dict[str, int]:
+def _count_aged_rows(work: Work, committed: CommittedSlices, taken: Mapping[str, ErasedCounts]) -> dict[str, int]:
     """For slices whose raw rows expired by age: how many were the key's, unless the slice commit says it."""
     old = {
         key: slice_commit
@@ -282,7 +282,7 @@ def _build_raw_slice_commit(committed: SliceCommit, attempt: int, gone: int) -> 
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
-def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[str, SliceCommit]:
+def _from_events(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> dict[str, SliceCommit]:
     """Commit the decisions without the records; returns the decisions of all of the slices that have one, as they are.
 
     A decision that names as many records as raw holds now is without them already.
@@ -333,7 +333,9 @@ def _read_current_versions(work: Work, slice_: Slice, events_version: int) -> di
     return {name: now[name] for name in (SEEN, DLQ_SEEN) if name in now}
 
 
-def _from_rejects(work: Work, digest: str, decided: Mapping[str, SliceCommit], taken: Mapping[str, Erased]) -> None:
+def _from_rejects(
+    work: Work, digest: str, decided: Mapping[str, SliceCommit], taken: Mapping[str, ErasedCounts]
+) -> None:
     """Commit the rejects as they are, without the key, under the attempt of the decision that lost it.
 
     They are not computed again: what others accepted or published since would count, and give another number of them.
@@ -353,7 +355,7 @@ def _from_rejects(work: Work, digest: str, decided: Mapping[str, SliceCommit], t
     _commit(work, rejects.TABLE, committed, rows, slice_commits, "origin_offset")
 
 
-def _matches_without_key(decided: SliceCommit, rejected: SliceCommit | None, taken: Erased) -> bool:
+def _matches_without_key(decided: SliceCommit, rejected: SliceCommit | None, taken: ErasedCounts) -> bool:
     """Whether a decision is the one that rejects follow, without the key, and no other that was made since."""
     if rejected is None:
         return False

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure
+from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure
 from highwater.gaps import decode_range_lists, encode_range_lists
 from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import append
@@ -106,7 +106,7 @@ def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[RecordedEras
 def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[RecordedErasure]:
     """The erasures in some rows."""
     made: dict[Name, Erasure] = {}
-    taken: dict[Name, dict[str, Erased]] = {}
+    taken: dict[Name, dict[str, ErasedCounts]] = {}
     for row in rows:
         erasure = Erasure(stream, row["digest"], row["reason"], row["erased_by"], row["erased_at"])
         made.setdefault(_format_name(erasure), erasure)
@@ -116,7 +116,7 @@ def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[RecordedEr
     return [RecordedErasure(made[name], taken[name]) for name in sorted(made, key=lambda name: (name[1], name[0]))]
 
 
-def _build_erased(row: Mapping[str, Any], before: Erased | None) -> Erased:
+def _build_erased(row: Mapping[str, Any], before: ErasedCounts | None) -> ErasedCounts:
     times = [row["done_at"], None if before is None else before.done_at]
     done = min((time for time in times if time is not None), default=None)
-    return Erased(row["slice"], decode_range_lists(json.loads(row["places"])), json.loads(row["rows"]), done)
+    return ErasedCounts(row["slice"], decode_range_lists(json.loads(row["places"])), json.loads(row["rows"]), done)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from highwater.assets import event_json
-from highwater.assets.copies import Twice, build_select_list
+from highwater.assets.copies import CopySearch, build_select_list
 from highwater.assets.origins import MILLISECONDS, build_origin_predicate
 from highwater.assets.publication_window import build_schema
 from highwater.envelope import ORIGIN
@@ -53,9 +53,9 @@ class EventRecords:
         return sum(self.decisions[slice_.key].rows or 0 for slice_ in self.slices)
 
     @property
-    def twice(self) -> Twice:
+    def twice(self) -> CopySearch:
         """The search for copies of the events."""
-        return Twice(self.stream, self.events, self.slices, self.decisions)
+        return CopySearch(self.stream, self.events, self.slices, self.decisions)
 
     def has_copies(self) -> bool:
         """Whether a version of theirs came more than once, in any slice."""

@@ -16,8 +16,8 @@ from highwater.assets.fields import build_sql_type
 from highwater.assets.hold_gate import end_holds
 from highwater.assets.origins import DLQ, select_tier_slices
 from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
+from highwater.assets.slice_classification import classify_slices, read_raw_rows
 from highwater.assets.small_slices import interpret_if_small, list_classification_tables
-from highwater.assets.split_decision import decide, read_raw_rows
 from highwater.assets.work import SliceReport, Work
 from highwater.errors import TemporaryError, UnbalancedError
 from highwater.retention import count_expired_rows, count_records
@@ -121,7 +121,9 @@ def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
     )
     ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.slice_commits)
     with interpret_if_small(work, list_classification_tables(work)):
-        found = commit_until_settled(work, TABLE, committed, skipped, partial(decide, committed, published, read))
+        found = commit_until_settled(
+            work, TABLE, committed, skipped, partial(classify_slices, committed, published, read)
+        )
     _ensure_as_measured(work, found)
     if work.classified is not None:
         work.classified.record_attempts({report.slice_.key: report.attempt for report in found if report.note is None})

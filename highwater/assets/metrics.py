@@ -102,7 +102,7 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
         if committed.find_attempt(key) != slice_commit.attempt
     }
     notes = {key: "already followed the events" for key in work.keys if key not in stale}
-    version, made = committed.version, _Made({}, ())
+    version, made = committed.version, _MetricsRows({}, ())
     if stale:
         with clock.phase("compute"):
             made = _Computation(work.stream, source, table).compute_changes(stale)
@@ -146,7 +146,7 @@ def _build_reports(
 
 
 @dataclass(frozen=True)
-class _Made:
+class _MetricsRows:
     """The rows and slice commits of a commit.
 
     Args:
@@ -168,7 +168,7 @@ class _Computation:
         self._stored = StoredMinutes(stream, table)
         self._links: defaultdict[int, set[int]] = defaultdict(set)
 
-    def compute_changes(self, stale: Mapping[str, SliceCommit]) -> _Made:
+    def compute_changes(self, stale: Mapping[str, SliceCommit]) -> _MetricsRows:
         """All that is to be written for the slices."""
         weights: defaultdict[int, int] = defaultdict(int)
         slice_commits = []
@@ -177,7 +177,9 @@ class _Computation:
                 weights[minute] += count
             slice_commits.append(replace(stale[key], rows=len(own), extra={MINUTES: sorted(own)}))
         affected = self._collect_affected_minutes({*weights, *self._load_earlier_minutes([*stale])}, weights)
-        return _Made(self._compute_changed_days(affected, self._compute_minutes(affected, weights)), slice_commits)
+        return _MetricsRows(
+            self._compute_changed_days(affected, self._compute_minutes(affected, weights)), slice_commits
+        )
 
     def _count_events_by_minute(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
         """The minutes of each slice's events, with their number."""
@@ -305,7 +307,7 @@ def _format_timestamp(minute: int) -> str:
     return f"arrow_cast({minute * MICROSECONDS}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
-def _commit(work: Work, table: DeltaTable, made: _Made) -> int:
+def _commit(work: Work, table: DeltaTable, made: _MetricsRows) -> int:
     import pyarrow as pa
 
     stream = work.stream

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PLACE = 'topic, generation, partition, "offset"'
 
 
-class Original(NamedTuple):
+class OriginalRecord(NamedTuple):
     """A record as it was read."""
 
     key: bytes | None
@@ -28,7 +28,7 @@ class Original(NamedTuple):
     headers: list[Header]
 
 
-def read_original(lake: Lake, stream: Stream, place: Place) -> Original | None:
+def read_original(lake: Lake, stream: Stream, place: Place) -> OriginalRecord | None:
     """The record at a place in raw; None if there is none.
 
     Raises:
@@ -46,7 +46,7 @@ def read_original(lake: Lake, stream: Stream, place: Place) -> Original | None:
     return build_original(found[0]) if found else None
 
 
-def find_place(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -> Place:
+def find_place(lake: Lake, stream: Stream, envelope: Envelope, wanted: OriginalRecord) -> Place:
     """The place at which the slice that rejected a record read it.
 
     On the main topic that is its origin. On a tier the origin is elsewhere, and several copies may be alike: any will
@@ -73,19 +73,19 @@ def find_place(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original)
     )
 
 
-def find_value_reference(found: Original) -> ValueReference | None:
+def find_value_reference(found: OriginalRecord) -> ValueReference | None:
     """The reference that a record from a tier carries where it is one itself: somebody sent it there as it was."""
     if found.value:
         return None
     return ValueReference.from_headers({name: (value or b"").decode(errors="replace") for name, value in found.headers})
 
 
-def build_original(row: Mapping[str, Any]) -> Original:
+def build_original(row: Mapping[str, Any]) -> OriginalRecord:
     """The record that a row of raw or of rejects holds."""
-    return Original(row["key"], row["value"], build_headers(row))
+    return OriginalRecord(row["key"], row["value"], build_headers(row))
 
 
-def build_originals(rows: pa.Table) -> Iterator[Original]:
+def build_originals(rows: pa.Table) -> Iterator[OriginalRecord]:
     """The records that many rows hold: column by column, a record's headers cut from those of all."""
     import pyarrow.compute as pc
 
@@ -93,4 +93,4 @@ def build_originals(rows: pa.Table) -> Iterator[Original]:
     pairs = [*zip(*(pc.struct_field(lists.flatten(), name).to_pylist() for name in ("key", "value")), strict=True)]
     ends = accumulate(pc.fill_null(pc.list_value_length(lists), 0).to_pylist(), initial=0)
     headers = (pairs[start:end] for start, end in pairwise(ends))
-    return map(Original._make, zip(rows["key"].to_pylist(), rows["value"].to_pylist(), headers, strict=True))
+    return map(OriginalRecord._make, zip(rows["key"].to_pylist(), rows["value"].to_pylist(), headers, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from highwater.assets import protobuf_documents
-from highwater.assets.protobuf_documents import Reader
+from highwater.assets.protobuf_documents import ProtobufReader
 from highwater.protobuf import compile_schema, decode_declared_files
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _compile_schema(schema: Schema) -> tuple[bytes, str] | None:
 def _build_batch_reader(
     message: str, files: Mapping[str, tuple[bytes, str]], *, framed: bool
 ) -> Callable[[Iterator[tuple[pd.Series, pd.Series]]], Iterator[pd.DataFrame]]:
-    made, named = Reader, ["document", "problem"]
+    made, named = ProtobufReader, ["document", "problem"]
 
     def read(batches: Iterator[tuple[pd.Series, pd.Series]]) -> Iterator[pd.DataFrame]:
         import pandas as pd

@@ -17,7 +17,7 @@ _dump = json.JSONEncoder(ensure_ascii=False).encode
 _quoted = json.encoder.encode_basestring
 
 
-class Reader:
+class ProtobufReader:
     """Reads messages.
 
     Args:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets import reclaims, rejects
 from highwater.assets.origins import MILLISECONDS
 from highwater.assets.publication_log import build_schema, complete
-from highwater.assets.publication_window import Window
+from highwater.assets.publication_window import PublicationWindow
 from highwater.assets.publication_window import build_schema as window_schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
 from highwater.publishing import (
-    Known,
-    Late,
+    EventState,
+    Lateness,
     PublicationOutcome,
-    State,
+    RecordedOutcome,
     can_retract,
     decide_publication,
     ensure_none_retracted,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.assets.event_records import EventRecords
-    from highwater.assets.publication_log_writer import Book
+    from highwater.assets.publication_log_writer import PublicationLog
     from highwater.assets.work import Work
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
@@ -44,7 +44,7 @@ _ORIGIN = ", ".join(ORIGIN)
 
 
 @dataclass
-class Batch:
+class PublicationBatch:
     """Slices that are published together, read from one version of events.
 
     Args:
@@ -54,9 +54,9 @@ class Batch:
     """
 
     work: Work
-    book: Book
+    book: PublicationLog
     records: EventRecords
-    _held: list[Window] = field(default_factory=list)
+    _held: list[PublicationWindow] = field(default_factory=list)
 
     @property
     def slices(self) -> Sequence[Slice]:
@@ -68,7 +68,7 @@ class Batch:
         """The table, at the version that is published."""
         return self.records.events
 
-    def read_windows(self) -> Iterator[Window]:
+    def read_windows(self) -> Iterator[PublicationWindow]:
         """All events in the order of publication, window by window, then what retracts events.
 
         They are read once where they take little memory, else again at each call.
@@ -79,7 +79,7 @@ class Batch:
         if self._held:
             yield from self._held
             return
-        found: list[Window] = []
+        found: list[PublicationWindow] = []
         seen: set[Origin] = set()
         missing = set(self._left_out)
         count, size = 0, 0
@@ -123,12 +123,12 @@ class Batch:
             number += len(parts[-1]) - parts[-1]["number"].null_count
         return pa.concat_tables(parts)
 
-    def select_outgoing(self) -> Iterator[Window]:
+    def select_outgoing(self) -> Iterator[PublicationWindow]:
         """The records that are sent, in their order."""
         for window in self.read_windows():
             yield window.filter_by_outcome(lambda one: one is not None and one.goes_out)
 
-    def _build_rows(self, window: Window, number: int) -> pa.Table:
+    def _build_rows(self, window: PublicationWindow, number: int) -> pa.Table:
         """The rows of records, numbered from `number` on."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -151,15 +151,15 @@ class Batch:
         }
         return pa.table(columns, schema=build_schema().append(pa.field("number", pa.int64())))
 
-    def _decide_outcomes(self, rows: pa.Table) -> Window:
+    def _decide_outcomes(self, rows: pa.Table) -> PublicationWindow:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         known, again, passed = self._known, self._again, self._passed
-        plain = {key: PublicationOutcome(State.SENT, 0, late) for key, late in self._late.items()}
+        plain = {key: PublicationOutcome(EventState.SENT, 0, late) for key, late in self._late.items()}
         if not known and not again and not passed:
             which = pc.index_in(rows["slice"], pa.array([*plain], pa.string()))
-            return Window(rows, [*plain.values()], which.combine_chunks())
+            return PublicationWindow(rows, [*plain.values()], which.combine_chunks())
         decided = [
             decide_publication(
                 key,
@@ -175,7 +175,7 @@ class Batch:
             )
         ]
         places = {one: at for at, one in enumerate(dict.fromkeys(decided))}
-        return Window(rows, [*places], pa.array([places[one] for one in decided], pa.int32()))
+        return PublicationWindow(rows, [*places], pa.array([places[one] for one in decided], pa.int32()))
 
     @cached_property
     def _committed(self) -> dict[str, SliceCommit]:
@@ -183,13 +183,13 @@ class Batch:
         return self.book.load_slice_commits([slice_.key for slice_ in self.slices])
 
     @cached_property
-    def _late(self) -> dict[str, Late | None]:
+    def _late(self) -> dict[str, Lateness | None]:
         """The reason why an unknown event of each slice would be late."""
         published = complete(self._committed)
         return {
-            slice_.key: Late.RETRIED
+            slice_.key: Lateness.RETRIED
             if slice_.topic != self.work.stream.topic
-            else (Late.CORRECTED if slice_.key in published else None)
+            else (Lateness.CORRECTED if slice_.key in published else None)
             for slice_ in self.slices
         }
 
@@ -198,19 +198,19 @@ class Batch:
         """The last offsets that were sent of slices whose first publication broke off."""
         found: dict[tuple[str, int, int], int] = {}
         for origin, one in self._known.items():
-            if one.state is State.SENT:
+            if one.state is EventState.SENT:
                 place = (one.slice_key, origin.generation, origin.partition)
                 found[place] = max(found.get(place, -1), origin.offset)
         return found
 
-    def _find_lateness(self, key: str, origin: Origin) -> Late | None:
+    def _find_lateness(self, key: str, origin: Origin) -> Lateness | None:
         """Accepted since the first publication broke off, or the lake was lost, at an offset that had been passed."""
         end = self._ends.get((key, origin.generation, origin.partition), -1)
         passed = self._passed.get((origin.topic, origin.generation, origin.partition), -1)
-        return Late.CORRECTED if origin.offset < max(end, passed) else None
+        return Lateness.CORRECTED if origin.offset < max(end, passed) else None
 
     @cached_property
-    def _known(self) -> dict[Origin, Known]:
+    def _known(self) -> dict[Origin, RecordedOutcome]:
         """Earlier outcomes of the origins in slices that were published, and in any slice of those that moved."""
         found = self.book.load_outcomes(slice_is_one_of(self._committed)) if self._committed else {}
         if where := self._build_moved_conditions():
@@ -263,19 +263,19 @@ class Batch:
             [key for key, one in self._committed.items() if one.counts.get("second_deliveries")]
         )
 
-    def _build_removal_window(self, seen: set[Origin], missing: set[tuple[str, Origin]]) -> Window:
+    def _build_removal_window(self, seen: set[Origin], missing: set[tuple[str, Origin]]) -> PublicationWindow:
         """Origins that were sent or left out of the slices, and are no events of them any more."""
         import pyarrow as pa
 
         rows: list[dict[str, Any]] = [
             {"slice": key, **dict(zip(ORIGIN, origin, strict=True))} for key, origin in sorted(missing)
         ]
-        outcomes = [PublicationOutcome(State.GONE, 0, None) for _ in rows]
+        outcomes = [PublicationOutcome(EventState.GONE, 0, None) for _ in rows]
         for slice_ in self.slices:
             gone = {
                 origin: one
                 for origin, one in self._known.items()
-                if one.slice_key == slice_.key and one.state is State.SENT and origin not in seen
+                if one.slice_key == slice_.key and one.state is EventState.SENT and origin not in seen
             }
             gone |= self._load_rejected_origins(slice_.key)
             if not gone:
@@ -284,18 +284,19 @@ class Batch:
             ensure_none_retracted(slice_.key, gone, allowed=allowed)
             rows += self._load_retraction_rows(slice_, gone)
             outcomes += [
-                PublicationOutcome(State.RETRACTED, gone[one].revision + 1, Late.CORRECTED) for one in sorted(gone)
+                PublicationOutcome(EventState.RETRACTED, gone[one].revision + 1, Lateness.CORRECTED)
+                for one in sorted(gone)
             ]
         which = pa.array(range(len(rows)), pa.int32())
-        return Window(pa.Table.from_pylist(rows, window_schema()), outcomes, which)
+        return PublicationWindow(pa.Table.from_pylist(rows, window_schema()), outcomes, which)
 
-    def _load_rejected_origins(self, key: str) -> dict[Origin, Known]:
+    def _load_rejected_origins(self, key: str) -> dict[Origin, RecordedOutcome]:
         """Records sent before a lost lake was restarted, and was rejected since."""
         if key not in self._restarted or self._rejects is None:
             return {}
         sql = f"SELECT {_ORIGIN} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"
         known = self.book.load_outcomes_among(self._rejects, f"{sql} AND {slice_is_one_of([key])}")
-        return {origin: one for origin, one in known.items() if not one.slice_key and one.state is State.SENT}
+        return {origin: one for origin, one in known.items() if not one.slice_key and one.state is EventState.SENT}
 
     @cached_property
     def _leaves(self) -> dict[str, datetime]:
@@ -307,7 +308,7 @@ class Batch:
     def _rejects(self) -> DeltaTable | None:
         return self.work.lake.open_stream_table(self.work.stream.name, rejects.TABLE)
 
-    def _load_retraction_rows(self, slice_: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
+    def _load_retraction_rows(self, slice_: Slice, gone: Mapping[Origin, RecordedOutcome]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
         assert self._rejects is not None, "retracted records are among the rejects"
         sql = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([slice_.key])}"

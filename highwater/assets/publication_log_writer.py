@@ -32,7 +32,7 @@ from highwater.errors import (
     TopicAbsentError,
     TopicRecreatedError,
 )
-from highwater.publishing import Known, State
+from highwater.publishing import EventState, RecordedOutcome
 from highwater.resources.commit_log import get_table_id, read_slice_commits
 from highwater.resources.commit_log_writer import replace_slices
 from highwater.resources.delta import open_table, query, query_all, query_arrow, slice_is_one_of
@@ -97,7 +97,7 @@ def _ensure_not_under_way(work: Work, keys: Collection[str]) -> None:
 
 
 @dataclass(frozen=True)
-class _Settled:
+class _SettledBatch:
     """The remainder of a batch that ended or broke off: commits of slices, their rows, and its number."""
 
     slice_commits: Mapping[str, SliceCommit]
@@ -105,7 +105,7 @@ class _Settled:
     batch: BatchUnderWay
 
 
-class Book:
+class PublicationLog:
     """The table, as one run reads and writes it: it takes the version after the one it has read, or fails.
 
     Args:
@@ -136,7 +136,7 @@ class Book:
         # The batch that this run has taken up.
         self._taken_up: pa.Table | None = None
         # The settled part of the previous batch, until it is committed.
-        self._settled: _Settled | None = None
+        self._settled: _SettledBatch | None = None
         self._ensure_same_topic()
 
     @property
@@ -217,13 +217,13 @@ class Book:
         """As the function of this name, of the table as it was read or written last."""
         return read_last_published(self._whole, self._work.stream.topic)
 
-    def load_outcomes(self, where: str) -> dict[Origin, Known]:
+    def load_outcomes(self, where: str) -> dict[Origin, RecordedOutcome]:
         """The outcome of the origins that a condition picks."""
         return _group_outcomes(query(self._whole, f"SELECT {_KNOWN} FROM t p WHERE {where}"))
 
     def load_outcomes_among(
         self, events: DeltaTable, origins: str, keys: Sequence[str] | None = None
-    ) -> dict[Origin, Known]:
+    ) -> dict[Origin, RecordedOutcome]:
         """The outcome of the origins that a question to events, named `e` in it, gives.
 
         Args:
@@ -307,7 +307,7 @@ class Book:
         extra = {BATCH: self._in_sending}
         found = {key: replace(_build_slice_commit(*one), extra=extra) for key, one in settled.items()}
         self.sending, self._taken_up = replace(self.sending, total=0, slices={}), None
-        self._settled = _Settled(found, [one[2] for one in settled.values()], self.sending)
+        self._settled = _SettledBatch(found, [one[2] for one in settled.values()], self.sending)
 
     def commit_settled(self) -> None:
         """Commit the settled part, if that was not done; for a batch that sent nothing only `_sending` says so."""
@@ -373,11 +373,11 @@ class Book:
         now = dict(zip(_build_origins(revised), revised["fingerprint"].to_pylist(), strict=True))
         if not now:
             return set()
-        had = stored.filter(pc.equal(stored["state"], State.SENT.value))
+        had = stored.filter(pc.equal(stored["state"], EventState.SENT.value))
         was = dict(zip(_build_origins(had), had["fingerprint"].to_pylist(), strict=True))
         if elsewhere := now.keys() - was.keys():  # another slice has sent them
             offsets = ", ".join(str(one.offset) for one in elsewhere)
-            found = self.load_outcomes(f"p.state = '{State.SENT.value}' AND p.origin_offset IN ({offsets})")
+            found = self.load_outcomes(f"p.state = '{EventState.SENT.value}' AND p.origin_offset IN ({offsets})")
             was |= {origin: one.fingerprint for origin, one in found.items() if origin in elsewhere}
         return {was[one] for one in now.keys() & was.keys() if was[one] != now[one]}
 
@@ -394,7 +394,7 @@ class Book:
         found = {}
         for key, (slice_, attempt, mine) in {**settled, **stored}.items():
             states_and_prints = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
-            stays = [state != State.AGAIN.value or print_ not in lost for state, print_ in states_and_prints]
+            stays = [state != EventState.AGAIN.value or print_ not in lost for state, print_ in states_and_prints]
             if not all(stays):
                 at = attempt if attempt == INCOMPLETE else LOOK_AGAIN
                 found[key] = slice_, at, mine.filter(pa.array(stays, pa.bool_()))
@@ -413,7 +413,7 @@ class Book:
         )
         fresh = set(_build_origins(mine)) if len(before) else set()
         stays = before.filter(_is_none_of(before, fresh))
-        return pa.concat_tables([stays, mine.filter(pc.not_equal(mine["state"], State.GONE.value))])
+        return pa.concat_tables([stays, mine.filter(pc.not_equal(mine["state"], EventState.GONE.value))])
 
     def _read_slice_rows(self, keys: Sequence[str]) -> pa.Table:
         return _read_rows(self._whole, keys)
@@ -466,34 +466,36 @@ def _take_turn(work: Work) -> Iterator[None]:
 
 
 _KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint", "published_at"))
-_LEFT_OUT = f"state = '{State.AGAIN.value}'"
+_LEFT_OUT = f"state = '{EventState.AGAIN.value}'"
 
 
-def _group_outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:
+def _group_outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, RecordedOutcome]:
     """The rows by origin; of one that several slices hold, what was sent last, which has the highest revision."""
-    found: dict[Origin, Known] = {}
+    found: dict[Origin, RecordedOutcome] = {}
     for row in rows:
-        one = Known(State(row["state"]), row["revision"], row["fingerprint"], row["slice"], row["published_at"])
+        one = RecordedOutcome(
+            EventState(row["state"]), row["revision"], row["fingerprint"], row["slice"], row["published_at"]
+        )
         other = found.get(Origin.from_row(row))
         if other is None or _rank(one) > _rank(other):
             found[Origin.from_row(row)] = one
     return found
 
 
-def _rank(one: Known) -> tuple[bool, int]:
-    return one.state is not State.AGAIN, one.revision
+def _rank(one: RecordedOutcome) -> tuple[bool, int]:
+    return one.state is not EventState.AGAIN, one.revision
 
 
 def _build_slice_commit(slice_: Slice, attempt: int, rows: pa.Table) -> SliceCommit:
     import pyarrow.compute as pc
 
-    def count_in_state(state: State) -> int:
+    def count_in_state(state: EventState) -> int:
         return int(pc.sum(pc.equal(rows["state"], state.value)).as_py() or 0)
 
     counts = {
-        "sent": count_in_state(State.SENT),
-        "second_deliveries": count_in_state(State.AGAIN),
-        "retracted": count_in_state(State.RETRACTED),
+        "sent": count_in_state(EventState.SENT),
+        "second_deliveries": count_in_state(EventState.AGAIN),
+        "retracted": count_in_state(EventState.RETRACTED),
         "late": len(rows) - rows["late"].null_count,
         "revisions": int(pc.sum(rows["revision"]).as_py() or 0),
     }

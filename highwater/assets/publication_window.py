@@ -43,7 +43,7 @@ def build_schema() -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class Window:
+class PublicationWindow:
     """Rows in the order of publication.
 
     Args:
@@ -60,7 +60,7 @@ class Window:
         """Rows in it."""
         return len(self.rows)
 
-    def filter_by_outcome(self, wanted: Callable[[PublicationOutcome | None], bool]) -> Window:
+    def filter_by_outcome(self, wanted: Callable[[PublicationOutcome | None], bool]) -> PublicationWindow:
         """The rows whose outcome is wanted."""
         import pyarrow as pa
 
@@ -68,7 +68,7 @@ class Window:
         if all(hits):
             return self
         mine = pa.array(hits, pa.bool_()).take(self.which)
-        return Window(self.rows.filter(mine), self.outcomes, self.which.filter(mine))
+        return PublicationWindow(self.rows.filter(mine), self.outcomes, self.which.filter(mine))
 
     def build_column(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
         """A column computed from each row's outcome; null without one."""
@@ -77,9 +77,11 @@ class Window:
         said = [None if one is None else say(one) for one in self.outcomes]
         return pa.array(said, kind).take(self.which)
 
-    def select_range(self, start: int, end: int) -> Window:
+    def select_range(self, start: int, end: int) -> PublicationWindow:
         """The rows of a range, half-open."""
-        return Window(self.rows.slice(start, end - start), self.outcomes, self.which.slice(start, end - start))
+        return PublicationWindow(
+            self.rows.slice(start, end - start), self.outcomes, self.which.slice(start, end - start)
+        )
 
     def count_by_slice(self) -> dict[str, int]:
         """The rows of each slice."""
@@ -108,7 +110,7 @@ class Window:
         for start in range(0, len(self), FEW):
             yield from zip(*(one.slice(start, FEW).to_pylist() for one in columns), strict=True)
 
-    def split_runs(self) -> Iterator[Window]:
+    def split_runs(self) -> Iterator[PublicationWindow]:
         """Parts whose rows have slice, topic, generation and partition in common: few, since rows are in order."""
         import pyarrow.compute as pc
 

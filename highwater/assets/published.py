@@ -21,13 +21,13 @@ from highwater.assets.commit import Clock, CommittedSlices, require_newer
 from highwater.assets.event_records import EventRecords
 from highwater.assets.events import require
 from highwater.assets.origins import DLQ
-from highwater.assets.publication_batch import Batch
-from highwater.assets.publication_window import RUN, Window
+from highwater.assets.publication_batch import PublicationBatch
+from highwater.assets.publication_window import RUN, PublicationWindow
 from highwater.assets.work import SliceReport, Work, pause_garbage_collection
-from highwater.batching import Ahead, compute_batch_ranges
+from highwater.batching import PrefetchingIterator, compute_batch_ranges
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
-from highwater.publishing import PublicationOutcome, State, group_for_publication, select_in_order
+from highwater.publishing import EventState, PublicationOutcome, group_for_publication, select_in_order
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.dlq_topics import ensure_accepted
 from highwater.resources.producer_records import Record
@@ -35,7 +35,7 @@ from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
     from highwater.envelope import Header
-    from highwater.resources.dlq_topics import Shape
+    from highwater.resources.dlq_topics import TopicShape
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
@@ -105,7 +105,7 @@ class _Run:
     decided: CommittedSlices
     clock: Clock = field(default_factory=Clock)
     sent_now: Counter[str] = field(default_factory=Counter)
-    book: publication_log_writer.Book | None = None
+    book: publication_log_writer.PublicationLog | None = None
 
     def is_settled(self, key: str, slice_commits: Mapping[str, SliceCommit]) -> bool:
         """Whether a slice is published as it is decided."""
@@ -125,12 +125,12 @@ class _Run:
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
             with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
-                self.book = book = publication_log_writer.Book(work, _fetch_topic_id(work, publishes.topic))
+                self.book = book = publication_log_writer.PublicationLog(work, _fetch_topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
                 ordered, waits = self._sort_slices(book)
                 found = [likely if one.slices == likely.slices else one for one in self._build_batches(ordered)]
                 for number, (one, following) in enumerate(zip_longest(found, found[1:]), last + 1):
-                    batch = Batch(work, book, one)
+                    batch = PublicationBatch(work, book, one)
                     with pause_garbage_collection():
                         self._begin(batch, number)
                         if following is not None:
@@ -151,7 +151,7 @@ class _Run:
         together = group_for_publication(slices, rows, ROWS_A_BATCH, SLICES_A_BATCH)
         return [EventRecords(work.stream, decided, some, slice_commits) for some in together]
 
-    def _settle(self, book: publication_log_writer.Book, mark: PublicationMark | None) -> int:
+    def _settle(self, book: publication_log_writer.PublicationLog, mark: PublicationMark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
         work, batch = self.work, book.sending.attempt
         stored_mark = work.ledger.publications.read_for_slices([book.sending.topic]).get(book.sending.topic)
@@ -167,7 +167,7 @@ class _Run:
             book.settle(count, {slice_.key: slice_ for slice_ in work.ledger.get(keys)})
         return max([batch, *(attempt for attempt, _ in known)])
 
-    def _sort_slices(self, book: publication_log_writer.Book) -> tuple[list[Slice], str | None]:
+    def _sort_slices(self, book: publication_log_writer.PublicationLog) -> tuple[list[Slice], str | None]:
         work = self.work
         slice_commits = publication_log.complete(book.load_slice_commits(work.keys))
         unsettled = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, slice_commits)]
@@ -176,17 +176,17 @@ class _Run:
         )
         return select_in_order(unsettled, work.stream.topic, following, {*slice_commits})
 
-    def _begin(self, batch: Batch, number: int) -> None:
+    def _begin(self, batch: PublicationBatch, number: int) -> None:
         attempts = {slice_.key: self.decided.find_attempt(slice_.key) for slice_ in batch.slices}
         batch.book.begin(batch.build_publication_rows(), attempts, number)
 
-    def _send(self, batch: Batch, transactions: Transactions, target: Shape, beside: Executor) -> None:
+    def _send(self, batch: PublicationBatch, transactions: Transactions, target: TopicShape, beside: Executor) -> None:
         """Send a batch. While the client sends a part, the next one is made; beside the last one it is settled."""
         book, slices, count = batch.book, {slice_.key: slice_ for slice_ in batch.slices}, 0
         sending, recorded = book.sending, None
         first, last = batch.slices[0].key, batch.slices[-1].key
         parts = (part for window in batch.select_outgoing() for part in split_transactions(window))
-        ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
+        ahead = PrefetchingIterator((part, OutgoingRecords(part, sending.topic, target.partitions)) for part in parts)
 
         def prepare() -> None:
             if count + len(part) < sending.total:
@@ -213,7 +213,7 @@ class _Run:
 
     def _send_first(
         self,
-        batch: Batch,
+        batch: PublicationBatch,
         commit: Callable[[Callable[[], object]], object],
         prepare: Callable[[], object],
         beside: Executor,
@@ -236,7 +236,7 @@ class _Run:
             finally:
                 wait([written])  # nothing is written once the lock is let go
 
-    def _ensure_unchanged(self, batch: Batch) -> None:
+    def _ensure_unchanged(self, batch: PublicationBatch) -> None:
         """Ensure that a batch belongs to the current decisions, once it is written: later decisions see the batch.
 
         Raises:
@@ -283,13 +283,13 @@ class _Run:
         ]
 
 
-def split_transactions(window: Window) -> Iterator[Window]:
+def split_transactions(window: PublicationWindow) -> Iterator[PublicationWindow]:
     """Parts that fit a transaction; a row that is too large by itself is a part of its own."""
     for start, end in compute_batch_ranges(window.measure_sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
         yield window.select_range(start, end)
 
 
-class Outgoing(Iterable[Record]):
+class OutgoingRecords(Iterable[Record]):
     """The records of a part in their order, each made when it is sent: to hold them would take as long as to send.
 
     Args:
@@ -298,7 +298,7 @@ class Outgoing(Iterable[Record]):
         partitions: of that topic.
     """
 
-    def __init__(self, window: Window, topic: str, partitions: int) -> None:
+    def __init__(self, window: PublicationWindow, topic: str, partitions: int) -> None:
         self._topic = topic
         self._own = [_build_own_headers(one) for one in window.outcomes]
         self._runs = [_publish_run(run, partitions) for run in window.split_runs()]
@@ -313,7 +313,7 @@ class Outgoing(Iterable[Record]):
                 yield tuple.__new__(Record, (self._topic, key, value, headers, partition, None))
 
 
-def _publish_run(run: Window, partitions: int) -> tuple[Sequence[Header], int, Window]:
+def _publish_run(run: PublicationWindow, partitions: int) -> tuple[Sequence[Header], int, PublicationWindow]:
     """The common values of records of a partition and a slice, made once for all of them, and these records."""
     slice_key, topic, generation, partition = (run.rows[name][0].as_py() for name in RUN)
     shared = _build_shared_headers(slice_key, topic, generation, partition)
@@ -337,13 +337,16 @@ def _build_own_headers(outcome: PublicationOutcome | None) -> list[Header]:
     found: list[Header] = [(envelope.LATE, outcome.late.value.encode())]
     if outcome.revision:
         found.append((envelope.REVISION, b"%d" % outcome.revision))
-    if outcome.state is State.RETRACTED:
+    if outcome.state is EventState.RETRACTED:
         found.append((envelope.RETRACTED, b"true"))
     return found
 
 
 def _ensure_same_table(
-    work: Work, book: publication_log_writer.Book, mark: PublicationMark | None, stored_mark: Publication | None
+    work: Work,
+    book: publication_log_writer.PublicationLog,
+    mark: PublicationMark | None,
+    stored_mark: Publication | None,
 ) -> None:
     """Ensure that the marks count what this table has written down.
 

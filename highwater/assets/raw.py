@@ -190,7 +190,7 @@ def _select_slices_of_run(run: str, committed: CommittedSlices) -> dict[str, str
 
 
 @dataclass(frozen=True)
-class _Read:
+class _KafkaRows:
     """Kafka's rows of some slices.
 
     Of slices that were read before, `again` counts the records of this reading; Spark holds them until the commit.
@@ -252,25 +252,25 @@ def _read(
     work: Work,
     slices: Sequence[Slice],
     clock: Clock,
-) -> _Read:
+) -> _KafkaRows:
     """Make ready to read the slices: the records go from Kafka into the files in one pass, without a stop in between.
 
     Only where rows exist already are the records counted first, and held meanwhile: fewer must not replace more (I10).
     """
     mine = {slice_.key: left[slice_.key] for slice_ in slices}
     with ExitStack() as opened, delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
-        source = _ByClient(work, opened) if options is None else _BySpark(work, options)
+        source = _ClientRead(work, opened) if options is None else _SparkRead(work, options)
         rows = _read_rows(work, [*mine.values()], source)
         if committed.slice_commits.keys().isdisjoint(mine):
-            return _Read(rows, mine, again=None, run=work.run, release_rows=opened.pop_all().close)
+            return _KafkaRows(rows, mine, again=None, run=work.run, release_rows=opened.pop_all().close)
         rows = rows.persist()
         counted = rows.groupBy("slice").count().collect()
         again = {row["slice"]: row["count"] for row in counted}
-        return _Read(rows, mine, again=again, run=work.run, release_rows=opened.pop_all().close)
+        return _KafkaRows(rows, mine, again=again, run=work.run, release_rows=opened.pop_all().close)
 
 
 @dataclass(frozen=True)
-class _BySpark:
+class _SparkRead:
     """Records as Spark's Kafka source reads them.
 
     Args:
@@ -290,7 +290,7 @@ class _BySpark:
 
 
 @dataclass(frozen=True)
-class _ByClient:
+class _ClientRead:
     """The records of a slice as our own consumer reads them, with any timestamp; slower than Spark.
 
     Args:
@@ -310,7 +310,7 @@ class _ByClient:
         return self.work.spark.read.format("delta").load(path)
 
 
-def _read_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
+def _read_rows(work: Work, slices: Sequence[Slice], source: _SparkRead | _ClientRead) -> DataFrame:
     """The records of the slices, each named after its slice, by as few reads as their ranges allow."""
     from pyspark.sql import DataFrame as Frame
 
@@ -384,7 +384,7 @@ _DIGEST = (
 )
 
 
-def _read_topic_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
+def _read_topic_rows(work: Work, slices: Sequence[Slice], source: _SparkRead | _ClientRead) -> DataFrame:
     """The records of slices of one topic and generation, each named after its slice."""
     from pyspark.sql import DataFrame as Frame
 
@@ -401,7 +401,7 @@ def _read_topic_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _By
     return rows if len(slices) == 1 else _with_slice_keys(work, slices, rows)
 
 
-def _build_columns(slices: Sequence[Slice], source: _BySpark | _ByClient) -> list[str]:
+def _build_columns(slices: Sequence[Slice], source: _SparkRead | _ClientRead) -> list[str]:
     """The columns of a record, in SQL, as one step of the plan: Spark analyses each step for milliseconds."""
     named = [f"{_build_literal(slices[0].key)} AS slice"] if len(slices) == 1 else []
     is_time = f"{source.ms} BETWEEN {LEAST_MILLISECONDS} AND {MOST_MILLISECONDS}"

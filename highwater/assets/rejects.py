@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from highwater.assets import events, raw, split_decision
+from highwater.assets import events, raw, slice_classification
 from highwater.assets.commit import (
     Clock,
     CommittedSlices,
@@ -22,8 +22,8 @@ from highwater.assets.evolution import with_added_fields
 from highwater.assets.hold_gate import list_slices_to_park
 from highwater.assets.origins import DLQ, filter_first_per_origin, with_fate, with_origins
 from highwater.assets.parsing import is_tombstone, parse_records
+from highwater.assets.slice_classification import build_origin_columns
 from highwater.assets.small_slices import interpret_if_small, list_classification_tables
-from highwater.assets.split_decision import build_origin_columns
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import combine_pairwise
 from highwater.envelope import ORIGIN
@@ -185,7 +185,7 @@ def _build_rows(
         "reason",
         F.col("reason").isin(sorted(PERMANENT)).alias("permanent"),
         "detail",
-        *split_decision.PAYLOAD,
+        *slice_classification.PAYLOAD,
         F.coalesce("held_next_topic", _build_next_topic(work.stream, list_slices_to_park(work))).alias("next_topic"),
         F.coalesce("first_failed_at", F.current_timestamp()).alias("first_failed_at"),
         F.col(COPIED_AT).alias(PUBLISHED_AT),
@@ -203,7 +203,7 @@ def _select_classified_rejects(
         return None
     attempts = {d.key: d.attempt for d in decisions}
     frames = work.classified.select_frames(attempts, {key: published.find_attempt(key) for key in attempts})
-    mine = [rows.where(slice_is_one_of(keys)).where(split_decision.is_rejected()) for rows, keys in frames]
+    mine = [rows.where(slice_is_one_of(keys)).where(slice_classification.is_rejected()) for rows, keys in frames]
     return combine_pairwise(Frame.unionByName, mine) if mine else None
 
 

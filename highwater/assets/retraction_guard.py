@@ -12,7 +12,7 @@ from highwater.assets.commit import LEASE_SECONDS
 from highwater.assets.publication_log import SENDING, TABLE, list_sending_slices, read_published_commits
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.publishing import State, can_retract, ensure_none_retracted
+from highwater.publishing import EventState, can_retract, ensure_none_retracted
 from highwater.resources.delta import open_table
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _load_retracted_events(work: Work, keys: Sequence[str], accepted: DataFrame)
     if being_sent:
         sending = work.spark.read.format("delta").load(work.lake.build_table_path(work.stream.name, SENDING))
         rows = rows.select(*columns).union(sending.where("batch IS NULL").select(*columns))
-    was = rows.where(F.col("slice").isin(*keys)).where(F.col("state") == State.SENT.value)
+    was = rows.where(F.col("slice").isin(*keys)).where(F.col("state") == EventState.SENT.value)
     sent = was.select("slice", *ORIGIN, F.unix_micros("published_at").alias("us"))
     # The last that were sent first: a leave that covers them covers the rest.
     gone = sent.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from highwater.assets.classified import Classified
+    from highwater.assets.classified import SharedFrames
     from highwater.declaration import Stream
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
@@ -58,7 +58,7 @@ class Work:
     log: Callable[[str], None]
     before_commit: Callable[[], None] = do_nothing
     run: str = ""
-    classified: Classified | None = None
+    classified: SharedFrames | None = None
     schemas: Callable[[int | str], Schema | None] | None = None
 
     @property

@@ -16,7 +16,7 @@ from highwater.orchestration.maintenance_job import build_maintenance_job, build
 from highwater.orchestration.observation import build_topic_asset
 from highwater.orchestration.operator_jobs import audit_daily, build_operator_jobs
 from highwater.orchestration.resources import default_resources
-from highwater.orchestration.sensors import Ticking, build_alerts_sensor, build_stream_sensors
+from highwater.orchestration.sensors import SensorTicking, build_alerts_sensor, build_stream_sensors
 from highwater.orchestration.stream_assets import build_table_assets
 from highwater.stream_files import Declarations, read_streams
 
@@ -60,7 +60,7 @@ def build_shared_defs(
     """The definitions that are there once for all streams: jobs, sensors, schedules, resources; see `build_defs`."""
     files = found if isinstance(found, Declarations) else None
     streams = [*found.streams.values()] if isinstance(found, Declarations) else found
-    ticking = Ticking(environment.get(SENSORS, "").lower() == "running", pace)
+    ticking = SensorTicking(environment.get(SENSORS, "").lower() == "running", pace)
     by_name = {stream.name: stream for stream in streams}
     with ignore_dagster_warnings():
         slices = {stream.name: build_slice_job(stream) for stream in streams}

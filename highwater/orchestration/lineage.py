@@ -12,7 +12,7 @@ from highwater.resources.lineage import Sender, get_sender
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport, Work
     from highwater.orchestration.asset_keys import Table
-    from highwater.orchestration.lineage_events import Step
+    from highwater.orchestration.lineage_events import LineageStep
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -47,15 +47,15 @@ def emit_lineage(work: Work, table: Table, job: str) -> Iterator[Callable[[Seque
     _send(sending, step, "COMPLETE", reported)
 
 
-def _build_step(work: Work, table: Table, job: str) -> Step:
-    from highwater.orchestration.lineage_events import Step
+def _build_step(work: Work, table: Table, job: str) -> LineageStep:
+    from highwater.orchestration.lineage_events import LineageStep
 
-    return Step.from_work(work, table, job)
+    return LineageStep.from_work(work, table, job)
 
 
 def _send(
     sending: Sender,
-    step: Step | None,
+    step: LineageStep | None,
     state: str,
     reports: Sequence[SliceReport] = (),
     error: BaseException | None = None,

@@ -67,7 +67,7 @@ class SlicesRunFacet(RunFacet):
 
 
 @dataclass(frozen=True)
-class Step:
+class LineageStep:
     """A step that takes slices through one table.
 
     Args:
@@ -87,7 +87,7 @@ class Step:
     parent: tuple[str, str] | None
 
     @classmethod
-    def from_work(cls, work: Work, table: Table, job: str) -> Step:
+    def from_work(cls, work: Work, table: Table, job: str) -> LineageStep:
         """The step of a run.
 
         Args:

@@ -22,7 +22,7 @@ NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Position:
+class PlanningPosition:
     """The position of planning in one Kafka partition; None where Kafka did not say.
 
     Args:
@@ -53,15 +53,15 @@ class Position:
         return None if self.last_stable is None else max((self.high_watermark or 0) - self.last_stable, 0)
 
 
-def build_positions(state: "TopicState", planned: Mapping[int, int]) -> list[Position]:
+def build_positions(state: "TopicState", planned: Mapping[int, int]) -> list[PlanningPosition]:
     """The positions of all partitions of a topic."""
     return [
-        Position(number, planned.get(number), found.log_start, found.last_stable, found.high_watermark)
+        PlanningPosition(number, planned.get(number), found.log_start, found.last_stable, found.high_watermark)
         for number, found in sorted(state.partitions.items())
     ]
 
 
-def build_topic_metadata(found: list[Position], left_out: Mapping[int, str] = NOTHING) -> Metadata:
+def build_topic_metadata(found: list[PlanningPosition], left_out: Mapping[int, str] = NOTHING) -> Metadata:
     """The metadata of an observation: the lag as a number, which plots, and the positions as a table.
 
     Args:
@@ -84,7 +84,7 @@ def build_topic_metadata(found: list[Position], left_out: Mapping[int, str] = NO
     }
 
 
-def look(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> list[Position]:
+def look(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> list[PlanningPosition]:
     """Look at the topic now.
 
     Raises:

@@ -33,19 +33,19 @@ AUDIT_PRIORITY = "-2"
 USER_TAG = "user"
 
 
-class OfStream(dg.Config):
+class StreamConfig(dg.Config):
     """Configuration of a job that works on one stream."""
 
     stream: str = Field(description="Name of the stream.")
 
 
-class AuditConfig(OfStream):
+class AuditConfig(StreamConfig):
     """Configuration of `audit`."""
 
     records: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
 
 
-class OperatorConfig(OfStream):
+class OperatorConfig(StreamConfig):
     """Configuration of a job that changes nothing unless `dry_run` is false, and records who decided, and why."""
 
     dry_run: bool = Field(default=True, description="Only show what the run would do, which is the default.")
@@ -53,7 +53,7 @@ class OperatorConfig(OfStream):
     because: str = Field(default="", description="Reason; recorded.")
 
 
-class Accepting(OperatorConfig):
+class AcceptConfig(OperatorConfig):
     """Configuration of `accept_loss` and `accept_divergence`."""
 
     topic: str = Field(default="", description="Topic of a tier; the main topic if empty.")
@@ -185,17 +185,17 @@ class JobRun:
                 self.log(", ".join(f"{name} {value}" for name, value in record.items()))
 
 
-def accept_loss(run: JobRun, config: Accepting) -> None:
+def accept_loss(run: JobRun, config: AcceptConfig) -> None:
     """Accept that offsets of the topic are lost."""
     _accept(run, config, divergence=False)
 
 
-def accept_divergence(run: JobRun, config: Accepting) -> None:
+def accept_divergence(run: JobRun, config: AcceptConfig) -> None:
     """Accept that the topic holds other records under planned offsets than before."""
     _accept(run, config, divergence=True)
 
 
-def _accept(run: JobRun, config: Accepting, *, divergence: bool) -> None:
+def _accept(run: JobRun, config: AcceptConfig, *, divergence: bool) -> None:
     from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
 
     request = AcceptLossRequest(
@@ -369,9 +369,9 @@ def audit(run: JobRun, config: AuditConfig) -> None:
         raise error
 
 
-OPERATIONS: Mapping[Callable[[JobRun, Any], None], type[OfStream]] = {
-    accept_loss: Accepting,
-    accept_divergence: Accepting,
+OPERATIONS: Mapping[Callable[[JobRun, Any], None], type[StreamConfig]] = {
+    accept_loss: AcceptConfig,
+    accept_divergence: AcceptConfig,
     redrive_parked: ParkedRecords,
     discard_parked: ParkedRecords,
     reclaim: ReclaimConfig,
@@ -402,7 +402,7 @@ def build_operator_jobs(streams: "Mapping[str, Stream]") -> list[dg.JobDefinitio
 
 
 def _build_operator_job(
-    streams: "Mapping[str, Stream]", operation: Callable[[JobRun, Any], None], config_class: type[OfStream]
+    streams: "Mapping[str, Stream]", operation: Callable[[JobRun, Any], None], config_class: type[StreamConfig]
 ) -> dg.JobDefinition:
     name, spark = operation.__name__, operation in WITH_SPARK
     about = f"{operation.__doc__} Same as `highwater {name.replace('_', '-')}`"

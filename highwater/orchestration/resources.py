@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import PrivateAttr
 
-from highwater.assets.classified import Classified
+from highwater.assets.classified import SharedFrames
 from highwater.errors import HighwaterError
 from highwater.orchestration.deployment import read_process_settings
 from highwater.orchestration.redaction import list_remembered_secrets, remember_secrets
@@ -160,10 +160,10 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
     # The first step that needs it opens the session, and all steps of a run share it. So a Spark that is away fails the
     # step, with its retries, and not the whole run before it began.
     _session: object = PrivateAttr(default=None)
-    _classified: Classified = PrivateAttr(default_factory=Classified)
+    _classified: SharedFrames = PrivateAttr(default_factory=SharedFrames)
 
     @property
-    def classified(self) -> Classified:
+    def classified(self) -> SharedFrames:
         """The classified rows that Spark holds for the session, shared by the steps of the run."""
         return self._classified
 

@@ -26,14 +26,14 @@ from highwater.orchestration.sensing.rounds import (
     Cursor,
     Round,
     RoundContext,
-    Visits,
+    RoundResult,
     describe_problem,
     describe_remedy,
     limit_runs,
     visit_all,
 )
 from highwater.orchestration.sensing.run_history import describe_instance_place, read_instance_id
-from highwater.orchestration.sensing.settled_rounds import MirrorRound, PublisherRound, RepairRound, Rests
+from highwater.orchestration.sensing.settled_rounds import MirrorRound, PublisherRound, RepairRound, SettledStreams
 from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
 from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES
 from highwater.resources.ledger.sensor_faults import NAME_LENGTH, SensorFault
@@ -75,7 +75,7 @@ PACED_BELOW_SECONDS = 30
 
 
 @dataclass(frozen=True)
-class Ticking:
+class SensorTicking:
     """Whether and how often sensors tick.
 
     Args:
@@ -98,7 +98,7 @@ class Ticking:
 
 
 @dataclass(frozen=True)
-class Shell:
+class StreamsSensor:
     """One sensor of all streams.
 
     Args:
@@ -119,7 +119,7 @@ class Shell:
 
 
 _ALL_THREE = frozenset({"kafka", "lake", "ledger"})
-PLANNER_SHELL = Shell(
+PLANNER_SHELL = StreamsSensor(
     "planner",
     PLANNER_SECONDS,
     _ALL_THREE,
@@ -127,7 +127,7 @@ PLANNER_SHELL = Shell(
     "Cuts new records of every stream's topic into slices, adds their keys and requests their runs.",
     (PLANNER, ALL),
 )
-RETRIES_SHELL = Shell(
+RETRIES_SHELL = StreamsSensor(
     "dlq_retries",
     RETRY_SECONDS,
     _ALL_THREE,
@@ -135,7 +135,7 @@ RETRIES_SHELL = Shell(
     "Cuts due records of every stream's tiers into slices and requests their runs, behind those of new slices.",
     (RETRIES, ALL),
 )
-REPAIR_SHELL = Shell(
+REPAIR_SHELL = StreamsSensor(
     "repair",
     REPAIR_SECONDS,
     _ALL_THREE,
@@ -144,7 +144,7 @@ REPAIR_SHELL = Shell(
     "the lake holds and Dagster forgot.",
     (ALL,),
 )
-MIRROR_SHELL = Shell(
+MIRROR_SHELL = StreamsSensor(
     "offset_mirror",
     MIRROR_SECONDS,
     _ALL_THREE,
@@ -152,7 +152,7 @@ MIRROR_SHELL = Shell(
     "Sets each stream's consumer group `highwater.<stream>` to the slices that are done, so that ordinary tools show "
     "the lag. Nothing reads these offsets.",
 )
-PUBLISHER_SHELL = Shell(
+PUBLISHER_SHELL = StreamsSensor(
     "publisher",
     PUBLISH_SECONDS,
     frozenset({"lake", "ledger"}),
@@ -168,7 +168,7 @@ def build_stream_sensors(
     streams: Sequence["Stream"],
     slice_jobs: "Jobs",
     publish_jobs: "Jobs",
-    ticking: Ticking,
+    ticking: SensorTicking,
     files: "Declarations | None" = None,
 ) -> list[dg.SensorDefinition]:
     """The five sensors that work on streams.
@@ -193,10 +193,10 @@ def build_stream_sensors(
 
 
 def _build_sensor(
-    shell: Shell,
+    shell: StreamsSensor,
     streams: Sequence["Stream"],
     jobs: "Sequence[UnresolvedAssetJobDefinition]",
-    ticking: Ticking,
+    ticking: SensorTicking,
     files: "Declarations | None" = None,
 ) -> dg.SensorDefinition:
     @dg.sensor(
@@ -214,7 +214,7 @@ def _build_sensor(
 
 
 def _evaluate(
-    context: dg.SensorEvaluationContext, shell: Shell, streams: Sequence["Stream"], files: "Declarations | None"
+    context: dg.SensorEvaluationContext, shell: StreamsSensor, streams: Sequence["Stream"], files: "Declarations | None"
 ) -> dg.SensorResult:
     """One tick over all streams; a dependency that is away is a reason to skip, never an empty look (I15)."""
     deadline = time.monotonic() + BUDGET_SECONDS
@@ -260,7 +260,7 @@ def record_instance(instance: dg.DagsterInstance, ledger: "Ledger", streams: Seq
     ledger.instances.record(names, read_instance_id(instance), describe_instance_place(), datetime.now(UTC))
 
 
-def _read_pauses(ledger: "Ledger", shell: Shell, streams: Collection[str]) -> "dict[str, Pause]":
+def _read_pauses(ledger: "Ledger", shell: StreamsSensor, streams: Collection[str]) -> "dict[str, Pause]":
     """The pauses that stop a sensor's work on these streams, by stream."""
     if not shell.paused_by:
         return {}
@@ -272,7 +272,7 @@ def _read_pauses(ledger: "Ledger", shell: Shell, streams: Collection[str]) -> "d
 
 
 def _build_faults(
-    shell: Shell, known: "Mapping[str, SensorFault]", visits: Visits, now: datetime
+    shell: StreamsSensor, known: "Mapping[str, SensorFault]", visits: RoundResult, now: datetime
 ) -> "dict[str, SensorFault]":
     """The faults of a round by stream; one that lasts has the time of its first tick."""
     secrets = list_known_secrets()
@@ -286,7 +286,7 @@ def _build_faults(
 
 def _record(
     ledger: "Ledger",
-    shell: Shell,
+    shell: StreamsSensor,
     known: "Mapping[str, SensorFault]",
     faults: "Mapping[str, SensorFault]",
     sound: Sequence[str],
@@ -303,7 +303,7 @@ def _record(
 def _log(
     context: dg.SensorEvaluationContext,
     ticks: Mapping[str, Tick],
-    visits: Visits,
+    visits: RoundResult,
     faults: "Mapping[str, SensorFault]",
 ) -> None:
     secrets = list_known_secrets()
@@ -324,7 +324,7 @@ def _log(
 def _format_message(
     streams: Sequence["Stream"],
     paused: "Mapping[str, Pause]",
-    visits: Visits,
+    visits: RoundResult,
     faults: "Mapping[str, SensorFault]",
     ticks: Mapping[str, Tick],
     lines: Sequence[str],
@@ -362,7 +362,7 @@ def _build_result(
 
 
 def build_alerts_sensor(
-    streams: Sequence["Stream"], ticking: Ticking, files: "Declarations | None" = None
+    streams: Sequence["Stream"], ticking: SensorTicking, files: "Declarations | None" = None
 ) -> dg.SensorDefinition:
     """The sensor `alerts` of all streams; it requests no run."""
 
@@ -378,7 +378,9 @@ def build_alerts_sensor(
         names = [shell.name for shell in SHELLS]
         try:
             ledger = connections.ledger.open()
-            rests = Rests(RoundContext(context.instance, connections, streams, cursor.streams, datetime.now(UTC)))
+            rests = SettledStreams(
+                RoundContext(context.instance, connections, streams, cursor.streams, datetime.now(UTC))
+            )
             faulty = {one.stream for one in ledger.sensor_faults.list_all()}
             resting = {s.name for s in streams if rests.is_at_rest(s.name) and s.name not in faulty}
             done = alerts.tick(

@@ -41,7 +41,7 @@ _UNIX = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
-class Committed:
+class TableSlices:
     """The slices that one version of a table holds.
 
     Args:
@@ -68,7 +68,7 @@ class Committed:
         return {key: record.attempt for key, record in self.records.items()}
 
 
-class Written(NamedTuple):
+class CommitTime(NamedTuple):
     """The version and time of a slice's commit.
 
     Args:
@@ -86,7 +86,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tail:
+class LogTail:
     """The entries of a table's Delta log behind the last version that `_commits` has.
 
     Args:
@@ -102,7 +102,9 @@ class Tail:
     batches: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_committed_slices(opened: DeltaTable, keys: Collection[str] | None = None, *, short: bool = False) -> Committed:
+def read_committed_slices(
+    opened: DeltaTable, keys: Collection[str] | None = None, *, short: bool = False
+) -> TableSlices:
     """The slices that a table holds in the version that was opened.
 
     Args:
@@ -120,7 +122,7 @@ def read_committed_slices(opened: DeltaTable, keys: Collection[str] | None = Non
 
 def _read_committed_where(
     opened: DeltaTable, where: str, is_wanted: Callable[[str], bool], *, short: bool
-) -> Committed:
+) -> TableSlices:
     log = open_log(opened)
     last = read_last_recorded(log, opened)
     recorded, restores = _read_log_records(log, opened, where, short=short) if last >= 0 else ([], {})
@@ -128,7 +130,7 @@ def _read_committed_where(
     if not tail.is_complete:
         ensure_no_gap(log, opened, last, tail.records)
     found = [*recorded, *(one for one in tail.records if is_wanted(one.slice_key))]
-    return Committed(
+    return TableSlices(
         select_newest_records(opened.version(), found, {**restores, **tail.restores}),
         opened.version(),
         read_number(opened),
@@ -166,7 +168,7 @@ def _is_by_slice(opened: DeltaTable) -> bool:
     return read_name(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
 
 
-def collect_slice_commits(found: Committed) -> dict[str, SliceCommit]:
+def collect_slice_commits(found: TableSlices) -> dict[str, SliceCommit]:
     """The commit records of the slices, by slice key; `with_row_counts` counts the rows that no record has.
 
     A commit of rows that Spark counts while it writes them says nothing of their number; the record of it does.
@@ -256,7 +258,7 @@ def read_slice_keys(table: DeltaTable) -> set[str]:
     return set(read_committed_slices(table, short=True).records)
 
 
-def read_written(table: DeltaTable) -> dict[str, Written]:
+def read_written(table: DeltaTable) -> dict[str, CommitTime]:
     """The rows of each slice, and when it was committed.
 
     Raises:
@@ -266,7 +268,7 @@ def read_written(table: DeltaTable) -> dict[str, Written]:
     unknown = [key for key, one in records.items() if one.rows is None]
     rows = count_slice_rows(table, unknown)
     return {
-        key: Written(one.rows if one.rows is not None else rows[key], _to_milliseconds(one.committed_at))
+        key: CommitTime(one.rows if one.rows is not None else rows[key], _to_milliseconds(one.committed_at))
         for key, one in records.items()
     }
 
@@ -373,7 +375,7 @@ def _build_record(row: Mapping[str, Any]) -> CommitRecord:
     )
 
 
-def read_tail(opened: DeltaTable, last: int) -> Tail:
+def read_tail(opened: DeltaTable, last: int) -> LogTail:
     """The commits of a table behind a version, by its Delta log."""
     records: list[CommitRecord] = []
     restores: dict[int, int] = {}
@@ -395,7 +397,7 @@ def read_tail(opened: DeltaTable, last: int) -> Tail:
         if "REPLACE TABLE" in str(entry.get("operation")):
             restores[version] = -1
             break  # the table has another ID since, and no row from before
-    return Tail(records, restores, is_complete, batches)
+    return LogTail(records, restores, is_complete, batches)
 
 
 def _find_restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 
 
-class End(Enum):
+class DeliveryEnd(Enum):
     """The outcome of a record."""
 
     DELIVERED = "delivered"
@@ -21,7 +21,7 @@ class End(Enum):
     """A broker may have it: sending it again may double it, not sending it may lose it."""
 
 
-class Kind(Enum):
+class ErrorKind(Enum):
     """The kind of an error, by the remedy that helps."""
 
     LOCAL = "local"
@@ -36,31 +36,31 @@ class Kind(Enum):
     """The producer gave up without an answer, or without one that it could read."""
 
 
-KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
+KINDS: Mapping[ErrorKind, frozenset[str]] = MappingProxyType(
     {
-        Kind.LOCAL: frozenset(
+        ErrorKind.LOCAL: frozenset(
             {"MSG_SIZE_TOO_LARGE", "_INVALID_ARG", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
             | {"_KEY_SERIALIZATION", "_VALUE_SERIALIZATION", "_QUEUE_FULL", "_STATE"}
         ),
-        Kind.PERMANENT: frozenset(
+        ErrorKind.PERMANENT: frozenset(
             {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD"}
             | {"UNKNOWN_TOPIC_OR_PART", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
             | {"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "UNSUPPORTED_COMPRESSION_TYPE", "INVALID_TIMESTAMP"}
             | {"UNSUPPORTED_FOR_MESSAGE_FORMAT", "POLICY_VIOLATION", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION"}
         ),
-        Kind.TEMPORARY: frozenset(
+        ErrorKind.TEMPORARY: frozenset(
             {"LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE"}
             | {"NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION", "KAFKA_STORAGE_ERROR", "FENCED_LEADER_EPOCH"}
             | {"UNKNOWN_LEADER_EPOCH", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"}
             | {"CONCURRENT_TRANSACTIONS", "THROTTLING_QUOTA_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RETRY"}
             | {"_RESOLVE", "_WAIT_COORD", "_TIMED_OUT_QUEUE"}
         ),
-        Kind.FATAL: frozenset(
+        ErrorKind.FATAL: frozenset(
             {"_FATAL", "_FENCED", "_GAPLESS_GUARANTEE", "_INCONSISTENT", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"}
             | {"OUT_OF_ORDER_SEQUENCE_NUMBER", "UNKNOWN_PRODUCER_ID", "INVALID_PRODUCER_ID_MAPPING"}
             | {"UNSUPPORTED_VERSION", "INVALID_TXN_STATE"}
         ),
-        Kind.UNCERTAIN: frozenset(
+        ErrorKind.UNCERTAIN: frozenset(
             {
                 "_MSG_TIMED_OUT",
                 "_PURGE_INFLIGHT",
@@ -84,7 +84,7 @@ KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
 # queued for it, including those that return to the queue without an answer (rd_kafka_topic_set_notexists, and
 # RD_KAFKA_OP_PARTITION_LEAVE in rdkafka_broker.c).
 _ABSENT = frozenset({"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
-_SURE = KINDS[Kind.LOCAL] - _ABSENT | frozenset(
+_SURE = KINDS[ErrorKind.LOCAL] - _ABSENT | frozenset(
     {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE"}
     | {"TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
 )
@@ -113,12 +113,12 @@ def find_remedy(error: str) -> str:
     return _REMEDIES.get(error, "fix what the error names, in the record or the configuration; then send it again")
 
 
-def find_error_kind(error: str) -> Kind:
+def find_error_kind(error: str) -> ErrorKind:
     """The kind of an error, by librdkafka's name of it; one that is not in the table is uncertain."""
-    return next((kind for kind, names in KINDS.items() if error in names), Kind.UNCERTAIN)
+    return next((kind for kind, names in KINDS.items() if error in names), ErrorKind.UNCERTAIN)
 
 
-def classify_end(error: str | None) -> End:
+def classify_end(error: str | None) -> DeliveryEnd:
     """The outcome of a record by the error of its delivery report, None for none.
 
     Only a refusal that every attempt meets is sure. `_PURGE_QUEUE` is none: a record whose answer was lost goes back
@@ -126,5 +126,5 @@ def classify_end(error: str | None) -> End:
     an attempt before it may have been written.
     """
     if error is None:
-        return End.DELIVERED
-    return End.NOT_DELIVERED if error == NOT_SENT or error in _SURE else End.UNKNOWN
+        return DeliveryEnd.DELIVERED
+    return DeliveryEnd.NOT_DELIVERED if error == NOT_SENT or error in _SURE else DeliveryEnd.UNKNOWN

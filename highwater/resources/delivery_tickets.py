@@ -23,7 +23,7 @@ Callbacks = tuple[OnDelivered | None, OnOutcome | None]
 NO_CALLBACKS: Callbacks = (None, None)
 
 
-class Sent(NamedTuple):
+class OutstandingRecord(NamedTuple):
     """The state of a record until its end is known."""
 
     number: int
@@ -88,13 +88,13 @@ class Ticket:
                 self.places.popitem()
         return not self.left
 
-    def take_reported(self, key: bytes | None) -> Sent:
+    def take_reported(self, key: bytes | None) -> OutstandingRecord:
         """The record with this key, whose report has come."""
         if self.places is None:
-            return Sent(self.first, self.one, self.callbacks)
+            return OutstandingRecord(self.first, self.one, self.callbacks)
         return self._build_sent(self.places.pop(key))
 
-    def select_unreported(self) -> list[Sent]:
+    def select_unreported(self) -> list[OutstandingRecord]:
         """Records whose end it does not know, where it lacks reports: of delivered ones it may only have the number."""
         return (
             [self.take_reported(None)]
@@ -102,8 +102,8 @@ class Ticket:
             else [self._build_sent(place) for place in self.places.values()]
         )
 
-    def _build_sent(self, place: int) -> Sent:
-        return Sent(self.first + place, self.ids[place], self.callbacks)
+    def _build_sent(self, place: int) -> OutstandingRecord:
+        return OutstandingRecord(self.first + place, self.ids[place], self.callbacks)
 
 
 class RaisedErrors:
@@ -172,7 +172,7 @@ def _build_ticket_class(
                 if (more := reported()) is not None:
                     more(self, error, message)
                 return
-            # Without a `Sent`, which would take as long as all the rest.
+            # Without a `OutstandingRecord`, which would take as long as all the rest.
             if self.places is None:
                 number, name = self.first, self.one
             else:

@@ -30,7 +30,7 @@ ROOM = "max.message.bytes"
 
 
 @dataclass(frozen=True)
-class Shape:
+class TopicShape:
     """The partitions, replicas and settings of a topic.
 
     Args:
@@ -53,7 +53,7 @@ class Shape:
 Gone = Callable[[str], "TopicVanishedError | None"]
 
 
-def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[str, Shape]:
+def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[str, TopicShape]:
     """Create the tiers and the parked topic where they are absent, grow those that are too narrow, check the others.
 
     Args:
@@ -85,7 +85,7 @@ def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[st
     return {topic: replace(shape, config={**shape.config, ROOM: rooms[topic]}) for topic, shape in wanted.items()}
 
 
-def ensure_accepted(kafka: Kafka, stream: Stream) -> Shape:
+def ensure_accepted(kafka: Kafka, stream: Stream) -> TopicShape:
     """Create the topic of accepted events where it is absent; grow one that is too narrow, and check it.
 
     How long it keeps records, and whether it compacts them, is its readers' business: it begins as the main topic is.
@@ -131,7 +131,7 @@ def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) ->
     return f"{found.partitions} partitions, safe settings"
 
 
-def _read_accepted_shapes(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
+def _read_accepted_shapes(kafka: Kafka, stream: Stream) -> tuple[str, TopicShape, TopicShape]:
     """The topic of accepted events, how the main topic is set up, and what of that it must have too."""
     assert stream.publishes is not None, "only streams that publish have the topic"
     main = _read_shape(kafka, stream.topic)
@@ -179,7 +179,9 @@ def _ensure_none_gone(kafka: Kafka, absent: Collection[str], gone: Gone) -> None
             raise error
 
 
-def _validate_batch_limits(kafka: Kafka, wanted: Mapping[str, Shape], found: Mapping[str, Shape]) -> dict[str, str]:
+def _validate_batch_limits(
+    kafka: Kafka, wanted: Mapping[str, TopicShape], found: Mapping[str, TopicShape]
+) -> dict[str, str]:
     """The largest batch that each of the topics takes that are there; these have no drift.
 
     One that is too small for some records holds nobody up: these are parked, by reference in the end.
@@ -193,7 +195,9 @@ def _validate_batch_limits(kafka: Kafka, wanted: Mapping[str, Shape], found: Map
     return {topic: shape.config[ROOM] for topic, shape in found.items()}
 
 
-def _grow_narrow_topics(kafka: Kafka, stream: Stream, main: Shape, topics: Collection[str]) -> dict[str, Shape]:
+def _grow_narrow_topics(
+    kafka: Kafka, stream: Stream, main: TopicShape, topics: Collection[str]
+) -> dict[str, TopicShape]:
     """The shapes of those of the topics that are there, each with as many partitions as the main topic.
 
     Raises:
@@ -207,7 +211,7 @@ def _grow_narrow_topics(kafka: Kafka, stream: Stream, main: Shape, topics: Colle
 
 
 def add_partitions(
-    kafka: Kafka, stream: Stream, main: Shape, topics: Collection[str], *, only_asked: bool = False
+    kafka: Kafka, stream: Stream, main: TopicShape, topics: Collection[str], *, only_asked: bool = False
 ) -> None:
     """Grow the stream's narrow topics to as many partitions as the main topic, or only ask whether that is allowed.
 
@@ -301,7 +305,7 @@ def _await_partitions(kafka: Kafka, topics: Iterable[str], wanted: int) -> None:
             time.sleep(LOOK_EVERY)
 
 
-def _build_wanted_shapes(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[str, Shape]:
+def _build_wanted_shapes(stream: Stream, main: TopicShape, others: Iterable[TopicShape] = ()) -> dict[str, TopicShape]:
     sources = [main, *others]
     largest = max(source.room for source in sources)
     lifetimes = [max(LEAST_RETENTION, RETAINED_DELAYS * delay) for delay in stream.tiers]
@@ -312,7 +316,7 @@ def _build_wanted_shapes(stream: Stream, main: Shape, others: Iterable[Shape] = 
     return {**found, stream.parked_topic: _build_dlq_shape(main, FOR_EVER, largest)}
 
 
-def _read_existing_shapes(kafka: Kafka, topics: Iterable[str]) -> dict[str, Shape]:
+def _read_existing_shapes(kafka: Kafka, topics: Iterable[str]) -> dict[str, TopicShape]:
     """The shapes of those of the topics that are there."""
     found = {}
     for topic in topics:
@@ -321,7 +325,7 @@ def _read_existing_shapes(kafka: Kafka, topics: Iterable[str]) -> dict[str, Shap
     return found
 
 
-def _build_dlq_shape(main: Shape, retention_ms: int, largest: int) -> Shape:
+def _build_dlq_shape(main: TopicShape, retention_ms: int, largest: int) -> TopicShape:
     """As many partitions as the main topic, so that a key keeps its order; as safe as the main topic.
 
     With room for the largest source record, including topics of other systems, and its envelope.
@@ -329,7 +333,7 @@ def _build_dlq_shape(main: Shape, retention_ms: int, largest: int) -> Shape:
     The broker's own clock stamps the records: so the timestamps of a partition never fall, and the due records are one
     range of offsets.
     """
-    return Shape(
+    return TopicShape(
         main.partitions,
         main.replicas,
         {
@@ -343,7 +347,7 @@ def _build_dlq_shape(main: Shape, retention_ms: int, largest: int) -> Shape:
     )
 
 
-def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False) -> None:
+def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = False) -> None:
     """Create a topic, or only ask whether that would be done (`validate_only` of KIP-4)."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
@@ -374,7 +378,7 @@ def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False
         del admin
 
 
-def _read_shape(kafka: Kafka, topic: str) -> Shape:
+def _read_shape(kafka: Kafka, topic: str) -> TopicShape:
     partitions = kafka.read_description(topic).partitions
     if not partitions:
         raise kafka.build_away_error(f"topic {topic} was just created and shows no partition yet")
@@ -387,10 +391,10 @@ def _read_shape(kafka: Kafka, topic: str) -> Shape:
             "could lose them",
         )
     config = {name: setting.value for name, setting in settings.items()}
-    return Shape(len(partitions), min(len(p.replicas) for p in partitions), config)
+    return TopicShape(len(partitions), min(len(p.replicas) for p in partitions), config)
 
 
-def _ensure_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> None:
+def _ensure_no_drift(kafka: Kafka, topic: str, wanted: TopicShape, found: TopicShape) -> None:
     _raise_together([*_list_drifts(kafka, topic, wanted, found)])
 
 
@@ -407,7 +411,7 @@ def _raise_together(drifts: Sequence[TopicDriftError]) -> None:
         )
 
 
-def _list_drifts(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> Iterator[TopicDriftError]:
+def _list_drifts(kafka: Kafka, topic: str, wanted: TopicShape, found: TopicShape) -> Iterator[TopicDriftError]:
     """The faults of a topic, except its number of partitions (`add_partitions`)."""
     if found.replicas < wanted.replicas:
         yield _build_drift_error(

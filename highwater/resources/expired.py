@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Expired:
+class ExpiredSlice:
     """A slice, and for each of its partitions the offsets that were deleted before they were read."""
 
     slice_: Slice
     offsets: Mapping[int, OffsetRange]
 
 
-def list_expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Expired]:
+def list_expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[ExpiredSlice]:
     """The slices that lost offsets to retention.
 
     Slices of another topic that had the same name are left out. Only if offsets seem deleted the topic is looked at a
@@ -55,7 +55,7 @@ def _find_log_starts(state: TopicState) -> dict[int, int]:
     return {p: seen.log_start for p, seen in state.partitions.items() if seen.known and seen.log_start is not None}
 
 
-def _select_expired(slices: Iterable[Slice], state: TopicState, log_starts: Mapping[int, int]) -> list[Expired]:
+def _select_expired(slices: Iterable[Slice], state: TopicState, log_starts: Mapping[int, int]) -> list[ExpiredSlice]:
     found = []
     for slice_ in slices:
         if slice_.topic_id != state.topic_id:
@@ -66,5 +66,5 @@ def _select_expired(slices: Iterable[Slice], state: TopicState, log_starts: Mapp
             if len(offsets) and log_starts.get(p, 0) > offsets.start
         }
         if gone:
-            found.append(Expired(slice_, gone))
+            found.append(ExpiredSlice(slice_, gone))
     return found

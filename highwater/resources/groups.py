@@ -38,7 +38,7 @@ _OCCUPIED = frozenset({"UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_
 
 
 @dataclass(frozen=True)
-class Group:
+class ConsumerGroup:
     """A consumer group as its coordinator describes it.
 
     Args:
@@ -50,7 +50,7 @@ class Group:
     may_commit: bool | None = None
 
 
-def read_group(kafka: Kafka, name: str) -> Group:
+def read_group(kafka: Kafka, name: str) -> ConsumerGroup:
     """Ask for a group; one that is not there has no members.
 
     Raises:
@@ -61,10 +61,10 @@ def read_group(kafka: Kafka, name: str) -> Group:
 
     found = _with_coordinator(kafka, name, lambda: _request_group(kafka, name))
     if found is None:
-        return Group()
+        return ConsumerGroup()
     members = tuple(f"{member.client_id} at {member.host.lstrip('/')}" for member in found.members)
     allowed = found.authorized_operations
-    return Group(members, None if allowed is None else AclOperation.READ in allowed)
+    return ConsumerGroup(members, None if allowed is None else AclOperation.READ in allowed)
 
 
 def _with_coordinator(kafka: Kafka, name: str, request: Callable[[], T]) -> T:
@@ -106,7 +106,7 @@ def _request_group(kafka: Kafka, name: str) -> Any:
         del admin
 
 
-def ensure_no_member(kafka: Kafka, name: str) -> Group:
+def ensure_no_member(kafka: Kafka, name: str) -> ConsumerGroup:
     """Ensure that nobody consumes in a group.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError
 from highwater.resources.commit_log import (
-    Committed,
+    TableSlices,
     collect_slice_commits,
     read_committed_slices,
     read_slice_keys,
@@ -81,7 +81,7 @@ class Lake:
             )
         return found
 
-    def load_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> Committed:
+    def load_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> TableSlices:
         """The commit records of the slices that a table holds.
 
         Args:
@@ -93,7 +93,7 @@ class Lake:
             DependencyAwayError: the lake could not be read; this is not the same as empty (I15).
         """
         opened = self.open_stream_table(stream, table)
-        return Committed() if opened is None else read_committed_slices(opened, keys)
+        return TableSlices() if opened is None else read_committed_slices(opened, keys)
 
     def load_slice_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, SliceCommit]:
         """The commit records of the slices in a table, by slice key; all of them when `keys` is None.

@@ -44,7 +44,7 @@ def read_producer_facts(name: str, properties: Mapping[str, str]) -> ProducerFac
     """
     from confluent_kafka import Producer, libversion
 
-    lines = _Lines()
+    lines = _LogLines()
     # None of the process's loggers: what goes there is for people.
     log = logging.Logger("highwater.live_producer", logging.DEBUG)  # noqa: LOG001
     log.addHandler(lines)
@@ -59,7 +59,7 @@ def read_producer_facts(name: str, properties: Mapping[str, str]) -> ProducerFac
     return ProducerFacts(name, Client.LIBRDKAFKA, version, lines.properties, ours=True)
 
 
-class _Lines(logging.Handler):
+class _LogLines(logging.Handler):
     """The lines of the log that name a property."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from highwater.commit_records import CommitRecord, from_user_metadata, parse_number, replaces_table, to_user_metadata
 from highwater.errors import SupersededAttemptError, UnknownSliceError
 from highwater.resources import commit_log, commit_log_writer
-from highwater.resources.commit_log import APP, Committed, get_table_id, read_number
+from highwater.resources.commit_log import APP, TableSlices, get_table_id, read_number
 from highwater.resources.delta import count_slice_rows, query, quote_text
 from highwater.resources.spark import close, delta_errors
 
@@ -131,7 +131,7 @@ class PlannedSlices(dict[str, "Slice"]):
 
 def commit_slices(
     target: Target,
-    seen: Committed,
+    seen: TableSlices,
     records: Sequence[CommitRecord],
     run: str,
     write: Callable[[Mapping[str, str]], object],

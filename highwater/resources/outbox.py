@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from highwater.errors import ConfigurationError, DependencyAwayError, KeyStoppedError, RecordRefusedError
 from highwater.gaps import FORBIDDEN, can_compact
-from highwater.resources.delivery import NOT_SENT, End
+from highwater.resources.delivery import NOT_SENT, DeliveryEnd
 from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_records import Outcome, Record, build_unplaced_outcome
 from highwater.resources.topic_facts import fetch_topic_settings
@@ -263,7 +263,7 @@ class Outbox:
     def _handle_outcome(self, record_id: str, outcome: Outcome, on_outcome: OnOutcome | None) -> None:
         if outcome.delivered:
             self._settle_record(record_id, outcome)
-        elif outcome.end is End.NOT_DELIVERED:
+        elif outcome.end is DeliveryEnd.NOT_DELIVERED:
             self._not_sent.append(record_id)  # it is in no topic, whatever that may have forgotten
             if len(self._not_sent) >= TICKS:
                 self.save()

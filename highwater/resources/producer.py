@@ -12,16 +12,16 @@ from weakref import WeakMethod
 
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from highwater.resources.clients import open_client
-from highwater.resources.delivery import NOT_SENT, UNREPORTED, End
+from highwater.resources.delivery import NOT_SENT, UNREPORTED, DeliveryEnd
 from highwater.resources.delivery_tickets import (
     KEY_TYPES,
     NO_CALLBACKS,
     Callbacks,
     OnDelivered,
     OnOutcome,
+    OutstandingRecord,
     Pair,
     RaisedErrors,
-    Sent,
     Ticket,
     TicketPool,
 )
@@ -109,7 +109,7 @@ class ReliableProducer:
         self._tickets = TicketPool(self.counts, self._raised, WeakMethod(self._on_delivery_report))
         self._free = self._tickets.free
         # Records that wait here hold none.
-        self._queue: deque[tuple[Record, Sent]] = deque()
+        self._queue: deque[tuple[Record, OutstandingRecord]] = deque()
         self._most_with_client = max(1, most_with_client)
         # After closing: for each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
@@ -168,20 +168,20 @@ class ReliableProducer:
         number = self._next_number
         self._next_number = number + 1
         if self.stopped:
-            self._ensure_not_stopped(record, Sent(number, record_id, callbacks))
+            self._ensure_not_stopped(record, OutstandingRecord(number, record_id, callbacks))
         counts = self.counts
         # The first comparison is enough for most records, and does without the failed ones.
         full = counts.sent - counts.delivered >= self._most_with_client and self._with_client >= self._most_with_client
         if self._queue or full:
             self._wait_for_room()
             counts.sent += 1
-            self._queue.append((record, Sent(number, record_id, callbacks)))
+            self._queue.append((record, OutstandingRecord(number, record_id, callbacks)))
             return
         counts.sent += 1
         try:
             self._hand_over(record, number, record_id, callbacks)
         except Exception as error:  # noqa: BLE001 - errors that are not for the queue are raised there
-            self._handle_produce_error(record, Sent(number, record_id, callbacks), error)
+            self._handle_produce_error(record, OutstandingRecord(number, record_id, callbacks), error)
 
     def send_all(
         self,
@@ -258,7 +258,7 @@ class ReliableProducer:
         if refused is None:
             return taken
         (key, value), record_id = some[taken]
-        sent = Sent(self._next_number, record_id, callbacks)
+        sent = OutstandingRecord(self._next_number, record_id, callbacks)
         self._next_number += 1
         self.counts.sent += 1
         self._handle_produce_error(Record(topic, key, value), sent, refused)
@@ -269,7 +269,7 @@ class ReliableProducer:
         self.send(Record(topic, key, value), record_id, (callbacks or NO_CALLBACKS)[0])
         return 1
 
-    def _handle_produce_error(self, record: Record, sent: Sent, error: Exception) -> None:
+    def _handle_produce_error(self, record: Record, sent: OutstandingRecord, error: Exception) -> None:
         """The outcome of a record that the client did not take from its sender.
 
         One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
@@ -298,7 +298,7 @@ class ReliableProducer:
         while len(self._queue) >= MOST_QUEUED:
             self.poll(POLL_SECONDS)
 
-    def _ensure_not_stopped(self, record: Record, sent: Sent) -> None:
+    def _ensure_not_stopped(self, record: Record, sent: OutstandingRecord) -> None:
         key = build_order_key(record.topic, record.key)
         if key is not None and key in self.stopped:
             raise KeyStoppedError(
@@ -330,7 +330,7 @@ class ReliableProducer:
                 self._handle_outcome(sent, record.key, build_unplaced_outcome(topic, NOT_SENT))
                 self._raised.keep(error)
 
-    def _hand_back(self, record: Record, sent: Sent) -> None:
+    def _hand_back(self, record: Record, sent: OutstandingRecord) -> None:
         """End a record that the client never had; those of a key are kept in order, to be sent by another producer."""
         key = build_order_key(record.topic, record.key)
         if key is not None:
@@ -376,8 +376,8 @@ class ReliableProducer:
         if not ticket.left:
             self._free.append(ticket)
 
-    def _handle_outcome(self, sent: Sent, key: bytes | None, outcome: Outcome) -> None:
-        if outcome.end is not End.DELIVERED:
+    def _handle_outcome(self, sent: OutstandingRecord, key: bytes | None, outcome: Outcome) -> None:
+        if outcome.end is not DeliveryEnd.DELIVERED:
             self.stop(outcome.topic, key, sent.name)
         self._settle(sent, outcome)
 
@@ -386,7 +386,7 @@ class ReliableProducer:
         if self._on_failure is OnFailure.STOP_KEY and key is not None:
             self.stopped.setdefault((topic, key), record_id)
 
-    def _settle(self, sent: Sent, outcome: Outcome) -> None:
+    def _settle(self, sent: OutstandingRecord, outcome: Outcome) -> None:
         on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
         if outcome.error is None:
             self.counts.delivered += 1
@@ -394,7 +394,7 @@ class ReliableProducer:
                 self._raised.call(on_delivered, sent.name)
         else:
             self.counts.failed[outcome.error] += 1
-            ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
+            ids = self.counts.not_delivered if outcome.end is DeliveryEnd.NOT_DELIVERED else self.counts.unknown
             ids.append(sent.name)
         if on_outcome is not None:
             self._raised.call(on_outcome, outcome)

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.errors import RecordRefusedError, UndeliveredError
-from highwater.resources.delivery import UNREPORTED, End, classify_end, find_remedy
+from highwater.resources.delivery import UNREPORTED, DeliveryEnd, classify_end, find_remedy
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
@@ -39,9 +39,9 @@ class Outcome(NamedTuple):
     refused: bool = False
 
     @property
-    def end(self) -> End:
+    def end(self) -> DeliveryEnd:
         """Delivered, not delivered, or unknown."""
-        return End.NOT_DELIVERED if self.refused else classify_end(self.error)
+        return DeliveryEnd.NOT_DELIVERED if self.refused else classify_end(self.error)
 
     @property
     def delivered(self) -> bool:

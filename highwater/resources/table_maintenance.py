@@ -27,7 +27,7 @@ WHOLE = ""
 
 
 @dataclass(frozen=True)
-class Stock:
+class TableSize:
     """The sizes of a table.
 
     Args:
@@ -98,14 +98,14 @@ def _list_live_files(table: DeltaTable) -> Iterator[tuple[str, int]]:
     yield from zip(columns["path"], columns["size_bytes"], strict=True)
 
 
-def measure_stock(table: DeltaTable) -> Stock:
+def measure_stock(table: DeltaTable) -> TableSize:
     """The sizes of the table now.
 
     Raises:
         DependencyAwayError: the storage could not be read.
     """
     live, stored = [size for _, size in _list_live_files(table)], _list_stored_files(table)
-    return Stock(len(live), sum(live), len(stored), sum(stored.values()))
+    return TableSize(len(live), sum(live), len(stored), sum(stored.values()))
 
 
 def _list_stored_files(table: DeltaTable) -> dict[str, int]:

@@ -19,10 +19,10 @@ from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
 from highwater.orchestration.checking.published_checks import check_events_published
 from highwater.orchestration.operations import reading_accepted
-from highwater.orchestration.operations.reading_accepted import OnAccepted, keep
+from highwater.orchestration.operations.reading_accepted import AcceptedFacts, keep
 from highwater.orchestration.operations.rebuilding_all import ensure_nothing_there
-from highwater.publishing import Known, Late, PublicationOutcome, State, decide_publication
-from highwater.resources.dlq_topics import Shape
+from highwater.publishing import EventState, Lateness, PublicationOutcome, RecordedOutcome, decide_publication
+from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import PartitionState, TopicState
@@ -52,7 +52,7 @@ def test_what_a_record_says() -> None:
     assert (plain.revision, plain.late) == (0, None)
     assert plain.fingerprint == "44136fa355b3678a1146ad16f7e8649e", "the first half of `printf {} | sha256sum`"
     reclaimed = read(headers(late=b"corrected", revision=b"2", retracted=b"true"), None)
-    assert (reclaimed.revision, reclaimed.late, reclaimed.fingerprint) == (2, Late.CORRECTED, None)
+    assert (reclaimed.revision, reclaimed.late, reclaimed.fingerprint) == (2, Lateness.CORRECTED, None)
 
 
 @pytest.mark.parametrize(
@@ -76,28 +76,37 @@ def test_a_record_of_somebody_else_is_none(changes: Mapping[str, bytes | None], 
 @pytest.mark.parametrize(
     ("known", "found"),
     [
-        (Known(State.SENT, 1, "a", "", NOON, Late.RETRIED), PublicationOutcome(State.SENT, 1, Late.RETRIED, NOON)),
-        (Known(State.SENT, 1, "b", "", NOON), PublicationOutcome(State.SENT, 2, Late.CORRECTED)),
-        (Known(State.RETRACTED, 2, None, "", NOON), PublicationOutcome(State.SENT, 3, Late.CORRECTED)),
+        (
+            RecordedOutcome(EventState.SENT, 1, "a", "", NOON, Lateness.RETRIED),
+            PublicationOutcome(EventState.SENT, 1, Lateness.RETRIED, NOON),
+        ),
+        (
+            RecordedOutcome(EventState.SENT, 1, "b", "", NOON),
+            PublicationOutcome(EventState.SENT, 2, Lateness.CORRECTED),
+        ),
+        (
+            RecordedOutcome(EventState.RETRACTED, 2, None, "", NOON),
+            PublicationOutcome(EventState.SENT, 3, Lateness.CORRECTED),
+        ),
     ],
     ids=["as it is there", "changed", "retracted"],
 )
-def test_what_was_sent_before_is_preserved_or_revised(known: Known, found: PublicationOutcome) -> None:
+def test_what_was_sent_before_is_preserved_or_revised(known: RecordedOutcome, found: PublicationOutcome) -> None:
     outcome = decide_publication("orders@0000007", "a", known, again=False, late=None)
     assert outcome == found
     assert outcome is not None
     assert outcome.goes_out == (found.at is None)
 
 
-def copy(offset: int, late: Late | None = None, generation: int = 0) -> accepted_copies.Copy:
-    return accepted_copies.Copy(Origin("orders", generation, 0, offset), 0, "orders@0000000", 0, late, "f")
+def copy(offset: int, late: Lateness | None = None, generation: int = 0) -> accepted_copies.AcceptedCopy:
+    return accepted_copies.AcceptedCopy(Origin("orders", generation, 0, offset), 0, "orders@0000000", 0, late, "f")
 
 
 @pytest.mark.parametrize(
     ("start", "copies", "number", "unknown"),
     [
         (0, [], 0, {}),
-        (9, [copy(7), copy(3, Late.RETRIED)], 0, {0: OffsetRange(5, 7)}),
+        (9, [copy(7), copy(3, Lateness.RETRIED)], 0, {0: OffsetRange(5, 7)}),
         (9, [copy(4)], 0, {}),
         (9, [], 0, {0: OffsetRange(5, 20)}),
         (9, [copy(7)], 1, {}),
@@ -106,9 +115,9 @@ def copy(offset: int, late: Late | None = None, generation: int = 0) -> accepted
     ids=["all is there", "begins later", "begins before", "nothing is there", "other records", "two generations"],
 )
 def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
-    start: int, copies: list[accepted_copies.Copy], number: int, unknown: Mapping[int, OffsetRange]
+    start: int, copies: list[accepted_copies.AcceptedCopy], number: int, unknown: Mapping[int, OffsetRange]
 ) -> None:
-    seen = OnAccepted({0: OffsetRange(start, start + 5)})
+    seen = AcceptedFacts({0: OffsetRange(start, start + 5)})
     for one in copies:
         seen.see(one, 0, 100, "orders")
     assert seen.select_unknown_ranges(number, {0: OffsetRange(5, 20)}) == unknown
@@ -123,7 +132,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     log = Log()
     for module in (published, reading_accepted):
         monkeypatch.setattr(module, "Transactions", log)
-    shape = Shape(2, 1, {"max.message.bytes": "1000000"})
+    shape = TopicShape(2, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
     monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: None)
@@ -285,7 +294,9 @@ def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
 
     def row(offset: int, revision: int, fingerprint: str | None) -> dict[str, Any]:
         origin = Origin(topic, 0, 0, offset)
-        return accepted_copies.Copy(origin, 0, f"{topic}@0000000", revision, None, fingerprint).build_row(SENT_MS)
+        return accepted_copies.AcceptedCopy(origin, 0, f"{topic}@0000000", revision, None, fingerprint).build_row(
+            SENT_MS
+        )
 
     rows = [row(1, 0, "f"), row(2, 0, "f"), row(2, 1, None)]
     accepted_copies.write(bench.lake, "orders", [rows], {topic: {0: 3}})
@@ -352,13 +363,15 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
     was = log.marks[name]
     assert was.attempt == 3
     again = restarted()
-    book = publication_log_writer.Book(again.work(), "T" * 22)
+    book = publication_log_writer.PublicationLog(again.work(), "T" * 22)
     assert log.marks[name] == PublicationMark(3, 0, book.identity)
     assert log.marks[name].identity != was.identity
     assert (book.sending.attempt, book.load_last_published()) == (3, None)
     assert publication_log.list_sending_slices(again.lake, again.stream) == set()
     once_more = restarted()  # a command that died is begun again
-    assert log.marks[name] == PublicationMark(3, 0, publication_log_writer.Book(once_more.work(), "T" * 22).identity)
+    assert log.marks[name] == PublicationMark(
+        3, 0, publication_log_writer.PublicationLog(once_more.work(), "T" * 22).identity
+    )
 
 
 @pytest.mark.slow
@@ -402,7 +415,7 @@ def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Table
             keep(*given, dry_run=True, again=False)
         assert caught.value.stored == "partition 1, offset 1"
         assert found in str(caught.value.found)
-    assert keep(*given, dry_run=True, again=True) == OnAccepted()
+    assert keep(*given, dry_run=True, again=True) == AcceptedFacts()
 
 
 def test_a_compacted_topic_does_not_show_what_was_sent(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from highwater.assets.classified import Classified
+from highwater.assets.classified import SharedFrames
 
 
 class Frame:
@@ -19,8 +19,8 @@ class Frame:
             raise RuntimeError("Spark is gone")
 
 
-def stored(*frames: tuple[Any, dict[str, int], dict[str, int]]) -> Classified:
-    found = Classified()
+def stored(*frames: tuple[Any, dict[str, int], dict[str, int]]) -> SharedFrames:
+    found = SharedFrames()
     for frame, published, attempts in frames:
         found.keep(frame, published)
         found.record_attempts(attempts)
@@ -44,7 +44,7 @@ def test_records_of_another_attempt_or_of_before_a_publication_do_not_count() ->
 
 
 def test_nothing_is_noted_where_every_slice_retained_its_decision() -> None:
-    shared = Classified()
+    shared = SharedFrames()
     shared.record_attempts({})
     assert shared.select_frames({"a": 1}, {}) == []
 

@@ -16,12 +16,12 @@ from highwater.assets import erasures_table, publication_log, raw
 from highwater.assets.erasures_table import keep, read
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Maintenance, Stream
-from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure, compute_digest
+from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure, compute_digest
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.operations import erasing, maintenance, rebuilding
 from highwater.orchestration.operations.erasing import ErasureRequest
-from highwater.orchestration.operations.rebuilding import Rebuilt
+from highwater.orchestration.operations.rebuilding import RebuiltPlans
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.restoring import restore_plans
@@ -47,7 +47,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def fresh(world: World, known: Sequence[str] = (), stream: Stream = STREAM) -> tuple[Ledger, Rebuilt]:
+def fresh(world: World, known: Sequence[str] = (), stream: Stream = STREAM) -> tuple[Ledger, RebuiltPlans]:
     """A ledger that was rebuilt from the lake of the world."""
     made = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
     return made, rebuilding.rebuild_from_lake(made, world.lake, KAFKA, stream, known, lambda _: None, dry_run=False)
@@ -66,13 +66,13 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     ledger.erasures.add(Erasure("others", O5, "asked for", "ann", NOON))
     assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (1, 0)
     places = {0: [OffsetRange(2, 3), OffsetRange(9, 12)], 3: [OffsetRange(0, 1)]}
-    ledger.erasures.begin(first, [Erased("a", places, {"raw": 5, "events": 1}), Erased("b", {})])
+    ledger.erasures.begin(first, [ErasedCounts("a", places, {"raw": 5, "events": 1}), ErasedCounts("b", {})])
     assert keep(ledger, lake, "orders") == 2
     done = NOON + timedelta(microseconds=1)
     ledger.erasures.mark_done(["a"], O5, done)
     assert keep(ledger, lake, "orders") == 1
     erasure = Erasure("orders", O5, "asked for", "ann", NOON)
-    slices = {"a": Erased("a", places, {"raw": 5, "events": 1}, done), "b": Erased("b", {})}
+    slices = {"a": ErasedCounts("a", places, {"raw": 5, "events": 1}, done), "b": ErasedCounts("b", {})}
     assert read(lake, "orders") == [RecordedErasure(erasure, slices)]
 
     other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
@@ -93,7 +93,7 @@ def test_who_reads_records_looks_at_the_erasures_of_keys_alone(tmp_path: Path) -
     """Expired rows are one entry a slice, for ever."""
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     number = ledger.erasures.add(Erasure("orders", BY_AGE, "retention", "maintenance", NOON))
-    ledger.erasures.begin(number, [Erased(f"s{n}", {}, {"aged": 1}) for n in range(3)])
+    ledger.erasures.begin(number, [ErasedCounts(f"s{n}", {}, {"aged": 1}) for n in range(3)])
     ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     assert keep(ledger, lake, "orders", of_keys=True) == 1
     assert [one.erasure.digest for one in read(lake, "orders", of_keys=True)] == [O5]
@@ -244,7 +244,7 @@ def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, t
     number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     places = {0: [OffsetRange(2, 3)]}
     unknown = slice_(77).key
-    world.ledger.erasures.begin(number, [Erased(FIRST.key, places, {"raw": 1}), Erased(unknown, {})])
+    world.ledger.erasures.begin(number, [ErasedCounts(FIRST.key, places, {"raw": 1}), ErasedCounts(unknown, {})])
     keep(world.ledger, world.lake, "orders")
     world.ledger.erasures.mark_done([FIRST.key], O5, NOON)
     keep(world.ledger, world.lake, "orders")
@@ -262,7 +262,7 @@ def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, t
 def test_what_is_done_in_the_table_alone_is_not_written_again_and_again(world: World) -> None:
     """A ledger from a backup holds it as begun."""
     number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
-    world.ledger.erasures.begin(number, [Erased(FIRST.key, {}, {}, NOON)])
+    world.ledger.erasures.begin(number, [ErasedCounts(FIRST.key, {}, {}, NOON)])
     keep(world.ledger, world.lake, "orders")
     with world.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE erased_slices SET done_at = NULL")

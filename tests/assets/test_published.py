@@ -24,7 +24,7 @@ from highwater.assets import (
     retraction_guard,
 )
 from highwater.assets.erasing import list_origins
-from highwater.assets.publication_window import RUN, Window
+from highwater.assets.publication_window import RUN, PublicationWindow
 from highwater.assets.publication_window import build_schema as window_schema
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Field
@@ -43,9 +43,9 @@ from highwater.errors import (
 )
 from highwater.orchestration.checking.published_checks import check_events_published
 from highwater.plans import Publication
-from highwater.publishing import PublicationOutcome, State
+from highwater.publishing import EventState, PublicationOutcome
 from highwater.resources.delta import query
-from highwater.resources.dlq_topics import Shape
+from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import TopicState
@@ -61,7 +61,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """A test double for Kafka: a topic of two partitions."""
     log = Log()
     monkeypatch.setattr(published, "Transactions", log)
-    shape = Shape(2, 1, {"max.message.bytes": "1000000"})
+    shape = TopicShape(2, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
     return log
@@ -529,14 +529,14 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     assert log.records == []
     with tables.ledger.database.writing() as connection:
         connection.execute(schema.leases.delete())
-    write_down = publication_log_writer.Book.write_down
+    write_down = publication_log_writer.PublicationLog.write_down
 
-    def land(book: publication_log_writer.Book) -> None:
+    def land(book: publication_log_writer.PublicationLog) -> None:
         write_down(book)
         tables.decide(slice_, orders(0, 1, 2), orders(0, 0, 1))
 
     with monkeypatch.context() as patch:
-        patch.setattr(publication_log_writer.Book, "write_down", land)
+        patch.setattr(publication_log_writer.PublicationLog, "write_down", land)
         with pytest.raises(SupersededAttemptError):
             tables.publish(slice_)
     tables.publish(slice_)
@@ -679,7 +679,12 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
 
 
 def break_once(
-    monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool, at: int = 1, owner: Any = publication_log_writer.Book
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    *,
+    after: bool,
+    at: int = 1,
+    owner: Any = publication_log_writer.PublicationLog,
 ) -> None:
     step, calls = getattr(owner, name), itertools.count(1)
 
@@ -852,7 +857,7 @@ def test_times_are_in_utc_to_the_microsecond_in_all_years(us: int) -> None:
     written = event_json._encode_column(Field("at", "timestamp"), column.combine_chunks()).to_pylist()
     assert written == [f'"{moment.isoformat(timespec="microseconds")}Z"']
     plain = [["s"], ["t"], [0], [0], [7], [us // 1000], [b"k"], [b"v"], ["f"]]
-    window = Window(pa.table(plain, schema=window_schema()), [None], pa.array([0]))
+    window = PublicationWindow(pa.table(plain, schema=window_schema()), [None], pa.array([0]))
     assert [*window.iterate_rows()] == [(b"k", b"v", b"7", b"%d" % (us // 1000), 0)]
 
 
@@ -863,8 +868,10 @@ def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_chang
     reported = [(*run, offset) for run in runs for offset in range(2)]
     places = [*zip(*reported, strict=True)]
     columns = [*map(list, places), [0] * 10, [b"k"] * 10, [b"v"] * 10, ["f"] * 10]
-    window = Window(
-        pa.table(columns, schema=window_schema()), [None, PublicationOutcome(State.SENT, 0, None)], pa.array([0, 1] * 5)
+    window = PublicationWindow(
+        pa.table(columns, schema=window_schema()),
+        [None, PublicationOutcome(EventState.SENT, 0, None)],
+        pa.array([0, 1] * 5),
     )
     assert [(tuple(run.rows[name][0].as_py() for name in RUN), len(run)) for run in window.split_runs()] == [
         (run, 2) for run in runs

@@ -17,7 +17,7 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing.publishing import publish
 from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
-from highwater.resources.dlq_topics import Shape
+from highwater.resources.dlq_topics import TopicShape
 from highwater.slices import Slice
 from tests.accepted import Event, Log, Tables
 
@@ -70,7 +70,7 @@ class PublishingScene:
 def open_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishingScene]:
     log = Log()
     monkeypatch.setattr(published, "Transactions", log)
-    monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: TopicShape(2, 1, {"max.message.bytes": "1000000"}))
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
     with dg.DagsterInstance.ephemeral() as instance:
         yield PublishingScene(Tables(tmp_path), log, instance)

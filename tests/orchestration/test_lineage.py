@@ -19,7 +19,7 @@ from highwater.errors import BreakerOpenError
 from highwater.orchestration import lineage, lineage_events
 from highwater.orchestration.asset_keys import BY_NAME
 from highwater.orchestration.lineage import emit_lineage
-from highwater.orchestration.lineage_events import Step, build_delta_dataset, build_kafka_dataset
+from highwater.orchestration.lineage_events import LineageStep, build_delta_dataset, build_kafka_dataset
 from highwater.resources import lineage as sending
 from highwater.resources.lineage import Sender, is_configured
 from tests.lineage_receiver import DEADLINE, FIRST, RUN, Receiver, a_slice, is_valid, receiving, work
@@ -109,7 +109,9 @@ def test_a_step_begins_and_completes_with_its_offsets_rows_and_version(receiver:
     ],
 )
 def test_a_table_is_made_from_the_tables_above_it(table: str, inputs: list[str], outputs: list[str]) -> None:
-    event = Step.from_work(work(FIRST, root="s3a://bucket/lake"), BY_NAME[table], "orders_slice").build_event("START")
+    event = LineageStep.from_work(work(FIRST, root="s3a://bucket/lake"), BY_NAME[table], "orders_slice").build_event(
+        "START"
+    )
     assert [one.name for one in event.inputs or []] == inputs
     assert [one.name for one in event.outputs or []] == outputs
     assert {one.namespace for one in event.inputs or []} == {"s3://bucket"}
@@ -221,7 +223,7 @@ def test_a_file_names_another_transport(tmp_path: Path, monkeypatch: pytest.Monk
     config.write_text(f"transport: {{type: file, log_file_path: {log}, append: true}}\n")
     monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config))
     made = Sender(sending._connect, wait_seconds=DEADLINE)
-    made.send(Step.from_work(work(FIRST), BY_NAME["raw"], "orders_slice").build_event("START"))
+    made.send(LineageStep.from_work(work(FIRST), BY_NAME["raw"], "orders_slice").build_event("START"))
     assert made.close()
     assert json.loads(log.read_text())["eventType"] == "START"
 
@@ -239,7 +241,7 @@ def test_a_file_without_a_transport_prints_no_events(
 def test_an_event_is_bounded() -> None:
     wide = a_slice("orders", 1, **{f"p{n}": (0, 1) for n in range(900)})
     again = a_slice("orders", 2, **{f"p{n}": (1, 2) for n in range(900)})
-    event = Serde.to_dict(Step.from_work(work(wide, again), BY_NAME["raw"], "orders_slice").build_event("START"))
+    event = Serde.to_dict(LineageStep.from_work(work(wide, again), BY_NAME["raw"], "orders_slice").build_event("START"))
     facet = event["inputs"][0]["inputFacets"]["highwater_offsets"]
     assert [len(one["ranges"]) for one in facet["slices"]] == [900, 100]
     assert facet["rangesLeftOut"] == 800

@@ -16,7 +16,7 @@ from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import maintenance
 from highwater.orchestration.operations.maintenance import Report, TableReport
 from highwater.orchestration.operator_jobs import AUDIT_PRIORITY, OPERATIONS
-from highwater.resources.table_maintenance import Stock
+from highwater.resources.table_maintenance import TableSize
 from tests.orchestration.operator_calls import SAME, SLICE, Calls
 
 
@@ -101,7 +101,7 @@ class Maintained:
         self.seen.append((name, not dry_run))
         if self.faults.get(name):
             raise self.faults[name].pop(0)
-        return Report([TableReport("raw", Stock(1, 2, 3, 4), Stock(1, 2, 3, 4), 0, 0, 0.0)], done=not dry_run)
+        return Report([TableReport("raw", TableSize(1, 2, 3, 4), TableSize(1, 2, 3, 4), 0, 0, 0.0)], done=not dry_run)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.assets import dlq, events, published, rejects, split_decision
+from highwater.assets import dlq, events, published, rejects, slice_classification
 from highwater.declaration import Accepted
 from highwater.errors import RetractionError
 from highwater.orchestration.checking.published_checks import check_events_published
@@ -143,14 +143,14 @@ def test_what_is_sent_while_a_stricter_rule_decides_is_seen_before_its_commit(
     bench.materialise(slice_)
     fields = [replace(one, at_least=5) if one.name == "amount" else one for one in bench.stream.fields]
     strict = replace(bench.stream, fields=tuple(fields))
-    see = split_decision._ensure_decidable
+    see = slice_classification._ensure_decidable
 
     def meanwhile(*given: Any) -> None:
         see(*given)
         [report] = published.materialise(bench.work(slice_))
         assert report.counts["sent_now"] == 6
 
-    monkeypatch.setattr(split_decision, "_ensure_decidable", meanwhile)
+    monkeypatch.setattr(slice_classification, "_ensure_decidable", meanwhile)
     with pytest.raises(RetractionError, match=f"5 events of {slice_.key} were sent"):
         events.materialise(replace(bench.work(slice_), stream=strict))
     assert len(bench.rows("events")) == 6

@@ -167,7 +167,7 @@ def test_the_audit_looks_at_the_other_topics_all_the_same(known: Known, monkeypa
 def test_the_doctor_reports_it_before_it_asks_whether_the_topic_would_be_created(
     known: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shape(_: object, topic: str) -> dlq_topics.Shape:
+    def shape(_: object, topic: str) -> dlq_topics.TopicShape:
         if topic == TARGET:
             raise ABSENT
         return MAIN_SHAPE

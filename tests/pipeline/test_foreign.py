@@ -24,7 +24,7 @@ from highwater.assets.foreign import read_main_log
 from highwater.declaration import Foreign
 from highwater.envelope import MOST_BYTES, Envelope, Origin, open_envelope
 from highwater.errors import DeclarationError
-from highwater.foreign import MainLog, Named, parse_foreign_origin, resolve_origin
+from highwater.foreign import MainLog, NamedOrigin, parse_foreign_origin, resolve_origin
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.plan_status import read_stream_status
@@ -111,35 +111,47 @@ def changed(headers: Headers, part: str, value: bytes | None) -> Headers:
 TRACE: Headers = [("trace", b"t1"), ("trace", None)]
 BIG = 2**40 + 5
 # Headers, the type of the record's timestamp (0: its producer's), and what they name; the record's time is 77.
-SOUND: dict[str, tuple[Headers, int, Named]] = {
-    "connect": (TRACE + connect("orders", 2, BIG), 0, Named("orders", 2, BIG, 77)),
-    "connect, and the broker's clock": (connect("orders", 2, 7), 1, Named("orders", 2, 7, None)),
+SOUND: dict[str, tuple[Headers, int, NamedOrigin]] = {
+    "connect": (TRACE + connect("orders", 2, BIG), 0, NamedOrigin("orders", 2, BIG, 77)),
+    "connect, and the broker's clock": (connect("orders", 2, 7), 1, NamedOrigin("orders", 2, 7, None)),
     "connect, after a second failure": (
         connect("orders", 2, 7) + connect("errors", 0, 1),
         0,
-        Named("orders", 2, 7, 77),
+        NamedOrigin("orders", 2, 7, 77),
     ),
-    "spring": (TRACE + spring("orders", 258, BIG), 0, Named("orders", 258, BIG, MS)),
-    "spring, after a second failure": (spring("o.r", 1, 7, 5) + spring("o.r-retry", 0, 1), 0, Named("o.r", 1, 7, 5)),
-    "spring, without a timestamp": (without(spring("orders", 1, 7), "timestamp"), 0, Named("orders", 1, 7, None)),
-    "spring, of a record without a time": (spring("orders", 1, 7, -1), 0, Named("orders", 1, 7, None)),
-    "spring, of a time that no table holds": (spring("orders", 1, 7, 2**62), 1, Named("orders", 1, 7, None)),
-    "spring, then connect": (spring("orders", 1, 7) + connect("orders.DLT", 0, 3), 0, Named("orders", 1, 7, MS)),
-    "connect, then spring": (connect("orders", 1, 7) + spring("errors", 0, 3), 0, Named("orders", 1, 7, 77)),
-    "streams": (TRACE + streams("orders", 2, BIG), 0, Named("orders", 2, BIG, 77)),
-    "streams, and the broker's clock": (streams("orders", 2, 7), 1, Named("orders", 2, 7, None)),
+    "spring": (TRACE + spring("orders", 258, BIG), 0, NamedOrigin("orders", 258, BIG, MS)),
+    "spring, after a second failure": (
+        spring("o.r", 1, 7, 5) + spring("o.r-retry", 0, 1),
+        0,
+        NamedOrigin("o.r", 1, 7, 5),
+    ),
+    "spring, without a timestamp": (without(spring("orders", 1, 7), "timestamp"), 0, NamedOrigin("orders", 1, 7, None)),
+    "spring, of a record without a time": (spring("orders", 1, 7, -1), 0, NamedOrigin("orders", 1, 7, None)),
+    "spring, of a time that no table holds": (spring("orders", 1, 7, 2**62), 1, NamedOrigin("orders", 1, 7, None)),
+    "spring, then connect": (spring("orders", 1, 7) + connect("orders.DLT", 0, 3), 0, NamedOrigin("orders", 1, 7, MS)),
+    "connect, then spring": (connect("orders", 1, 7) + spring("errors", 0, 3), 0, NamedOrigin("orders", 1, 7, 77)),
+    "streams": (TRACE + streams("orders", 2, BIG), 0, NamedOrigin("orders", 2, BIG, 77)),
+    "streams, and the broker's clock": (streams("orders", 2, 7), 1, NamedOrigin("orders", 2, 7, None)),
     "streams, of a repartition topic": (
         streams("app-KSTREAM-AGGREGATE-0000000003-repartition", 0, 1),
         0,
-        Named("app-KSTREAM-AGGREGATE-0000000003-repartition", 0, 1, 77),
+        NamedOrigin("app-KSTREAM-AGGREGATE-0000000003-repartition", 0, 1, 77),
     ),
-    "streams, then spring": (streams("orders", 1, 7) + spring("errors", 0, 3), 0, Named("orders", 1, 7, 77)),
-    "retryable": (TRACE + retryable("orders", 258, BIG), 0, Named("orders", 258, BIG, MS)),
-    "retryable, without a timestamp": (without(retryable("orders", 1, 7), "timestamp"), 0, Named("orders", 1, 7, None)),
-    "retryable, then spring": (retryable("orders", 1, 7, 5) + spring("o-dlt", 0, 3), 0, Named("orders", 1, 7, 5)),
-    "spring, then retryable": (spring("orders", 1, 7, 5) + retryable("o.DLT", 0, 3), 0, Named("orders", 1, 7, 5)),
-    "connect, then retryable": (connect("orders", 1, 7) + retryable("errors", 0, 3), 0, Named("orders", 1, 7, 77)),
-    "the greatest numbers": (spring("o", 2**31 - 1, 2**63 - 1), 0, Named("o", 2**31 - 1, 2**63 - 1, MS)),
+    "streams, then spring": (streams("orders", 1, 7) + spring("errors", 0, 3), 0, NamedOrigin("orders", 1, 7, 77)),
+    "retryable": (TRACE + retryable("orders", 258, BIG), 0, NamedOrigin("orders", 258, BIG, MS)),
+    "retryable, without a timestamp": (
+        without(retryable("orders", 1, 7), "timestamp"),
+        0,
+        NamedOrigin("orders", 1, 7, None),
+    ),
+    "retryable, then spring": (retryable("orders", 1, 7, 5) + spring("o-dlt", 0, 3), 0, NamedOrigin("orders", 1, 7, 5)),
+    "spring, then retryable": (spring("orders", 1, 7, 5) + retryable("o.DLT", 0, 3), 0, NamedOrigin("orders", 1, 7, 5)),
+    "connect, then retryable": (
+        connect("orders", 1, 7) + retryable("errors", 0, 3),
+        0,
+        NamedOrigin("orders", 1, 7, 77),
+    ),
+    "the greatest numbers": (spring("o", 2**31 - 1, 2**63 - 1), 0, NamedOrigin("o", 2**31 - 1, 2**63 - 1, MS)),
 }
 BAD: dict[str, Headers] = {
     "nothing": [],
@@ -288,13 +300,13 @@ def test_the_spans_that_spark_joins_say_what_the_rule_says(
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (Named("orders", 0, 10, MS), Origin("orders", 0, 0, 10)),
-        (Named("orders", 0, 9, MS), Origin("orders.foreign/orders", 0, 0, 9)),
-        (Named("legacy", 0, 10, MS), Origin("orders.foreign/legacy", 0, 0, 10)),
-        (Named("orders.dlq.1", 0, 10, MS), Origin("orders.foreign/orders.dlq.1", 0, 0, 10)),
+        (NamedOrigin("orders", 0, 10, MS), Origin("orders", 0, 0, 10)),
+        (NamedOrigin("orders", 0, 9, MS), Origin("orders.foreign/orders", 0, 0, 9)),
+        (NamedOrigin("legacy", 0, 10, MS), Origin("orders.foreign/legacy", 0, 0, 10)),
+        (NamedOrigin("orders.dlq.1", 0, 10, MS), Origin("orders.foreign/orders.dlq.1", 0, 0, 10)),
     ],
 )
-def test_what_the_main_topic_never_reads_has_a_namespace_of_its_own(found: Named, expected: Origin) -> None:
+def test_what_the_main_topic_never_reads_has_a_namespace_of_its_own(found: NamedOrigin, expected: Origin) -> None:
     assert resolve_origin(STREAM, ONE, found, MS) == expected
     assert STREAM.is_origin(expected.topic)
 
@@ -550,5 +562,5 @@ def test_spark_reads_their_headers_as_python_does(spark: SparkSession) -> None:
     for row in reported.withColumn("problem", foreign.find_problem()).collect():
         headers, kind = cases[row["name"]]
         parts = (row["named_topic"], row["named_partition"], row["named_offset"], row["named_ms"])
-        found = None if row["problem"] else Named(*parts)
+        found = None if row["problem"] else NamedOrigin(*parts)
         assert found == parse_foreign_origin(headers, 77, kind), row["name"]

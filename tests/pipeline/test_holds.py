@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.assets import split_decision
+from highwater.assets import slice_classification
 from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.hold_gate import (
@@ -46,7 +46,7 @@ from highwater.orchestration.metadata import build_hold_metadata
 from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.open_metrics import Samples, _measure_holds
+from highwater.orchestration.reporting.open_metrics import MetricSamples, _measure_holds
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.ordered_processing import (
@@ -335,10 +335,10 @@ def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Call
 
 def decide(work: Work, messages: Mapping[str, Mapping[str, Any]]) -> None:
     """What the step of events asks before it commits, with the breaker's watch around it."""
-    measured = {key: split_decision._select_counts(row) for key, row in messages.items()}
+    measured = {key: slice_classification._select_counts(row) for key, row in messages.items()}
     made: Any = SimpleNamespace(work=work, measured=measured, ensure_no_retraction=lambda keys: None)
     with report_to_breaker(work, "events", 0):
-        split_decision._ensure_decidable(made, CommittedSlices({}, -1), work.slices, messages)
+        slice_classification._ensure_decidable(made, CommittedSlices({}, -1), work.slices, messages)
 
 
 def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(
@@ -483,7 +483,7 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     explained = explain(ledger, Lake(str(tmp_path / "lake")), STREAM, TWO.key, None)
     assert text in explained.lines
     assert explained.to_plain()["hold"] == plain
-    found = Samples()
+    found = MetricSamples()
     _measure_holds(found, ledger, STREAM)
     assert found.samples["highwater_held_slices"] == [(("orders",), 1)]
     assert found.samples["highwater_held_records"] == [(("orders",), 3)]

@@ -32,7 +32,7 @@ from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.publication_status import measure_publication_lag
 from highwater.resources import delta
 from highwater.resources.commit_log import TABLE as COMMITS
-from highwater.resources.dlq_topics import Shape
+from highwater.resources.dlq_topics import TopicShape
 from highwater.topic_rules import Setting
 from tests.accepted import Event, Log, Tables
 from tests.support import read_rows
@@ -165,7 +165,7 @@ def test_the_events_of_a_slice_over_many_partitions_are_published(
     """Publication failed: it saw none of the events that the commit record of the slice counts."""
     log = Log()
     monkeypatch.setattr(published, "Transactions", log)
-    shape = Shape(300, 1, {"max.message.bytes": "1000000"})
+    shape = TopicShape(300, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
     tables = Tables(tmp_path)

@@ -20,7 +20,7 @@ from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting import audit_report
-from highwater.orchestration.reporting.consumer_lag import Ages
+from highwater.orchestration.reporting.consumer_lag import RecordAges
 from highwater.orchestration.reporting.status_report import StreamStatus
 from highwater.plans import Loss, Publication
 from highwater.resources.kafka import Kafka
@@ -576,7 +576,7 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_report.Audit]:
     """The audit of a world's tables as they are now, without a topic."""
     status = StreamStatus(stream="orders", topic="orders", slices=3, generation=0, topic_id=ID)
     monkeypatch.setattr(audit_page, "read_stream_status", lambda *_: status)
-    monkeypatch.setattr(audit_page, "_measure_ages", lambda *_: Ages({}, sure=False))
+    monkeypatch.setattr(audit_page, "_measure_ages", lambda *_: RecordAges({}, sure=False))
     monkeypatch.setattr(audit_page, "_check_main_topic", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "compare_with_topic", lambda *_: [])
     monkeypatch.setattr(audit_page, "compare_sent_records", lambda *_: [])

@@ -17,7 +17,7 @@ from highwater.assets import dlq, rejects
 from highwater.assets.dlq_sending import RejectToSend
 from highwater.assets.work import do_nothing
 from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError, UnbalancedError
-from highwater.resources.dlq_topics import Shape
+from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.transactions import PublicationMark
 from tests.accepted import Event, Log, Tables
 from tests.world import STREAM
@@ -105,7 +105,7 @@ class ReadBefore:
         self.monkeypatch.setattr(dlq, "ThreadPoolExecutor", AtOnce)
         self.monkeypatch.setattr(dlq._Waiting, "__init__", counting)
         stream = self.tables.stream
-        shapes = {topic: Shape(2, 1, {"max.message.bytes": "100000"}) for topic in (*stream.tier_topics, PARKED)}
+        shapes = {topic: TopicShape(2, 1, {"max.message.bytes": "100000"}) for topic in (*stream.tier_topics, PARKED)}
         dlq._publish(self.tables.work(self.slice_), self.slice_, self.decision, shapes)
         return log
 

@@ -18,8 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.assets import commit, current, dlq, events, metrics, raw, rejects, split_decision, unreadable_slices
-from highwater.assets.classified import Classified
+from highwater.assets import (
+    commit,
+    current,
+    dlq,
+    events,
+    metrics,
+    raw,
+    rejects,
+    slice_classification,
+    unreadable_slices,
+)
+from highwater.assets.classified import SharedFrames
 from highwater.assets.commit import Clock, CommittedSlices
 from highwater.declaration import Field
 from highwater.errors import (
@@ -463,7 +473,7 @@ def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.
 def test_what_another_run_decided_is_classified_again(bench: Bench) -> None:
     bench.send(order_message("o1", 1, amount="twelve"), order_message("o2", 1), order_message("o3", 1))
     slice_ = bench.plan(0, p0=(0, 3))
-    mine = bench.work(slice_, classified=Classified())
+    mine = bench.work(slice_, classified=SharedFrames())
     for stage in (raw, events):
         stage.materialise(mine)
     assert len(bench.rows("events")) == 2
@@ -551,14 +561,14 @@ def test_a_decision_is_of_one_version_of_the_reference_however_often_it_is_compu
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), order_message("o3", 1))
     slice_, other = bench.plan(0, p0=(0, 2)), bench.plan(1, p0=(2, 3))
     raw.materialise(bench.work(slice_))
-    see: Callable[..., None] = split_decision._ensure_decidable
+    see: Callable[..., None] = slice_classification._ensure_decidable
 
     def meanwhile(*given: object) -> None:
         see(*given)
         customers(bench.lake, ["c1", "c2"])
         raw.materialise(bench.work(other))
 
-    monkeypatch.setattr(split_decision, "_ensure_decidable", meanwhile)
+    monkeypatch.setattr(slice_classification, "_ensure_decidable", meanwhile)
     [report] = events.materialise(bench.work(slice_))
     assert (report.rows, report.counts["events"], report.counts["rejects"]) == (1, 1, 1)
     rejects.materialise(bench.work(slice_))
@@ -572,9 +582,11 @@ def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is
     bench.send(order_message("o1", 1), order_message("o2", 1))
     slice_ = bench.plan(0, p0=(0, 2))
     raw.materialise(bench.work(slice_))
-    whole: Callable[..., Any] = split_decision.Decision.select_rows
+    whole: Callable[..., Any] = slice_classification.ClassifiedSlices.select_rows
     with monkeypatch.context() as patch:
-        patch.setattr(split_decision.Decision, "select_rows", lambda *given: whole(*given).where("key = 'o1'"))
+        patch.setattr(
+            slice_classification.ClassifiedSlices, "select_rows", lambda *given: whole(*given).where("key = 'o1'")
+        )
         with pytest.raises(UnbalancedError, match="reprocessed") as caught:
             events.materialise(bench.work(slice_))
     assert (caught.value.stored, caught.value.found) == (2, 1)
@@ -587,14 +599,14 @@ def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkey
     bench.send(order_message("o1", 1))
     slice_ = bench.plan(0, p0=(0, 1))
     raw.materialise(bench.work(slice_))
-    decide: Callable[..., object] = split_decision.decide
+    decide: Callable[..., object] = slice_classification.classify_slices
 
     def overtaken(*given: object) -> object:
-        monkeypatch.setattr(events, "decide", decide)
+        monkeypatch.setattr(events, "classify_slices", decide)
         events.materialise(bench.work(slice_))
         return decide(*given)
 
-    monkeypatch.setattr(events, "decide", overtaken)
+    monkeypatch.setattr(events, "classify_slices", overtaken)
     report = events.materialise(bench.work(slice_))[0]
     assert "another run was first" in str(report.note)
     assert bench.versions("events") == 1

@@ -205,7 +205,7 @@ def test_the_ledger_is_asked_of_absent_topics_alone(
     there = {"orders": MAIN_SHAPE, **dlq_topics._build_wanted_shapes(STREAM, MAIN_SHAPE)}
     asked: list[str] = []
 
-    def shape(_: Any, topic: str) -> dlq_topics.Shape:
+    def shape(_: Any, topic: str) -> dlq_topics.TopicShape:
         if topic not in there:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
         return there[topic]

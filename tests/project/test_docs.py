@@ -544,19 +544,19 @@ def test_the_page_of_tables_has_the_columns_of_discards() -> None:
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
     import pyarrow as pa
 
-    from highwater.assets.publication_window import Window, build_schema
-    from highwater.assets.published import Outgoing
-    from highwater.publishing import Late, PublicationOutcome, State
+    from highwater.assets.publication_window import PublicationWindow, build_schema
+    from highwater.assets.published import OutgoingRecords
+    from highwater.publishing import EventState, Lateness, PublicationOutcome
 
     table = section("docs/published.md", "The record").split("| header | value |")[1]
     listed = {name: row[1] for row in rows("| header | value |" + table) for name in spans(row[0])}
     row = pa.table([["t@0"], ["t"], [0], [0], [0], [0], [b""], [None], [None]], schema=build_schema())
-    window = Window(row, [PublicationOutcome(State.RETRACTED, 1, Late.CORRECTED)], pa.array([0]))
-    [sent] = Outgoing(window, "accepted", 1)
+    window = PublicationWindow(row, [PublicationOutcome(EventState.RETRACTED, 1, Lateness.CORRECTED)], pa.array([0]))
+    [sent] = OutgoingRecords(window, "accepted", 1)
 
     named = {f"highwater.origin{name}" if name.startswith(".") else name for name in listed}
     assert named == dict(sent.headers).keys()
-    assert set(spans(listed["highwater.late"])) == {late.value for late in Late}
+    assert set(spans(listed["highwater.late"])) == {late.value for late in Lateness}
 
 
 def sql_block(marker: str) -> str:
@@ -674,9 +674,9 @@ def test_the_page_of_producers_has_every_rule_and_what_is_untold() -> None:
 
 
 def test_the_page_of_the_audit_has_every_reason_of_a_key_in_several_partitions() -> None:
-    from highwater.partitioners import Why
+    from highwater.partitioners import KeyPlaceReason
 
-    assert rules_listed("docs/audit.md", "Keys in several partitions") == [one.value for one in Why]
+    assert rules_listed("docs/audit.md", "Keys in several partitions") == [one.value for one in KeyPlaceReason]
 
 
 # Guarantees and terms

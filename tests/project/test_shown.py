@@ -9,7 +9,7 @@ import pytest
 
 from highwater.assets.work import SliceReport
 from highwater.orchestration.metadata import MOST_SHOWN, build_offset_table, build_slice_metadata
-from highwater.orchestration.observation import Position, build_topic_metadata
+from highwater.orchestration.observation import PlanningPosition, build_topic_metadata
 from highwater.slices import OffsetRange, Slice
 
 MANY = 1000
@@ -20,7 +20,7 @@ def rows(table: Any) -> list[dict[str, Any]]:
 
 
 def test_of_many_partitions_those_with_most_lag_are_shown_and_all_are_counted() -> None:
-    found = build_topic_metadata([Position(p, planned=0, log_start=0, last_stable=p) for p in range(MANY)])
+    found = build_topic_metadata([PlanningPosition(p, planned=0, log_start=0, last_stable=p) for p in range(MANY)])
     shown = rows(found["positions"])
     assert [row["partition"] for row in shown] == [*range(MANY - MOST_SHOWN, MANY)]
     numbers: dict[str, Any] = {name: found[name] for name in ("lag", "partitions")}
@@ -35,7 +35,8 @@ def test_of_a_slice_of_many_partitions_those_with_most_offsets_are_shown() -> No
 
 def test_of_few_partitions_all_are_shown() -> None:
     assert (
-        len(rows(build_topic_metadata([Position(p, 0, 0, None) for p in range(MOST_SHOWN)])["positions"])) == MOST_SHOWN
+        len(rows(build_topic_metadata([PlanningPosition(p, 0, 0, None) for p in range(MOST_SHOWN)])["positions"]))
+        == MOST_SHOWN
     )
 
 

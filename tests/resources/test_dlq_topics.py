@@ -18,7 +18,7 @@ from highwater.envelope import MOST_BYTES
 from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, TopicDriftError
 from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import (
-    Shape,
+    TopicShape,
     _create,
     _ensure_no_drift,
     add_partitions,
@@ -78,7 +78,7 @@ def test_what_a_cluster_refuses_for_good_is_no_cluster_that_is_away() -> None:
         answers = SimpleNamespace(create_topics=lambda *_, refused=refused, **__: {"orders.parked": refused})
         kafka = cast("Kafka", SimpleNamespace(get_admin=lambda answers=answers: answers))
         with pytest.raises(ConfigurationError, match="refuses to create it"):
-            _create(kafka, "orders.parked", Shape(1, 1, {}))
+            _create(kafka, "orders.parked", TopicShape(1, 1, {}))
 
 
 DRIFTED: dict[str, tuple[int, dict[str, str], str]] = {
@@ -121,7 +121,7 @@ def test_partitions_are_added_only_where_two_looks_agree(monkeypatch: pytest.Mon
     description = lambda _: SimpleNamespace(partitions=[None] * next(seen))  # noqa: E731
     away = lambda why: DependencyAwayError(str(why), remedy="wait")  # noqa: E731
     kafka: Any = SimpleNamespace(read_description=description, build_away_error=away)
-    main = Shape(len(kafka.read_description("orders").partitions), 1, {})
+    main = TopicShape(len(kafka.read_description("orders").partitions), 1, {})
     with pytest.raises(DependencyAwayError, match="changed while it was looked at"):
         add_partitions(kafka, make_stream("orders"), main, [])
 
@@ -167,7 +167,7 @@ def test_one_error_names_the_command_for_each_topic_that_may_not_be_grown(only_a
     denied = {first: KafkaError.TOPIC_AUTHORIZATION_FAILED, others[-1]: KafkaError.POLICY_VIOLATION}
     kafka: Any = Refusing(denied)
     with pytest.raises(TopicDriftError) as caught:
-        add_partitions(kafka, stream, Shape(9, 1, {}), [first], only_asked=only_asked)
+        add_partitions(kafka, stream, TopicShape(9, 1, {}), [first], only_asked=only_asked)
     commands = re.findall(
         r"kafka-topics --bootstrap-server here:9092 --alter --topic (\S+) --partitions 9", str(caught.value)
     )
@@ -179,7 +179,7 @@ def test_one_error_names_the_command_for_each_topic_that_may_not_be_grown(only_a
 
 def test_narrow_topics_are_grown_before_anything_is_published_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run ended with an error until a person had grown the topics."""
-    wanted, narrow, wide = Shape(9, 1, {}), Shape(5, 1, {}), Shape(9, 1, {"grown": "yes"})
+    wanted, narrow, wide = TopicShape(9, 1, {}), TopicShape(5, 1, {}), TopicShape(9, 1, {"grown": "yes"})
     there, asked = [{"orders.dlq.1": narrow, "orders.parked": wanted}, {"orders.dlq.1": wide}], list[object]()
     monkeypatch.setattr(dlq_topics, "_read_existing_shapes", lambda *_: there.pop(0))
     monkeypatch.setattr(dlq_topics, "add_partitions", lambda *given: asked.append(given[2:]))
@@ -195,10 +195,10 @@ def test_narrow_topics_are_grown_before_anything_is_published_to_them(monkeypatc
 def test_topics_that_another_run_grew_or_that_cannot_be_asked_now_are_no_drift() -> None:
     stream = make_stream("orders")
     kafka: Any = Refusing(dict.fromkeys(stream.published_topics, KafkaError.INVALID_PARTITIONS))
-    add_partitions(kafka, stream, Shape(9, 1, {}), [], only_asked=True)
+    add_partitions(kafka, stream, TopicShape(9, 1, {}), [], only_asked=True)
     kafka = Refusing(dict.fromkeys(stream.published_topics, KafkaError.NOT_CONTROLLER))
     with pytest.raises(DependencyAwayError, match="could not be grown"):
-        add_partitions(kafka, stream, Shape(9, 1, {}), [])
+        add_partitions(kafka, stream, TopicShape(9, 1, {}), [])
 
 
 def test_every_drift_of_every_topic_is_in_one_error(stream: Stream, bootstrap: str) -> None:
@@ -261,7 +261,7 @@ def test_a_topic_that_is_less_safe_than_the_main_topic_is_reported(
         broker_ids=[1, 2, 3],
     )
     monkeypatch.setattr("highwater.resources.dlq_topics.fetch_topic_facts", lambda *_: facts)
-    wanted = Shape(2, 3, {"min.insync.replicas": "2"})
+    wanted = TopicShape(2, 3, {"min.insync.replicas": "2"})
     kafka: Any = SimpleNamespace(bootstrap="broker:9092")
     _ensure_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, replicas=4, config={"min.insync.replicas": "3"}))
     with pytest.raises(TopicDriftError, match=r"orders\.dlq\.1") as caught:

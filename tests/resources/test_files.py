@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from highwater.assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, compute_file_count
+from highwater.assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _KafkaRows, compute_file_count
 from highwater.maintenance import FEWEST_FILES, SMALL_BYTES, File, to_merge
 from highwater.resources.spark_tables import (
     READS_A_WRITER,
@@ -70,7 +70,7 @@ def test_a_partition_is_read_by_a_task_or_more(
 ) -> None:
     rows: Any = Mock()
     slice_ = Slice("orders", "orders", "A" * 22, 0, 0, ranges, datetime(2026, 3, 1, tzinfo=UTC))
-    assert _Read(rows, {slice_.key: slice_}, again).count_tasks([slice_.key]) == tasks
+    assert _KafkaRows(rows, {slice_.key: slice_}, again).count_tasks([slice_.key]) == tasks
 
 
 class Frame:

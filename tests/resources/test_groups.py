@@ -169,7 +169,7 @@ def test_members_are_named_where_they_are_the_reason(
     name: str, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has left since is no reason to report a success: nothing was committed."""
-    monkeypatch.setattr(groups, "read_group", lambda *_: groups.Group(members))
+    monkeypatch.setattr(groups, "read_group", lambda *_: groups.ConsumerGroup(members))
     with pytest.raises(ForeignMemberError) as caught:
         groups.commit(Cluster(FakeConsumer(name)), GROUP, OFFSETS)
     assert not members or caught.value.found == members[0]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from highwater.errors import DependencyAwayError, HighwaterError
-from highwater.resources.dlq_topics import Shape, _create
+from highwater.resources.dlq_topics import TopicShape, _create
 from highwater.resources.groups import _request_group
 from highwater.resources.kafka import Kafka, OffsetQuery
 from highwater.resources.permissions import fetch_allowed_operations
@@ -66,7 +66,7 @@ QUESTIONS: dict[str, Callable[[Kafka], Any]] = {
     "all offsets": lambda kafka: kafka._read_offsets([("orders", 0)], OffsetQuery.STABLE, OffsetQuery.HIGH),
     "offsets": lambda kafka: kafka._read_topic_offsets("orders", [0], 5, 6),
     "groups": lambda kafka: kafka.list_group_names(),
-    "create": lambda kafka: _create(kafka, "orders.dlq.1", Shape(1, 1, {})),
+    "create": lambda kafka: _create(kafka, "orders.dlq.1", TopicShape(1, 1, {})),
     "settings": lambda kafka: fetch_topic_settings(kafka, "orders"),
     "members": lambda kafka: _request_group(kafka, "g"),
     "permissions": lambda kafka: fetch_allowed_operations(kafka, ["orders"]),

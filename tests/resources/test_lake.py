@@ -17,7 +17,7 @@ from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.resources import commit_log
-from highwater.resources.commit_log import Written, read_written
+from highwater.resources.commit_log import CommitTime, read_written
 from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
@@ -71,7 +71,7 @@ def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_its_commit
     log = Path(path) / "_delta_log" / f"{0:020d}.json"
     [committed] = [action["commitInfo"] for action in actions_of(log) if "commitInfo" in action]
     plant(path, pa.table({"slice": [*keys] * 2, "value": ["d", "e", "f", "g"]}))
-    assert written_of(path, keys[0]) == Written(5, committed["timestamp"])
+    assert written_of(path, keys[0]) == CommitTime(5, committed["timestamp"])
     assert written_of(path, keys[1]).rows == 2
 
 
@@ -89,7 +89,7 @@ def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
     assert lake.load_slice_commits(STREAM, TABLE, keys)[slice_(0).key].rows == 7
 
 
-def written_of(path: str, key: str) -> Written:
+def written_of(path: str, key: str) -> CommitTime:
     from deltalake import DeltaTable
 
     return read_written(DeltaTable(path))[key]

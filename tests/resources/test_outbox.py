@@ -19,7 +19,7 @@ from dev.generator import SOURCES, Order, Target, generate, outbox_file
 from dev.processes import wait_until
 from dev.readings import end_offsets
 from highwater.errors import ConfigurationError, DependencyAwayError, UndeliveredError
-from highwater.resources.delivery import NOT_SENT, End
+from highwater.resources.delivery import NOT_SENT, DeliveryEnd
 from highwater.resources.kafka import Kafka
 from highwater.resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _build_window
 from highwater.resources.producer import ReliableProducer
@@ -319,7 +319,7 @@ def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_a
     given, ends = sent_again(box)
     assert given == ["never sent"]
     assert ends == {"sent": "WITHHELD", "lost": "WITHHELD", "behind": NOT_SENT}
-    assert Outcome("t", -1, -1, -1, "WITHHELD").end is End.UNKNOWN
+    assert Outcome("t", -1, -1, -1, "WITHHELD").end is DeliveryEnd.UNKNOWN
 
 
 @FORGETTING
@@ -569,9 +569,9 @@ def test_a_refused_record_and_a_stopped_key_hold_nobody_up(bootstrap: str, topic
     producer.close()
     box.save()
     assert {record_id: outcome.end for record_id, outcome in ends.items()} == {
-        "large": End.NOT_DELIVERED,
-        "stopped": End.NOT_DELIVERED,
-        "sound": End.DELIVERED,
+        "large": DeliveryEnd.NOT_DELIVERED,
+        "stopped": DeliveryEnd.NOT_DELIVERED,
+        "sound": DeliveryEnd.DELIVERED,
     }
     assert [record_id for record_id, _ in box.list_waiting()] == ["large", "stopped"]
     assert ids(bootstrap, name) == ["sound"]

@@ -16,7 +16,7 @@ import pytest
 import highwater.resources.producer
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from highwater.resources import delivery
-from highwater.resources.delivery import End, Kind, classify_end, find_error_kind
+from highwater.resources.delivery import DeliveryEnd, ErrorKind, classify_end, find_error_kind
 from highwater.resources.producer import MOST_WITH_CLIENT, ReliableProducer
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import OnFailure, Outcome, Record
@@ -132,7 +132,7 @@ def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
 
 def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str) -> None:
     producer = ReliableProducer(build_producer_properties(nobody), most_with_client=2)
-    ends: list[End] = []
+    ends: list[DeliveryEnd] = []
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=lambda outcome: ends.append(outcome.end))
     with pytest.raises(UndeliveredError, match="not delivered: id-2; unknown: id-0, id-1"):
@@ -142,7 +142,7 @@ def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str
     # What the client has may have been in a request whose answer was lost; what it never got is sure.
     assert (counts.not_delivered, counts.unknown) == (["id-2"], ["id-0", "id-1"])
     assert producer.handed_back == {("orders", b"k"): ["id-2"]}
-    assert ends == [End.NOT_DELIVERED, End.UNKNOWN, End.UNKNOWN]
+    assert ends == [DeliveryEnd.NOT_DELIVERED, DeliveryEnd.UNKNOWN, DeliveryEnd.UNKNOWN]
     producer.client.poll(0)  # what it says of itself, that nobody answers, counts too
     assert len(producer.client) == 0
 
@@ -175,7 +175,7 @@ def test_a_record_that_the_client_never_reports_ends_once_as_unknown(
         producer.close(0)
     counts = producer.counts
     assert (counts.sent, counts.delivered, counts.unknown, counts.outstanding) == (4, 0, ["a", "b", "c"], 0)
-    assert [outcome.end for outcome in outcomes] == [End.UNKNOWN]
+    assert [outcome.end for outcome in outcomes] == [DeliveryEnd.UNKNOWN]
 
 
 def test_a_place_that_the_broker_does_not_show_is_not_the_first_of_the_log(client: FakeClient) -> None:
@@ -265,27 +265,38 @@ def test_a_record_that_ran_out_of_time_is_unknown_and_stops_its_key(nobody: str)
 
 
 # Every code of the table, by what helps and by what is sure of the record.
-ERRORS: dict[tuple[Kind, End], str] = {
-    (Kind.LOCAL, End.NOT_DELIVERED): "MSG_SIZE_TOO_LARGE _INVALID_ARG _KEY_SERIALIZATION _VALUE_SERIALIZATION "
-    "_QUEUE_FULL _STATE",
+ERRORS: dict[tuple[ErrorKind, DeliveryEnd], str] = {
+    (
+        ErrorKind.LOCAL,
+        DeliveryEnd.NOT_DELIVERED,
+    ): "MSG_SIZE_TOO_LARGE _INVALID_ARG _KEY_SERIALIZATION _VALUE_SERIALIZATION _QUEUE_FULL _STATE",
     # In a report: all that is queued for a topic ends so, also what had been sent and had no answer.
-    (Kind.LOCAL, End.UNKNOWN): "_UNKNOWN_PARTITION _UNKNOWN_TOPIC",
-    (Kind.PERMANENT, End.NOT_DELIVERED): "INVALID_MSG INVALID_MSG_SIZE INVALID_REQUIRED_ACKS RECORD_LIST_TOO_LARGE "
+    (ErrorKind.LOCAL, DeliveryEnd.UNKNOWN): "_UNKNOWN_PARTITION _UNKNOWN_TOPIC",
+    (
+        ErrorKind.PERMANENT,
+        DeliveryEnd.NOT_DELIVERED,
+    ): "INVALID_MSG INVALID_MSG_SIZE INVALID_REQUIRED_ACKS RECORD_LIST_TOO_LARGE "
     "INVALID_RECORD TOPIC_EXCEPTION UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_FOR_MESSAGE_FORMAT",
     # What may come after an attempt that was written, and whose answer was lost.
-    (Kind.PERMANENT, End.UNKNOWN): "TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
+    (ErrorKind.PERMANENT, DeliveryEnd.UNKNOWN): "TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED SASL_AUTHENTICATION_FAILED _AUTHENTICATION INVALID_TIMESTAMP "
     "POLICY_VIOLATION UNKNOWN_TOPIC_OR_PART",
-    (Kind.TEMPORARY, End.UNKNOWN): "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION BROKER_NOT_AVAILABLE "
+    (ErrorKind.TEMPORARY, DeliveryEnd.UNKNOWN): "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION BROKER_NOT_AVAILABLE "
     "REPLICA_NOT_AVAILABLE NOT_ENOUGH_REPLICAS NETWORK_EXCEPTION KAFKA_STORAGE_ERROR FENCED_LEADER_EPOCH "
     "UNKNOWN_LEADER_EPOCH COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR "
     "CONCURRENT_TRANSACTIONS THROTTLING_QUOTA_EXCEEDED _TRANSPORT _ALL_BROKERS_DOWN _RETRY _RESOLVE _WAIT_COORD "
     "_TIMED_OUT_QUEUE",
-    (Kind.FATAL, End.UNKNOWN): "_FATAL _FENCED _GAPLESS_GUARANTEE _INCONSISTENT INVALID_PRODUCER_EPOCH PRODUCER_FENCED "
+    (
+        ErrorKind.FATAL,
+        DeliveryEnd.UNKNOWN,
+    ): "_FATAL _FENCED _GAPLESS_GUARANTEE _INCONSISTENT INVALID_PRODUCER_EPOCH PRODUCER_FENCED "
     "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID INVALID_PRODUCER_ID_MAPPING UNSUPPORTED_VERSION "
     "INVALID_TXN_STATE",
     # librdkafka gives _BAD_MSG for an answer that it cannot read.
-    (Kind.UNCERTAIN, End.UNKNOWN): "_MSG_TIMED_OUT _PURGE_INFLIGHT _PURGE_QUEUE _TIMED_OUT REQUEST_TIMED_OUT _DESTROY "
+    (
+        ErrorKind.UNCERTAIN,
+        DeliveryEnd.UNKNOWN,
+    ): "_MSG_TIMED_OUT _PURGE_INFLIGHT _PURGE_QUEUE _TIMED_OUT REQUEST_TIMED_OUT _DESTROY "
     "_INTR _BAD_MSG NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER UNKNOWN",
 }
 
@@ -293,9 +304,9 @@ ERRORS: dict[tuple[Kind, End], str] = {
 @pytest.mark.parametrize(
     ("error", "kind", "end"),
     [(name, kind, end) for (kind, end), names in ERRORS.items() for name in names.split()]
-    + [("A_CODE_OF_THE_FUTURE", Kind.UNCERTAIN, End.UNKNOWN)],
+    + [("A_CODE_OF_THE_FUTURE", ErrorKind.UNCERTAIN, DeliveryEnd.UNKNOWN)],
 )
-def test_what_an_error_says_of_a_record(error: str, kind: Kind, end: End) -> None:
+def test_what_an_error_says_of_a_record(error: str, kind: ErrorKind, end: DeliveryEnd) -> None:
     assert find_error_kind(error) is kind
     assert classify_end(error) is end
 
@@ -303,20 +314,20 @@ def test_what_an_error_says_of_a_record(error: str, kind: Kind, end: End) -> Non
 def test_every_name_in_the_table_is_looked_at() -> None:
     looked_at = {name for names in ERRORS.values() for name in names.split()}
     assert looked_at == set().union(*delivery.KINDS.values())
-    assert (classify_end(None), classify_end(delivery.NOT_SENT)) == (End.DELIVERED, End.NOT_DELIVERED)
+    assert (classify_end(None), classify_end(delivery.NOT_SENT)) == (DeliveryEnd.DELIVERED, DeliveryEnd.NOT_DELIVERED)
 
 
 @pytest.mark.parametrize("code", ["_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "TOPIC_AUTHORIZATION_FAILED"])
 def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client: FakeClient, code: str) -> None:
     """A broker that wrongly lacks a topic ends records so that were written, and whose answer was lost."""
-    ends: list[End] = []
+    ends: list[DeliveryEnd] = []
     producer = producing(OnFailure.GO_ON)
     for name in ("reported", "refused"):
         record = Record("t", b"k", name.encode())
         producer.send(record, name, on_outcome=lambda outcome: ends.append(outcome.end))
     client.ends, client.refusal = [fault(code)], fault(code)
     producer.poll()
-    assert ends == [End.UNKNOWN, End.NOT_DELIVERED]
+    assert ends == [DeliveryEnd.UNKNOWN, DeliveryEnd.NOT_DELIVERED]
     assert (producer.counts.unknown, producer.counts.not_delivered) == (["reported"], ["refused"])
 
 
@@ -341,7 +352,7 @@ def test_a_refusal_says_what_helps_against_it(client: FakeClient, code: str, rem
 
 def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_ends(client: FakeClient) -> None:
     """A sender hears of it at once; what waits in the queue was not sent; what was under way nobody knows."""
-    ends: dict[str, End] = {}
+    ends: dict[str, DeliveryEnd] = {}
     producer = producing()
 
     def send(name: str) -> None:
@@ -356,10 +367,10 @@ def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_e
     client.report(fault("_FATAL", fatal=True))
     producer.poll()
     assert ends == {
-        "under way": End.DELIVERED,
-        "fatal": End.UNKNOWN,
-        "queued": End.NOT_DELIVERED,
-        "queued too": End.NOT_DELIVERED,
+        "under way": DeliveryEnd.DELIVERED,
+        "fatal": DeliveryEnd.UNKNOWN,
+        "queued": DeliveryEnd.NOT_DELIVERED,
+        "queued too": DeliveryEnd.NOT_DELIVERED,
     }
     with pytest.raises(UndeliveredError) as refused:
         send("later")
@@ -385,13 +396,13 @@ def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(
 ) -> None:
     """It waited in the queue, so its sender is unknown by an exception."""
     producer = ReliableProducer(build_producer_properties(nobody, {"message.max.bytes": "2000"}), most_with_client=1)
-    ends: list[End] = []
+    ends: list[DeliveryEnd] = []
     producer.send(Record("orders", None, b"v"), "first")
     producer.send(Record("orders", None, b"x" * 5000), "large", on_outcome=lambda outcome: ends.append(outcome.end))
     producer.send(Record("orders", None, b"v"), "third")
     monkeypatch.setattr(producer, "_most_with_client", 3)
     producer.poll()
-    assert ends == [End.NOT_DELIVERED]
+    assert ends == [DeliveryEnd.NOT_DELIVERED]
     assert producer.counts.not_delivered == ["large"]
     with pytest.raises(UndeliveredError, match="not delivered: large; unknown: first, third"):
         producer.close(0.1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from highwater.orchestration.checking.version_questions import Scope
 
 
-class Trait(Enum):
+class SuspectTrait(Enum):
     """The reason why a key is a suspect."""
 
     ODD = "a version is there twice, or lacking, or came back from the DLQ, or the first state is not the first"
@@ -62,7 +62,7 @@ SELECT DISTINCT key FROM (
 """
 
 
-class Suspects:
+class CandidateKeys:
     """The keys of a table of events that have traits, each found when it is first asked for.
 
     Args:
@@ -81,7 +81,7 @@ class Suspects:
         self._folder = tempfile.TemporaryDirectory(prefix="highwater-suspects-")
         self._tables = 0
 
-    def load_suspect_keys(self, scope: Scope, traits: Iterable[Trait]) -> DeltaTable | None:
+    def load_suspect_keys(self, scope: Scope, traits: Iterable[SuspectTrait]) -> DeltaTable | None:
         """The keys with one of the traits, as a table with the column `key`; None if there are none.
 
         Raises:
@@ -104,16 +104,16 @@ class Suspects:
             self._found[text] = run_query({"t": self._events}, text)
         return self._found[text]
 
-    def _build_query(self, scope: Scope, trait: Trait) -> str:
+    def _build_query(self, scope: Scope, trait: SuspectTrait) -> str:
         joined = "" if scope.checked is None else TOUCHED
         slim = _SLIM.format(
             mine=scope.mine, among=scope.among, key_range=scope.key_range, joined=joined, state=self._rules["state"]
         )
-        if trait is Trait.ODD:
+        if trait is SuspectTrait.ODD:
             return slim + _ODD.format(
                 begins_otherwise=self._begins_otherwise, incomplete=self._build_incomplete_condition(scope)
             )
-        if self._stream.first_version is None and trait is Trait.FALLING:
+        if self._stream.first_version is None and trait is SuspectTrait.FALLING:
             return slim + _SORTED
         # Both traits in one pass, where one join finds both.
         wrong = f"NOT ({self._rules['allowed']})"

@@ -35,7 +35,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedRows:
     """The rows of a slice that were counted in a table.
 
     Args:
@@ -48,7 +48,7 @@ class Counted:
 
 
 def build_conservation_result(
-    slice_commits: Mapping[str, SliceCommit | None], rows: Mapping[str, Counted]
+    slice_commits: Mapping[str, SliceCommit | None], rows: Mapping[str, CountedRows]
 ) -> CheckResult:
     """Whether every record of a slice is in exactly one place (I5).
 
@@ -93,14 +93,14 @@ def _find_disagreement(raw: SliceCommit, events: SliceCommit, rejects: SliceComm
     return None
 
 
-def _find_wrong_attempt(events: SliceCommit, rejects: SliceCommit, rows: Mapping[str, Counted]) -> str | None:
+def _find_wrong_attempt(events: SliceCommit, rejects: SliceCommit, rows: Mapping[str, CountedRows]) -> str | None:
     for table, slice_commit in (("events", events), ("rejects", rejects)):
-        if others := {*rows.get(table, Counted()).attempts} - {slice_commit.attempt}:
+        if others := {*rows.get(table, CountedRows()).attempts} - {slice_commit.attempt}:
             return f"the commit of {table} is of attempt {slice_commit.attempt}, and rows are of attempt {min(others)}"
     return None
 
 
-def _find_imbalance(numbers: Mapping[str, int], rows: Mapping[str, Counted]) -> str | None:
+def _find_imbalance(numbers: Mapping[str, int], rows: Mapping[str, CountedRows]) -> str | None:
     found = sum(numbers[name] for name in PLACES)
     if numbers["gaps"] < 0:
         return f"raw holds {numbers['raw']} rows for {numbers['offsets']} offsets"
@@ -108,7 +108,7 @@ def _find_imbalance(numbers: Mapping[str, int], rows: Mapping[str, Counted]) -> 
         return f"{numbers['raw']} raw, and {found} in " + ", ".join(f"{name} {numbers[name]}" for name in PLACES)
     recorded = {**numbers, "raw": numbers["raw"] - numbers.get("aged", 0)}
     for table in ("raw", "events", "rejects"):
-        there = rows.get(table, Counted()).rows
+        there = rows.get(table, CountedRows()).rows
         if there != recorded[table]:
             return f"the commit of {table} recorded {recorded[table]} rows, and {there} are there"
     return None
@@ -256,7 +256,7 @@ def build_missing_versions_result(
 
 
 @dataclass(frozen=True)
-class Attempts:
+class SliceAttempts:
     """For each table the slices that are in it, with the attempt that they belong to.
 
     A slice without rejects has nothing to publish: it is in `dlq` as soon as it is in `rejects`.

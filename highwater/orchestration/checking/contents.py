@@ -63,7 +63,7 @@ class _Reader(NamedTuple):
     schemas: Schemas | None
 
 
-class _Unlike(NamedTuple):
+class _DifferentEvent(NamedTuple):
     """An event whose fields are not those of its record."""
 
     origin: Origin
@@ -113,7 +113,7 @@ def check_events_as_recorded(
     return found
 
 
-def _build_result(events: int, unlike: Sequence[_Unlike]) -> CheckResult:
+def _build_result(events: int, unlike: Sequence[_DifferentEvent]) -> CheckResult:
     numbers = {"events": events, "unlike": len(unlike)}
     if not unlike:
         return CheckResult(passed=True, text=f"{events:,} events have the fields of their records", numbers=numbers)
@@ -127,7 +127,7 @@ def _build_result(events: int, unlike: Sequence[_Unlike]) -> CheckResult:
 
 def _compare_main_slice(
     raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
-) -> tuple[int, list[_Unlike]]:
+) -> tuple[int, list[_DifferentEvent]]:
     """The number of compared events of a slice, and those that differ; a batch at a time."""
     mine = {f"{name}_slices": slice_is_one_of([slice_.key], f"{name}.slice") for name in "er"}
     chosen = (
@@ -136,12 +136,12 @@ def _compare_main_slice(
         + _build_deleted_column(reader.stream, events)
     )
     sql = _PAIRS.format(chosen=chosen, tombstone=build_tombstone_condition(reader.stream, "r.value"), **mine)
-    compared, unlike = 0, list[_Unlike]()
+    compared, unlike = 0, list[_DifferentEvent]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
         rows = (batch.slice(at, 1).to_pylist()[0] for at in _select_suspect_rows(reader.stream, columns, batch))
         differing = ((row, _select_differing_fields(reader, columns, row, _build_record(row))) for row in rows)
-        unlike += [_Unlike(Origin.from_row(row), fields) for row, fields in differing if fields]
+        unlike += [_DifferentEvent(Origin.from_row(row), fields) for row, fields in differing if fields]
     return compared, unlike
 
 
@@ -170,21 +170,21 @@ WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
 
 def _compare_tier_slice(
     raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
-) -> tuple[int, list[_Unlike]]:
+) -> tuple[int, list[_DifferentEvent]]:
     """Compare the events of a tier's slice: of several copies of an origin the event is like one at least."""
     stream, mine = reader.stream, f"{slice_is_one_of([slice_.key])}"
     read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
     for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({build_tombstone_condition(stream)}) AND {mine}"):
         origin, *_ = parse_record_envelope(stream, slice_, row)
         read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
-    compared, unlike = 0, list[_Unlike]()
+    compared, unlike = 0, list[_DifferentEvent]()
     chosen = _build_select_list(columns) + _build_version_column(stream) + _build_deleted_column(stream, events)
     sql = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
     for row in query(events, sql):
         copies = read[Origin.from_row(row)]
         found = [_select_differing_fields(reader, columns, row, _build_record({**row, **copy})) for copy in copies]
         compared += 1 if copies else 0
-        unlike += [_Unlike(Origin.from_row(row), found[0])] if found and all(found) else []
+        unlike += [_DifferentEvent(Origin.from_row(row), found[0])] if found and all(found) else []
     return compared, unlike
 
 

@@ -36,8 +36,8 @@ from highwater.retention import count_expired_rows
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
-    from highwater.erasing import Erased
-    from highwater.orchestration.checking.offset_queries import InRaw, Rows
+    from highwater.erasing import ErasedCounts
+    from highwater.orchestration.checking.offset_queries import RawRows, RawSlices
     from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
     from highwater.slice_commits import SliceCommit
@@ -66,7 +66,7 @@ class GapAnswer:
     why: str = ""
 
 
-def check_gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, CheckResult]:
+def check_gaps_explained(ledger: Ledger, kafka: Kafka, found: RawSlices) -> dict[str, CheckResult]:
     """For each slice whether its offsets are rows of raw and gaps that something explains.
 
     Raises:
@@ -97,9 +97,9 @@ def _check_slice_gaps(
     kafka: Kafka,
     slice_: Slice,
     slice_commit: SliceCommit,
-    rows: Rows,
+    rows: RawRows,
     recorded: Gaps | None,
-    erased: Sequence[Erased],
+    erased: Sequence[ErasedCounts],
 ) -> CheckResult:
     """The recorded gaps without those that an erasure left, or rows that expired: the ledger has both."""
     everything = compute_gaps(slice_.ranges, rows.held)
@@ -132,7 +132,7 @@ def _build_unrecorded_result(slice_: Slice, gaps: Ranges, reported: int, known: 
     )
 
 
-def _build_erased_ranges(erased: Sequence[Erased]) -> dict[int, list[OffsetRange]]:
+def _build_erased_ranges(erased: Sequence[ErasedCounts]) -> dict[int, list[OffsetRange]]:
     return merge_places({place for one in erased for place in expand_ranges(one.places)})
 
 

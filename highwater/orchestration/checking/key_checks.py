@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.split_decision import OTHER_KEYS, needs_key_count
+from highwater.assets.slice_classification import OTHER_KEYS, needs_key_count
 from highwater.envelope import ORIGIN
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.resources.commit_log import read_slice_commits

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from highwater.orchestration.checking.version_questions import quote_text, read_key_ranges
 from highwater.partitioners import (
     KeyPlace,
+    KeyPlaceReason,
     PartitionedBy,
     Partitioner,
     Tally,
-    Why,
     count_by_explanation,
     estimate_shares,
     explain_key_spread,
@@ -63,7 +63,7 @@ class KeyPlaces:
 
     keys: int = 0
     several: int = 0
-    why: Mapping[Why, int] = field(default_factory=dict)
+    why: Mapping[KeyPlaceReason, int] = field(default_factory=dict)
     samples: Sequence[Mapping[str, Any]] = ()
     shares: Mapping[PartitionedBy | None, float] = field(default_factory=dict)
     sampled: int = 0
@@ -84,7 +84,7 @@ class KeyPlaces:
                 f"keys: {len(self.fleets)} fleets of producers hash differently, by {names}: give all of them one "
                 "partitioner, murmur2_random in librdkafka"
             )
-        others = self.why.get(Why.FLEETS, 0) + self.why.get(Why.OTHER, 0)
+        others = self.why.get(KeyPlaceReason.FLEETS, 0) + self.why.get(KeyPlaceReason.OTHER, 0)
         if others:
             looked_at = sum(self.why.values())
             of = "" if looked_at == self.several else f", of {looked_at:,} that were looked at"
@@ -135,7 +135,7 @@ def read_key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlace
         return KeyPlaces()
     queries = _KeyQueries(raw, stream, eras)
     keys, several = queries.count_keys()
-    why: Counter[Why] = Counter()
+    why: Counter[KeyPlaceReason] = Counter()
     samples: list[dict[str, Any]] = []
     for (generation, key), rows in queries.read_multipartition_keys(several):
         counts = queries.counts[generation]

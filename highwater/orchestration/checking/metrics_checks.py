@@ -78,14 +78,14 @@ def _check_metrics(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[st
 
 
 @dataclass(frozen=True)
-class _Compared:
+class _ComparedMinutes:
     """The minutes that were compared: the faults of some, and minutes that may yet change."""
 
     wrong: Mapping[int, str]
     moving: Collection[int] = ()
 
 
-def _build_behind_result(decided: SliceCommit | None, made: _Made | None) -> CheckResult:
+def _build_behind_result(decided: SliceCommit | None, made: _StoredMetrics | None) -> CheckResult:
     if decided is None or made is None:
         text = f"the slice is not in {'events' if decided is None else TABLE}"
     else:
@@ -93,7 +93,7 @@ def _build_behind_result(decided: SliceCommit | None, made: _Made | None) -> Che
     return CheckResult(passed=False, text=text)
 
 
-def _build_result(touched: Collection[int], compared: _Compared, problem: str | None) -> CheckResult:
+def _build_result(touched: Collection[int], compared: _ComparedMinutes, problem: str | None) -> CheckResult:
     wrong = {minute: compared.wrong[minute] for minute in sorted(touched) if minute in compared.wrong}
     moving = sum(minute in compared.moving for minute in touched)
     numbers = {"minutes": len(touched), "unlike": len(wrong), "not_settled": moving}
@@ -106,7 +106,7 @@ def _build_result(touched: Collection[int], compared: _Compared, problem: str | 
 
 
 @dataclass(frozen=True)
-class _Made:
+class _StoredMetrics:
     """The metrics of a slice: the commit that they follow, and the minutes that its events had then."""
 
     slice_commit: SliceCommit
@@ -118,9 +118,9 @@ class _Made:
         return self.slice_commit.attempt
 
 
-def _read_metrics_commits(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
+def _read_metrics_commits(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _StoredMetrics]:
     found = read_slice_commits(metrics, keys)
-    return {key: _Made(slice_commit, {*slice_commit.extra[MINUTES]}) for key, slice_commit in found.items()}
+    return {key: _StoredMetrics(slice_commit, {*slice_commit.extra[MINUTES]}) for key, slice_commit in found.items()}
 
 
 def _read_event_minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
@@ -133,17 +133,19 @@ def _read_event_minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
     return found
 
 
-def _compare_minutes(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> _Compared:
+def _compare_minutes(
+    stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]
+) -> _ComparedMinutes:
     """First among the events of those hours; where that differs, among all events of their keys and all slices."""
     if not minutes:
-        return _Compared({})
+        return _ComparedMinutes({})
     stored = _read_stored_minutes(stream, metrics, minutes)
     wrong = _find_minute_problems(stream, stored, _EventsQuery(stream, minutes).run(events), minutes)
     # Most often a slice was decided a moment ago; its events in those hours show it.
     moving = _select_affected_minutes(wrong, _read_unfollowed_minutes(metrics, events, wrong)) if wrong else set()
     left = wrong.keys() - moving
     if not left:
-        return _Compared({}, moving)
+        return _ComparedMinutes({}, moving)
     decided, made = read_slice_commits(events), read_slice_commits(metrics)
     again = [
         key for key, slice_commit in made.items() if key not in decided or decided[key].attempt != slice_commit.attempt
@@ -151,7 +153,7 @@ def _compare_minutes(stream: Stream, metrics: DeltaTable, events: DeltaTable, mi
     late = [*decided.keys() - made.keys(), *again]
     totals = _EventsQuery(stream, left, whole=True, late=late).run(events)
     more = _select_affected_minutes(left, totals.moving | (_read_previous_minutes(metrics, again) if again else set()))
-    return _Compared(_find_minute_problems(stream, stored, totals, left - more), moving | more)
+    return _ComparedMinutes(_find_minute_problems(stream, stored, totals, left - more), moving | more)
 
 
 def _select_affected_minutes(minutes: Collection[int], unsettled: Collection[int]) -> set[int]:

@@ -34,7 +34,7 @@ GAPS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
-class Gap:
+class VersionGap:
     """Versions of a key that no event has, between two that events have, or below the first.
 
     Args:
@@ -103,7 +103,7 @@ class OpenReject:
 
 
 @dataclass(frozen=True)
-class Reach:
+class DecidedRange:
     """The decided part of a partition of the main topic.
 
     Args:
@@ -117,10 +117,10 @@ class Reach:
     begin: int = 0
 
 
-Reaches = Mapping[tuple[str, int, int], Reach]
+Reaches = Mapping[tuple[str, int, int], DecidedRange]
 
 
-def build_reaches(decided: Iterable[SliceCommit], topic: str) -> dict[tuple[str, int, int], Reach]:
+def build_reaches(decided: Iterable[SliceCommit], topic: str) -> dict[tuple[str, int, int], DecidedRange]:
     """The decided part of each partition of the main topic, by topic, generation and number."""
     ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
     for slice_commit in decided:
@@ -132,15 +132,15 @@ def build_reaches(decided: Iterable[SliceCommit], topic: str) -> dict[tuple[str,
     return {place: _reach(sorted(found)) for place, found in ranges.items()}
 
 
-def _reach(ordered: Sequence[tuple[int, int]]) -> Reach:
+def _reach(ordered: Sequence[tuple[int, int]]) -> DecidedRange:
     end = hole = 0
     for start, beyond in ordered:
         hole = start if start > end else hole
         end = max(end, beyond)
-    return Reach(hole, ordered[-1][0], ordered[0][0])
+    return DecidedRange(hole, ordered[-1][0], ordered[0][0])
 
 
-def determine_gap_class(gap: Gap, known: Reaches) -> str:
+def determine_gap_class(gap: VersionGap, known: Reaches) -> str:
     """The class of a missing version that is not among the rejects."""
     # Later records of another system's topic are unknown.
     reach = known.get((gap.topic, gap.generation, gap.partition))
@@ -150,7 +150,7 @@ def determine_gap_class(gap: Gap, known: Reaches) -> str:
     return TO_COME if gap.offset >= reach.head else NOWHERE
 
 
-def explain_gap(gap: Gap, rejects: Sequence[OpenReject], known: Reaches) -> Iterator[tuple[str, str, str, int]]:
+def explain_gap(gap: VersionGap, rejects: Sequence[OpenReject], known: Reaches) -> Iterator[tuple[str, str, str, int]]:
     """The versions of a gap by what became of them: class, versions, where, how many."""
     named = {r.version: r for r in rejects if r.version is not None and gap.since <= r.version <= gap.until}
     for version, reject in sorted(named.items()):
@@ -210,7 +210,7 @@ def read_missing_versions(
     return found
 
 
-def _format_version_above(gap: Gap) -> str:
+def _format_version_above(gap: VersionGap) -> str:
     generation = f" of generation {gap.generation}" if gap.generation else ""
     return f"version {gap.until + 1} at {gap.partition}:{gap.offset}{generation}"
 
@@ -229,15 +229,15 @@ def _read_reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str |
     return build_reaches(decided, stream.topic)
 
 
-def _is_before_known(gap: Gap, known: Reaches) -> bool:
+def _is_before_known(gap: VersionGap, known: Reaches) -> bool:
     """Whether a gap begins before the known slices: below them nothing is known to be decided."""
     reach = known.get((gap.topic, gap.generation, gap.partition))
     return reach is None or gap.after + 1 < reach.begin
 
 
-def _build_gap(row: Mapping[str, Any]) -> Gap:
+def _build_gap(row: Mapping[str, Any]) -> VersionGap:
     names = ("group_name", "key", "since", "until", "topic", "generation", "partition", "offset", "after")
-    return Gap(*[row[name] for name in names])
+    return VersionGap(*[row[name] for name in names])
 
 
 _ORIGIN = ", ".join(ORIGIN)

@@ -30,7 +30,7 @@ GROUP BY slice, topic, generation, "partition", stretch
 
 
 @dataclass
-class Rows:
+class RawRows:
     """The rows of one slice in raw, by their offsets.
 
     Args:
@@ -48,7 +48,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class InRaw:
+class RawSlices:
     """Slices as raw holds them.
 
     Args:
@@ -59,27 +59,31 @@ class InRaw:
 
     slices: Sequence[Slice]
     slice_commits: Mapping[str, SliceCommit] = field(default_factory=dict)
-    rows: Mapping[str, Rows] = field(default_factory=dict)
+    rows: Mapping[str, RawRows] = field(default_factory=dict)
 
 
-def read_raw_offsets(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> InRaw:
+def read_raw_offsets(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> RawSlices:
     """The rows of slices in one version of raw.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     slices, raw = ledger.get(keys), lake.open_stream_table(stream.name, "raw")
-    return InRaw(slices) if raw is None else InRaw(slices, read_slice_commits(raw, keys), read_raw_rows(raw, slices))
+    return (
+        RawSlices(slices)
+        if raw is None
+        else RawSlices(slices, read_slice_commits(raw, keys), read_raw_rows(raw, slices))
+    )
 
 
-def read_raw_rows(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
+def read_raw_rows(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, RawRows]:
     """For each slice the offsets that raw has rows of.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
     planned = {slice_.key: slice_ for slice_ in slices}
-    found = {key: Rows() for key in planned}
+    found = {key: RawRows() for key in planned}
     stretches = query_columns({"raw": raw}, _STRETCHES.format(slices=slice_is_one_of(planned)))
     for key, topic, generation, partition, first, last, rows in zip(*stretches.values(), strict=True):
         mine, slice_ = found[key], planned[key]

@@ -37,7 +37,7 @@ ROWS_AT_ONCE = 5_000_000
 
 
 @dataclass(frozen=True)
-class Ends:
+class OriginEnds:
     """The ends of the origins of a stream's main topic.
 
     Args:
@@ -102,7 +102,7 @@ class Ends:
         return [[name, f"{count:,}"] for name, count in named.items()]
 
 
-def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
+def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> OriginEnds:
     """Count the ends of all origins that raw holds, or held until they expired.
 
     Raises:
@@ -110,7 +110,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     """
     tables = _open_tables(lake, stream, "dlq", "rejects", "events", "raw")
     if "raw" not in tables:
-        return Ends()
+        return OriginEnds()
     decided = {name: read_slice_commits(tables[name]) if name in tables else {} for name in ("events", "rejects")}
     settled = {
         key
@@ -119,7 +119,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     }
     read = with_row_counts(tables["raw"], _filter_main_topic(read_slice_commits(tables["raw"]), stream))
     open_slices = [slice_commit.slice_ for key, slice_commit in decided["events"].items() if key not in settled]
-    counted = _Counted(tables, stream, open_slices, ledger.list_losses(stream.name, stream.topic))
+    counted = _TableCounts(tables, stream, open_slices, ledger.list_losses(stream.name, stream.topic))
     rows, accepted = counted.count_accepted()
     discarded_origins = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
     reclaim_numbers = count_reclaims(ledger.reclaims.list_for_stream(stream.name))
@@ -130,7 +130,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     rejected.subtract(discarded)
     lost = read_loss_times(ledger, stream, settled, datetime.now(UTC))
     stranded = counted.count_stranded(lost, reclaim_numbers, discarded_origins)
-    return Ends(
+    return OriginEnds(
         produced=sum(map(count_records, read.values())),
         accepted=accepted,
         twice=rows - accepted,
@@ -161,7 +161,7 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool 
         DependencyAwayError: the ledger or the lake could not be read.
     """
     tables = _open_tables(lake, stream, "dlq", "rejects", "events")
-    counted = _Counted(tables, stream, [], ledger.list_losses(stream.name, stream.topic))
+    counted = _TableCounts(tables, stream, [], ledger.list_losses(stream.name, stream.topic))
     discarded_origins = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
     found = Counter(counted.count_left_over())
     found.subtract(
@@ -188,7 +188,7 @@ def _filter_main_topic(slice_commits: Mapping[str, SliceCommit], stream: Stream)
 _ORIGIN = ", ".join(ORIGIN)
 
 
-class _Counted:
+class _TableCounts:
     """Counts over the tables as they were opened.
 
     Args:

@@ -12,7 +12,7 @@ from highwater.tiling import TilingFault, detect_tiling_faults
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.offset_queries import InRaw, Rows
+    from highwater.orchestration.checking.offset_queries import RawRows, RawSlices
     from highwater.resources.ledger import Ledger
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
@@ -89,7 +89,7 @@ def _build_tiling_result(slice_: Slice, found: Sequence[TilingFault]) -> CheckRe
     return CheckResult(passed=False, text=text, numbers={"tiling_faults": len(found)}, samples=samples)
 
 
-def check_offsets_as_planned(found: InRaw) -> dict[str, CheckResult]:
+def check_offsets_as_planned(found: RawSlices) -> dict[str, CheckResult]:
     """For each slice whether the commit of raw names the planned offsets, and its rows are of these, each once."""
     return {
         slice_.key: _check_as_planned(slice_, found.slice_commits[slice_.key], found.rows[slice_.key])
@@ -99,7 +99,7 @@ def check_offsets_as_planned(found: InRaw) -> dict[str, CheckResult]:
     }
 
 
-def _check_as_planned(slice_: Slice, slice_commit: SliceCommit, rows: Rows) -> CheckResult:
+def _check_as_planned(slice_: Slice, slice_commit: SliceCommit, rows: RawRows) -> CheckResult:
     numbers = {"rows": rows.rows, "doubled": rows.doubled, "stretches_outside": len(rows.outside)}
     problem = find_plan_difference(slice_, slice_commit, "raw")
     if problem is None and rows.doubled:

@@ -13,7 +13,7 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import SAMPLES, describe_sample
 from highwater.orchestration.checking.plan_checks import find_plan_difference
-from highwater.publishing import State
+from highwater.publishing import EventState
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import count_slice_rows, query, query_all, query_arrow, quote_column, slice_is_one_of
 from highwater.slices import SliceKey
@@ -30,14 +30,18 @@ if TYPE_CHECKING:
 PUBLISHED = "events_published"
 _ORIGIN = ", ".join(ORIGIN)
 # What the commit of a slice calls its rows in each state.
-_COUNTED = {State.SENT.value: "sent", State.AGAIN.value: "second_deliveries", State.RETRACTED.value: "retracted"}
+_COUNTED = {
+    EventState.SENT.value: "sent",
+    EventState.AGAIN.value: "second_deliveries",
+    EventState.RETRACTED.value: "retracted",
+}
 # What was retracted is no event.
 _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published, sum(s) AS in_sent
 FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p, 0 AS s FROM events WHERE {{slices}}
       UNION ALL
-      SELECT slice, {_ORIGIN}, 0, 1, CASE WHEN state = '{State.SENT.value}' THEN 1 ELSE 0 END FROM published
-      WHERE state <> '{State.RETRACTED.value}' AND {{slices}})
+      SELECT slice, {_ORIGIN}, 0, 1, CASE WHEN state = '{EventState.SENT.value}' THEN 1 ELSE 0 END FROM published
+      WHERE state <> '{EventState.RETRACTED.value}' AND {{slices}})
 GROUP BY slice, {_ORIGIN} HAVING sum(e) <> 1 OR sum(p) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
@@ -146,7 +150,7 @@ _PRINTS = f"""
 SELECT {{fields}}, {", ".join(f"e.{name} AS {name}" for name in ORIGIN)}, p."#print" AS "#print"
 FROM (SELECT {_ORIGIN}, {{columns}} FROM events WHERE {{slices}}) e
 JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
-      WHERE state <> '{State.RETRACTED.value}' AND {{slices}}) p
+      WHERE state <> '{EventState.RETRACTED.value}' AND {{slices}}) p
   ON {" AND ".join(f"e.{name} = p.{name}" for name in ORIGIN)}
 """
 

@@ -12,7 +12,7 @@ from highwater.assets import publication_log
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, REVISION, Header, Origin, open_envelope
 from highwater.errors import HighwaterError
-from highwater.publishing import State
+from highwater.publishing import EventState
 from highwater.resources.delta import query, read_count, slice_is_one_of
 from highwater.slices import OffsetRange
 
@@ -51,7 +51,7 @@ Wanted = Mapping[SentRecord, datetime]
 
 
 @dataclass(frozen=True)
-class OnTopic:
+class TopicRecords:
     """The records of slices in a topic.
 
     Args:
@@ -95,7 +95,7 @@ def _describe_record(copy: SentRecord) -> str:
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}{by}"
 
 
-def compare_sent_records(kafka: Kafka, lake: Lake, stream: Stream, slices: Sequence[Slice]) -> list[OnTopic]:
+def compare_sent_records(kafka: Kafka, lake: Lake, stream: Stream, slices: Sequence[Slice]) -> list[TopicRecords]:
     """Count what was sent of slices, topic by topic, from an hour before the first of them was planned on.
 
     Raises:
@@ -134,7 +134,7 @@ def _read_accepted_records(lake: Lake, stream: Stream, slices: Sequence[Slice]) 
         return {}
     planned = {slice_.key: slice_.planned_at for slice_ in slices}
     sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE {slice_is_one_of(planned)}"
-    rows = query(table, f"{sql} AND state <> '{State.AGAIN.value}'")
+    rows = query(table, f"{sql} AND state <> '{EventState.AGAIN.value}'")
     return {
         SentRecord(Origin.from_row(row), "", row["revision"]): planned[row["slice"]]
         for row in rows
@@ -159,22 +159,22 @@ def _parse_accepted_headers(headers: Sequence[Header]) -> SentRecord | None:
 
 def _compare_topic(
     kafka: Kafka, topic: str, wanted: Wanted, read: Callable[[Sequence[Header]], SentRecord | None]
-) -> OnTopic:
+) -> TopicRecords:
     found: Counter[SentRecord] = Counter()
     try:
         state = kafka.read_topic_state(topic)
         ranges, reason = _fetch_offset_ranges(kafka, state, min(wanted.values()) - MARGIN)
         if reason is not None:
-            return OnTopic(topic, len(wanted), skipped=reason)
+            return TopicRecords(topic, len(wanted), skipped=reason)
         for message in kafka.read(topic, ranges):
             headers: Any = message.headers()
             copy = read(headers or ())
             if copy is not None and copy in wanted:
                 found[copy] += 1
     except HighwaterError as error:
-        return OnTopic(topic, len(wanted), skipped=error.problem)
+        return TopicRecords(topic, len(wanted), skipped=error.problem)
     unsure = _is_unsure(state, ranges)
-    return OnTopic(
+    return TopicRecords(
         topic,
         len(wanted),
         lacking=[] if unsure else sorted(wanted.keys() - found.keys()),

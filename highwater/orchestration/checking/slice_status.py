@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from highwater.orchestration.checking.check_rules import (
-    Attempts,
     CheckResult,
-    Counted,
+    CountedRows,
+    SliceAttempts,
     build_conservation_result,
     check_order,
 )
-from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, Among, read_later_origins
+from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, ComparedEvents, read_later_origins
 from highwater.orchestration.checking.version_questions import SAMPLES, Scope, VersionFindings, split_by_keys
 from highwater.resources.commit_log import build_slices_query, read_slice_commits
 from highwater.resources.delta import has_column, query, query_all, slice_is_one_of
@@ -47,19 +47,19 @@ def check_record_counts(
     return {
         key: build_conservation_result(
             {name: slice_commits.get(name, {}).get(key) for name in CONSERVED},
-            {name: rows.get(name, {}).get(key, Counted()) for name in CONSERVED},
+            {name: rows.get(name, {}).get(key, CountedRows()) for name in CONSERVED},
         )
         for key in keys
     }
 
 
-def _count_rows(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
+def _count_rows(table: DeltaTable, keys: Sequence[str]) -> dict[str, CountedRows]:
     """The rows of slices with the attempts that they name; those of raw name none."""
     attempt = "attempt" if has_column(table, "attempt") else "CAST(NULL AS INT)"
     sql = f"SELECT slice, count(*) AS rows, min({attempt}) AS least, max({attempt}) AS most FROM t"
     where = f"{slice_is_one_of(keys)}"
     return {
-        row["slice"]: Counted(row["rows"], frozenset({row["least"], row["most"]} - {None}))
+        row["slice"]: CountedRows(row["rows"], frozenset({row["least"], row["most"]} - {None}))
         for row in query(table, f"{sql} WHERE {where} GROUP BY slice")
     }
 
@@ -79,7 +79,7 @@ def check_version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict
     wrong = [key for key, row in counts.items() if row["absent"] or row["behind"]]
     samples = _read_samples(events, current, wrong, _build_deletes_query(events)) if wrong else {}
     late = [key for key, row in counts.items() if row["late"]]
-    later = read_later_origins({"e": events, "c": current}, stream, Among.from_slices(late)) if late else {}
+    later = read_later_origins({"e": events, "c": current}, stream, ComparedEvents.from_slices(late)) if late else {}
     return {
         key: check_order(
             row["keys"],
@@ -158,7 +158,7 @@ def _read_samples(
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedKeys:
     """The keys of `current` beside those of events: how many, and those that differ."""
 
     keys: int
@@ -186,7 +186,7 @@ WHERE rank <= CASE WHEN class = '' THEN 1 ELSE {samples} END
 """
 
 
-def compare_highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflicts: bool) -> Compared:
+def compare_highest_versions(lake: Lake, stream: Stream, attempts: SliceAttempts, *, conflicts: bool) -> ComparedKeys:
     """Compare the version of each key in `current` with the highest one in events, over the whole stream.
 
     Args:
@@ -200,7 +200,7 @@ def compare_highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, 
     """
     events, current = lake.open_stream_table(stream.name, "events"), lake.open_stream_table(stream.name, "current")
     if events is None or current is None:
-        return Compared(0, VersionFindings())
+        return ComparedKeys(0, VersionFindings())
     decided = {key: slice_commit.attempt for key, slice_commit in read_slice_commits(events).items()}
     followed = attempts.current or {}
     moving = [key for key, attempt in decided.items() if followed.get(key) != attempt]
@@ -227,12 +227,12 @@ def compare_highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, 
                 found.keep(row)
         if conflicts:
             for later in read_later_origins(
-                tables, stream, Among.from_key_range(scope.key_range, unsettled, slices)
+                tables, stream, ComparedEvents.from_key_range(scope.key_range, unsettled, slices)
             ).values():
                 found.counts.update(later.counts)
                 for sample in later.samples:
                     found.keep(sample)
-    return Compared(keys, found)
+    return ComparedKeys(keys, found)
 
 
 SliceCommits = Mapping[str, Mapping[str, SliceCommit]]
@@ -249,7 +249,7 @@ def read_stream_commits(lake: Lake, stream: Stream, keys: Sequence[str] | None =
     }
 
 
-def read_attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
+def read_attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> SliceAttempts:
     """The attempts in the stream's tables, of these slices or of all.
 
     Raises:
@@ -260,7 +260,7 @@ def read_attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None)
 
 def read_commit_attempts(
     lake: Lake, stream: Stream, slice_commits: SliceCommits, keys: Sequence[str] | None = None
-) -> Attempts:
+) -> SliceAttempts:
     """The attempts by slice commits that were read before, of these slices or of all; `current` is read now."""
     current = lake.load_commits(stream.name, "current", keys).attempts if stream.versioned else None
     return replace(_build_attempts(slice_commits), current=current)
@@ -276,7 +276,7 @@ def list_settled_slices(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[
     return {key for key in keys if set(found.select_missing_tables(key)) <= {"metrics"}}
 
 
-def _build_attempts(slice_commits: SliceCommits) -> Attempts:
+def _build_attempts(slice_commits: SliceCommits) -> SliceAttempts:
     nothing_to_publish = {
         key: slice_commit for key, slice_commit in slice_commits["rejects"].items() if not slice_commit.rows
     }
@@ -284,4 +284,4 @@ def _build_attempts(slice_commits: SliceCommits) -> Attempts:
     numbers = {
         name: {key: slice_commit.attempt for key, slice_commit in found.items()} for name, found in tables.items()
     }
-    return Attempts(**numbers, current=None)
+    return SliceAttempts(**numbers, current=None)

@@ -33,7 +33,7 @@ IS_LATER = _is_later()
 
 
 @dataclass(frozen=True)
-class Among:
+class ComparedEvents:
     """The events that are compared with `current`, in SQL.
 
     Args:
@@ -49,13 +49,13 @@ class Among:
     settled: str = "true"
 
     @classmethod
-    def from_slices(cls, slices: Sequence[str]) -> Among:
+    def from_slices(cls, slices: Sequence[str]) -> ComparedEvents:
         """The events of some slices."""
         mine = slice_is_one_of(slices)
         return cls("slice", mine, f"SELECT DISTINCT key FROM e WHERE {mine}")
 
     @classmethod
-    def from_key_range(cls, key_range: str, unsettled: str, slices: str) -> Among:
+    def from_key_range(cls, key_range: str, unsettled: str, slices: str) -> ComparedEvents:
         """All keys of the stream that have a version twice.
 
         Args:
@@ -95,7 +95,9 @@ WHERE rank <= {SAMPLES} ORDER BY group_name, key
 """
 
 
-def read_later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among) -> dict[str, VersionFindings]:
+def read_later_origins(
+    tables: Mapping[str, DeltaTable], stream: Stream, among: ComparedEvents
+) -> dict[str, VersionFindings]:
     """For each slice, or for the stream, the keys whose content in `current` is not that of the earliest origin.
 
     Args:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.evolution import build_evolved_stream
 from highwater.assets.parsing import select_content_fields
 from highwater.field_rules import CONTAINERS
-from highwater.orchestration.checking.candidate_keys import TOUCHED, TOUCHED_KEYS, Suspects, Trait
+from highwater.orchestration.checking.candidate_keys import TOUCHED, TOUCHED_KEYS, CandidateKeys, SuspectTrait
 from highwater.resources.delta import (
     count_logged_rows,
     has_column,
@@ -209,12 +209,12 @@ WHERE rank <= {SAMPLES} ORDER BY group_name, class, rank
 
 
 # Whose keys a question can have an answer about.
-_ASKED_ABOUT: Mapping[str, tuple[Trait, ...]] = {
-    _COPIES: (Trait.ODD,),
-    _FALLS: (Trait.ODD, Trait.FALLING),
-    _CONFLICTS: (Trait.ODD,),
-    _STATES: (Trait.ODD, Trait.MISPLACED),
-    _GAPS: (Trait.ODD,),
+_ASKED_ABOUT: Mapping[str, tuple[SuspectTrait, ...]] = {
+    _COPIES: (SuspectTrait.ODD,),
+    _FALLS: (SuspectTrait.ODD, SuspectTrait.FALLING),
+    _CONFLICTS: (SuspectTrait.ODD,),
+    _STATES: (SuspectTrait.ODD, SuspectTrait.MISPLACED),
+    _GAPS: (SuspectTrait.ODD,),
 }
 
 
@@ -225,7 +225,7 @@ class Questions:
         self.events = events
         self._stream = stream
         self._scopes = list(split_by_keys(events, scope))
-        self._suspects = Suspects(events, stream, _build_state_rules(stream))
+        self._suspects = CandidateKeys(events, stream, _build_state_rules(stream))
         self.scope = scope
 
     def with_all_events(self) -> Questions:

@@ -18,10 +18,10 @@ from highwater.settings import DEFAULT_METRICS_LISTEN, METRICS_LISTEN, parse_met
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.reporting.open_metrics import Samples
+    from highwater.orchestration.reporting.open_metrics import MetricSamples
 
 
-def measure_streams(streams: Sequence[Stream]) -> Samples:
+def measure_streams(streams: Sequence[Stream]) -> MetricSamples:
     """Measure with the connections of the settings as they are now: secrets in files may have been replaced."""
     from highwater.orchestration.reporting import open_metrics
     from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource
@@ -53,15 +53,15 @@ def serve_metrics(deployment: Deployment, listen: str, seconds: float) -> None:
     Streams are declared when it starts: start it again after a change. It has no login and shows no secrets.
     """
     from highwater.orchestration.reporting import health
-    from highwater.orchestration.reporting.serving import HEALTH_SECONDS, Shared, build_application, open_server
+    from highwater.orchestration.reporting.serving import HEALTH_SECONDS, CachedValue, build_application, open_server
     from highwater.orchestration.resources import LedgerResource
 
     host, port = parse_metrics_listen(listen)
     streams = [*deployment.list_streams().values()]
     open_ledger = LedgerResource().open
     open_ledger()  # settings that cannot be used are an error at once
-    metrics = Shared(lambda: measure_streams(streams), seconds)
-    state = Shared(lambda: health.examine(open_ledger, dagster_instance, datetime.now(UTC)), HEALTH_SECONDS)
+    metrics = CachedValue(lambda: measure_streams(streams), seconds)
+    state = CachedValue(lambda: health.examine(open_ledger, dagster_instance, datetime.now(UTC)), HEALTH_SECONDS)
     try:
         serving = open_server(host, port, build_application(metrics, state))
     except OSError as error:

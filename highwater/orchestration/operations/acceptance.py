@@ -78,7 +78,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _AcceptanceInputs:
     """The inputs of an acceptance."""
 
     stream: Stream
@@ -147,7 +147,7 @@ def compute_acceptance(
     Raises:
         ConfigurationError: single partitions are named, and the whole topic was recreated.
     """
-    case = _Case(stream, planned, state, unread, by, now, divergence)
+    case = _AcceptanceInputs(stream, planned, state, unread, by, now, divergence)
     if state.topic_id != planned.generation.topic_id:
         if partitions is not None:
             raise ConfigurationError(
@@ -165,7 +165,7 @@ def compute_acceptance(
     return _compute_same_topic_acceptance(case, meant, partitions, diverged)
 
 
-def _compute_recreated_acceptance(case: _Case) -> Acceptance:
+def _compute_recreated_acceptance(case: _AcceptanceInputs) -> Acceptance:
     """The new topic from its beginning; what was not read of the old one is lost."""
     reason = f"recreated: topic ID {case.planned.generation.topic_id} is gone"
     losses = [
@@ -180,7 +180,7 @@ def _compute_recreated_acceptance(case: _Case) -> Acceptance:
 
 
 def _compute_same_topic_acceptance(
-    case: _Case, errors: Mapping[int, PermanentError], partitions: Partitions, diverged: Mapping[int, int]
+    case: _AcceptanceInputs, errors: Mapping[int, PermanentError], partitions: Partitions, diverged: Mapping[int, int]
 ) -> Acceptance:
     cut_off = _cut_off(case, errors, diverged)
     removed = {p for p, error in errors.items() if isinstance(error, PartitionsRemovedError)}
@@ -195,7 +195,9 @@ def _compute_same_topic_acceptance(
     return Acceptance(case.planned.generation, tuple(losses), opened, reasons)
 
 
-def _cut_off(case: _Case, errors: Mapping[int, PermanentError], diverged: Mapping[int, int]) -> dict[int, int]:
+def _cut_off(
+    case: _AcceptanceInputs, errors: Mapping[int, PermanentError], diverged: Mapping[int, int]
+) -> dict[int, int]:
     """For each partition that was cut off where its sound part ends."""
     found: dict[int, int] = {}
     for partition, error in errors.items():
@@ -205,7 +207,7 @@ def _cut_off(case: _Case, errors: Mapping[int, PermanentError], diverged: Mappin
     return found
 
 
-def _build_unplanned_losses(case: _Case, errors: Mapping[int, PermanentError]) -> list[Loss]:
+def _build_unplanned_losses(case: _AcceptanceInputs, errors: Mapping[int, PermanentError]) -> list[Loss]:
     """The holes between the planned end and the log start."""
     return [
         case.build_loss(
@@ -219,12 +221,12 @@ def _build_unplanned_losses(case: _Case, errors: Mapping[int, PermanentError]) -
     ]
 
 
-def _is_unplanned(case: _Case, loss: Loss) -> bool:
+def _is_unplanned(case: _AcceptanceInputs, loss: Loss) -> bool:
     return loss.offsets.start == case.planned.ends.get(loss.partition, 0)
 
 
 def _build_unread_losses(
-    case: _Case, partitions: Partitions, cut_off: Mapping[int, int], removed: Collection[int]
+    case: _AcceptanceInputs, partitions: Partitions, cut_off: Mapping[int, int], removed: Collection[int]
 ) -> list[Loss]:
     """Losses of slices that were never read.
 
@@ -241,7 +243,7 @@ def _build_unread_losses(
 
 
 def _select_lost_ranges(
-    case: _Case, partition: int, offsets: OffsetRange, cut_off: Mapping[int, int], removed: Collection[int]
+    case: _AcceptanceInputs, partition: int, offsets: OffsetRange, cut_off: Mapping[int, int], removed: Collection[int]
 ) -> Iterable[tuple[OffsetRange, str]]:
     if not len(offsets):
         return

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from highwater.assets.work import Work
     from highwater.declaration import Stream
-    from highwater.erasing import Erased
+    from highwater.erasing import ErasedCounts
     from highwater.resources.ledger.erasures import Erasures
 
 CURRENT = "current"
@@ -200,13 +200,13 @@ def _erase_slices(
     return done
 
 
-def _load_unfinished_erasures(erasures: Erasures, stream: Stream, digest: str) -> dict[str, Erased]:
+def _load_unfinished_erasures(erasures: Erasures, stream: Stream, digest: str) -> dict[str, ErasedCounts]:
     """Erasures of the key that took rows from slices and did not finish."""
     newest = {key: all_[-1] for key, all_ in erasures.read_for_key(stream.name, digest).items()}
     return {key: one for key, one in newest.items() if one.done_at is None}
 
 
-def _try(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
+def _try(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> None:
     for tries in range(1, TRIES + 1):
         try:
             erase(work, digest, taken)

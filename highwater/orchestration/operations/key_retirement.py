@@ -39,7 +39,7 @@ MOST_KEYS = 20_000
 
 
 @dataclass(frozen=True)
-class Retirement:
+class RetirementOutcome:
     """The outcome for a stream's live keys, or the preview.
 
     Args:
@@ -62,7 +62,7 @@ class Retirement:
 
 def retire(
     instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, now: datetime, *, dry_run: bool
-) -> Retirement:
+) -> RetirementOutcome:
     """Retire the keys that the stream's `Maintenance` does not keep, or report which.
 
     Raises:
@@ -85,7 +85,7 @@ def retire(
             bring_back(instance, ledger, stream, late, now)
             gone = [key for key in gone if key not in late]
             retained = {**retained, "named while they were retired": len(late)}
-    return Retirement(len(live), gone, retained)
+    return RetirementOutcome(len(live), gone, retained)
 
 
 def complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:

@@ -33,15 +33,15 @@ from highwater.maintenance import (
     to_whole_hours,
 )
 from highwater.orchestration.dependencies import ensure_lake_there
-from highwater.orchestration.operations.key_retirement import PAGE, Retirement, retire
+from highwater.orchestration.operations.key_retirement import PAGE, RetirementOutcome, retire
 from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
-from highwater.orchestration.operations.raw_retention import Retained, retain
+from highwater.orchestration.operations.raw_retention import RetentionOutcome, retain
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.commit_log_writer import complete
 from highwater.resources.numbered_commits import PlannedSlices
 from highwater.resources.table_maintenance import (
-    Stock,
+    TableSize,
     join_files,
     join_small,
     list_files,
@@ -79,8 +79,8 @@ class TableReport:
     """
 
     table: str
-    before: Stock
-    after: Stock
+    before: TableSize
+    after: TableSize
     joined: int
     removed: int
     seconds: float
@@ -120,10 +120,10 @@ class Report:
     """
 
     tables: Sequence[TableReport] = ()
-    keys: Retirement | None = None
+    keys: RetirementOutcome | None = None
     runs: OldRuns | None = None
     done: bool = False
-    retained: Retained | None = None
+    retained: RetentionOutcome | None = None
     groups: str = ""
     catalog: str = ""
 

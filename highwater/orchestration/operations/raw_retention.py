@@ -18,7 +18,7 @@ from highwater.assets.raw import TABLE as RAW
 from highwater.assets.raw_expiry import put_back, take
 from highwater.batching import split_by_count
 from highwater.envelope import ORIGIN, Origin
-from highwater.erasing import AGED, BY_AGE, Erased, Erasure
+from highwater.erasing import AGED, BY_AGE, ErasedCounts, Erasure
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.maintenance import format_hours
 from highwater.orchestration.checking.last_rejections import build_left_over_clause, build_origin_condition
@@ -30,7 +30,7 @@ from highwater.resources.commit_log import ensure_all_rows_seen, read_recorded_r
 from highwater.resources.delta import ensure_complete, query, query_all, slice_is_one_of
 from highwater.retention import (
     MOST_SLICES,
-    Needed,
+    RetentionReasons,
     count_expired_rows,
     select_free_slices,
     select_old_slices,
@@ -52,7 +52,7 @@ BY = "maintenance"
 
 
 @dataclass(frozen=True)
-class Retained:
+class RetentionOutcome:
     """The outcome for rows of raw that are old enough, or the preview.
 
     Args:
@@ -100,7 +100,7 @@ class Retained:
         }
 
 
-def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, dry_run: bool) -> Retained | None:
+def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, dry_run: bool) -> RetentionOutcome | None:
     """Take the rows of slices that are old enough, or report which; None of a stream that keeps them forever.
 
     Args:
@@ -117,21 +117,23 @@ def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, dr
     if age is None:
         return None
     if instance is None:
-        return Retained(age, notes=["DAGSTER_HOME is not set, so no slice loses its rows"])
+        return RetentionOutcome(age, notes=["DAGSTER_HOME is not set, so no slice loses its rows"])
     if dry_run:
         return _look(work, instance, age, now)
     try:
         with work.ledger.lease(build_lease_name(work.stream), LEASE_SECONDS) as lease:
             return _remove_expired_rows(replace(work, before_commit=lease.check), instance, age, now)
     except (SupersededAttemptError, LeaseHeldError) as error:
-        return Retained(age, notes=[f"gave way to another writer, and the next maintenance goes on: {error.problem}"])
+        return RetentionOutcome(
+            age, notes=[f"gave way to another writer, and the next maintenance goes on: {error.problem}"]
+        )
 
 
-def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
+def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> RetentionOutcome:
     """The slices whose rows would go, and the reasons that keep the others."""
     stream, table = work.stream, work.lake.open_stream_table(work.stream.name, RAW)
     if table is None:
-        return Retained(age)
+        return RetentionOutcome(age)
     there = {
         key: slice_commit
         for key, slice_commit in work.lake.load_slice_commits(stream.name, RAW).items()
@@ -141,7 +143,7 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
         {key: slice_commit.slice_.planned_at for key, slice_commit in there.items()}, age, now
     )
     if not wanted:
-        return Retained(age)
+        return RetentionOutcome(age)
     needed = replace(_load_needed_slices(work, instance, now), in_dlq=read_dlq_slices(work.ledger, work.lake, stream))
     old, retained = dict[str, int](), Counter[str]()
     for some in split_by_count(wanted, PAGE):
@@ -152,7 +154,9 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
         if len(old) > MOST_SLICES:
             break
     more = [f"{MOST_SLICES:,} slices are what one maintenance takes: the next one goes on"]
-    return Retained(age, dict([*old.items()][:MOST_SLICES]), retained, notes=more if len(old) > MOST_SLICES else ())
+    return RetentionOutcome(
+        age, dict([*old.items()][:MOST_SLICES]), retained, notes=more if len(old) > MOST_SLICES else ()
+    )
 
 
 def _load_times_and_counts(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
@@ -163,11 +167,11 @@ def _load_times_and_counts(table: DeltaTable, keys: Sequence[str]) -> tuple[dict
     return {row["slice"]: row["ms"] for row in rows}, {row["slice"]: row["n"] for row in rows}
 
 
-def _load_needed_slices(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:
+def _load_needed_slices(work: Work, instance: dg.DagsterInstance, now: datetime) -> RetentionReasons:
     """The slices whose rows are needed now, but for the DLQ and incomplete slices."""
     ledger, lake, stream = work.ledger, work.lake, work.stream
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
-    return Needed(
+    return RetentionReasons(
         named=list_keys_in_use(instance, stream, live, now),
         reclaimed_slices={one.slice_key for one in list_pending_slices(ledger, lake, stream)},
     )
@@ -195,7 +199,7 @@ def read_dlq_slices(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
     return {row["slice"] for row in rows if Origin.from_row(row) not in discarded_origins}
 
 
-def _remove_expired_rows(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
+def _remove_expired_rows(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> RetentionOutcome:
     """Finish started removals first; then remove rows that are old enough now."""
     stream, erasures = work.stream, work.ledger.erasures
     back = _settle(work, instance, _find_open_work(work, now), now)
@@ -223,14 +227,14 @@ def _remove_expired_rows(work: Work, instance: dg.DagsterInstance, age: timedelt
     return replace(preview, rows=gone, back=back)
 
 
-def _load_rows_to_erase(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
+def _load_rows_to_erase(work: Work, keys: Sequence[str]) -> dict[str, ErasedCounts]:
     """The removed rows of each slice: all of its rows. The query sorts rows, so it covers few slices at a time."""
     table = work.lake.open_stream_table(work.stream.name, RAW)
     assert table is not None, "the slices' rows were just read there"
-    found: dict[str, Erased] = {}
+    found: dict[str, ErasedCounts] = {}
     for some in split_by_count(keys, work.stream.limits.slices_per_run):
         held = read_raw_rows(table, work.ledger.get(some))
-        found |= {key: Erased(key, rows.held, {AGED: rows.rows}) for key, rows in held.items()}
+        found |= {key: ErasedCounts(key, rows.held, {AGED: rows.rows}) for key, rows in held.items()}
     return found
 
 

@@ -31,7 +31,7 @@ ROWS_A_BATCH = 50_000
 
 
 @dataclass
-class OnAccepted:
+class AcceptedFacts:
     """The facts that were noted while the topic was read; the records themselves are not held.
 
     Args:
@@ -48,7 +48,7 @@ class OnAccepted:
     since: dict[int, int | None] = field(default_factory=dict)
     older: Counter[str] = field(default_factory=Counter)
 
-    def see(self, copy: accepted_copies.Copy, partition: int, sent_ms: int, main: str) -> None:
+    def see(self, copy: accepted_copies.AcceptedCopy, partition: int, sent_ms: int, main: str) -> None:
         """Take note of a record."""
         self.count += 1
         if self.log[partition].start:
@@ -92,11 +92,11 @@ def keep(
     lake: Lake,
     kafka: Kafka,
     stream: Stream,
-    see: Callable[[accepted_copies.Copy], None],
+    see: Callable[[accepted_copies.AcceptedCopy], None],
     *,
     dry_run: bool,
     again: bool,
-) -> OnAccepted:
+) -> AcceptedFacts:
     """Store the topic's records, and let the table `published` begin behind it; or only look.
 
     Args:
@@ -117,23 +117,23 @@ def keep(
     except TopicAbsentError:
         state = None
     if state is None:
-        return OnAccepted()
+        return AcceptedFacts()
     _ensure_not_compacted(kafka, topic)
     if dry_run:
-        found = OnAccepted(state.list_offset_ranges())
+        found = AcceptedFacts(state.list_offset_ranges())
         for _ in _read_copy_batches(kafka, stream, topic, found, see):
             pass  # read to be counted
         return found
     with Transactions(kafka, f"highwater.pub.{topic}", topic) as transactions:
         mark, state = transactions.mark(), kafka.read_topic_state(topic)
-        found = OnAccepted(state.list_offset_ranges())
+        found = AcceptedFacts(state.list_offset_ranges())
         # A fenced reader had read no further.
         ends = {
             stream.topic: {p: held.end for p, held in kafka.read_topic_state(stream.topic).list_offset_ranges().items()}
         }
         accepted_copies.write(lake, stream.name, _read_copy_batches(kafka, stream, topic, found, see), ends)
         work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
-        book = publication_log_writer.Book(work, state.topic_id)
+        book = publication_log_writer.PublicationLog(work, state.topic_id)
         book.follow(0 if mark is None else mark.attempt)
         transactions.commit([], PublicationMark(book.sending.attempt, 0, book.identity))
     return found
@@ -152,7 +152,7 @@ def _ensure_not_compacted(kafka: Kafka, topic: str) -> None:
 
 
 def _read_copy_batches(
-    kafka: Kafka, stream: Stream, topic: str, found: OnAccepted, see: Callable[[accepted_copies.Copy], None]
+    kafka: Kafka, stream: Stream, topic: str, found: AcceptedFacts, see: Callable[[accepted_copies.AcceptedCopy], None]
 ) -> Iterator[list[dict[str, Any]]]:
     """The records as rows, in batches, partition by partition: so files hold neighbouring offsets."""
     batch: list[dict[str, Any]] = []
@@ -170,7 +170,7 @@ def _read_copy_batches(
         yield batch
 
 
-def _read(stream: Stream, topic: str, message: Message) -> accepted_copies.Copy:
+def _read(stream: Stream, topic: str, message: Message) -> accepted_copies.AcceptedCopy:
     headers: Any = message.headers()
     problem = "its origin is of another stream"
     try:

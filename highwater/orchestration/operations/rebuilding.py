@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.divergence import Fingerprint
     from highwater.erasing import RecordedErasure
-    from highwater.orchestration.checking.check_rules import Attempts
+    from highwater.orchestration.checking.check_rules import SliceAttempts
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
@@ -46,7 +46,7 @@ BY = "rebuild_ledger"
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class RebuiltPlans:
     """The plans of a stream by the lake.
 
     Args:
@@ -118,7 +118,9 @@ class Rebuilt:
         return [f"{len(self.retired):,} keys are retired: {ends}"] if self.retired else []
 
 
-def rebuild_plans(stream: Stream, some_slices: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
+def rebuild_plans(
+    stream: Stream, some_slices: Iterable[Slice], highest: Mapping[str, int], now: datetime
+) -> RebuiltPlans:
     """Work out plans from the slices that the lake holds.
 
     Args:
@@ -127,14 +129,14 @@ def rebuild_plans(stream: Stream, some_slices: Iterable[Slice], highest: Mapping
         highest: by topic the highest ordinal that was seen anywhere, also beyond the lake.
         now: in UTC.
     """
-    found = Rebuilt()
+    found = RebuiltPlans()
     by_topic: dict[str, list[Slice]] = {}
     for slice_ in some_slices:
         by_topic.setdefault(slice_.topic, []).append(slice_)
     for topic, mine in sorted(by_topic.items()):
         ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
         part = _rebuild_topic_plans(stream, ordered, max(highest.get(topic, 0), ordered[-1].ordinal), now)
-        found = Rebuilt(
+        found = RebuiltPlans(
             [*found.generations, *part.generations],
             [*found.slices, *part.slices],
             [*found.unread, *part.unread],
@@ -144,7 +146,7 @@ def rebuild_plans(stream: Stream, some_slices: Iterable[Slice], highest: Mapping
     return found
 
 
-def _rebuild_topic_plans(stream: Stream, some_slices: Sequence[Slice], highest: int, now: datetime) -> Rebuilt:
+def _rebuild_topic_plans(stream: Stream, some_slices: Sequence[Slice], highest: int, now: datetime) -> RebuiltPlans:
     generations: list[Generation] = []
     slices: list[Slice] = []
     unread: list[str] = []
@@ -187,7 +189,7 @@ def _rebuild_topic_plans(stream: Stream, some_slices: Sequence[Slice], highest: 
         slices.append(replace(slice_, fingerprints=prints))
         ends.update({p: r.end for p, r in slice_.ranges.items()})
     generations[-1] = replace(generations[-1], first_ordinal=highest + 1)
-    return Rebuilt(generations, slices, unread, losses, unknown)
+    return RebuiltPlans(generations, slices, unread, losses, unknown)
 
 
 def _has_zero_start(stream: Stream, first: Slice, before: Slice | None) -> bool:
@@ -214,7 +216,7 @@ def _build_generation(first: Slice) -> Generation:
     )
 
 
-def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebuilt:
+def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> RebuiltPlans:
     """Read what the lake holds of a stream, and how far Dagster and Kafka have seen its ordinals.
 
     Args:
@@ -267,7 +269,12 @@ def _load_erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[
 
 
 def _list_retired_keys(
-    lake: Lake, stream: Stream, some_slices: Sequence[Slice], attempts: Attempts, known: Sequence[str], now: datetime
+    lake: Lake,
+    stream: Stream,
+    some_slices: Sequence[Slice],
+    attempts: SliceAttempts,
+    known: Sequence[str],
+    now: datetime,
 ) -> list[str]:
     """The keys that maintenance would retire and Dagster has not: it has retired them, or would have to again."""
     live = {*known}
@@ -323,7 +330,7 @@ def rebuild_from_lake(
     log: Callable[[str], object],
     *,
     dry_run: bool,
-) -> Rebuilt:
+) -> RebuiltPlans:
     """Rebuild the ledger of a stream, or report what that would come to.
 
     Raises:

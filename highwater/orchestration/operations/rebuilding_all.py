@@ -25,7 +25,7 @@ from highwater.errors import ConfigurationError, TopicAbsentError, UnknownSliceE
 from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.slice_status import read_stream_commits
 from highwater.orchestration.operations import reading_accepted
-from highwater.orchestration.operations.reading_accepted import OnAccepted
+from highwater.orchestration.operations.reading_accepted import AcceptedFacts
 from highwater.orchestration.operations.rebuilding import find_highest_ordinals
 from highwater.plans import Generation, Loss
 from highwater.resources.groups import read_group_offsets
@@ -46,7 +46,7 @@ COPIES_A_BATCH = 10_000
 
 
 @dataclass
-class Copies:
+class CopyFacts:
     """The facts that were noted while topics were read; the copies themselves are not held.
 
     Args:
@@ -76,7 +76,7 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class Begun:
+class NewBeginning:
     """The new beginning of a stream.
 
     Args:
@@ -93,7 +93,7 @@ class Begun:
     copies: Mapping[str, int]
     strange: int
     log: Mapping[str, Mapping[int, OffsetRange]]
-    accepted: OnAccepted = field(default_factory=OnAccepted)
+    accepted: AcceptedFacts = field(default_factory=AcceptedFacts)
 
     @property
     def lines(self) -> list[str]:
@@ -193,7 +193,7 @@ def compute_generation_number(
     Args:
         kafka: is asked for one record of each partition.
         state: the topic.
-        newest: see `Copies`.
+        newest: see `CopyFacts`.
     """
     last = max((generation for generation, _ in newest), default=0)
     for (generation, partition), (offset, ms) in newest.items():
@@ -220,7 +220,7 @@ def rebuild_from_kafka(
     dry_run: bool,
     by: str = "",
     again: bool = False,
-) -> Begun:
+) -> NewBeginning:
     """Restart a stream from Kafka, or report what that would do. It may be repeated until the ledger is written.
 
     Args:
@@ -243,7 +243,7 @@ def rebuild_from_kafka(
     ensure_nothing_there(ledger, lake, stream)
     states = _fetch_topic_states(kafka, stream)
     logs = {topic: state.list_offset_ranges() for topic, state in states.items()}
-    seen = Copies()
+    seen = CopyFacts()
     accepted = reading_accepted.keep(
         ledger,
         lake,
@@ -274,7 +274,7 @@ def rebuild_from_kafka(
     )
     number = compute_generation_number(kafka, states[stream.topic], seen.newest)
     generations, losses = build_new_generations(stream, states, ordinals, number, by or "nobody yet", datetime.now(UTC))
-    found = Begun(generations, losses, dict(seen.count), seen.strange, logs, accepted)
+    found = NewBeginning(generations, losses, dict(seen.count), seen.strange, logs, accepted)
     for line in found.lines:
         log(line)
     erasures = [replace(one, slices={}) for one in stored if not one.erasure.by_age]
@@ -337,7 +337,11 @@ def _fetch_topic_states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
 
 
 def _read_copy_batches(
-    kafka: Kafka, stream: Stream, logs: Mapping[str, Mapping[int, OffsetRange]], seen: Copies, accepted: OnAccepted
+    kafka: Kafka,
+    stream: Stream,
+    logs: Mapping[str, Mapping[int, OffsetRange]],
+    seen: CopyFacts,
+    accepted: AcceptedFacts,
 ) -> Iterator[list[dict[str, Any]]]:
     """The copies on tiers and on the parked topic as rows, in batches; `seen` takes note of each."""
     batch: list[dict[str, Any]] = []

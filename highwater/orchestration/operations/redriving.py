@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.assets.parked_references import Original, read_original
+from highwater.assets.parked_references import OriginalRecord, read_original
 from highwater.batching import split_by_size
 from highwater.envelope import Envelope, Place, add_envelope, open_envelope
 from highwater.errors import ConfigurationError, RecordTooLargeError, UnbalancedError
@@ -31,14 +31,14 @@ BYTES_A_TRANSACTION = 16 * 1024 * 1024
 NAMED = 10
 
 
-class _Back(NamedTuple):
+class _SentBack(NamedTuple):
     name: str
     record: Record
     size: int
 
 
 @dataclass
-class _Stay:
+class _NotSent:
     """Records that could not be sent back: one too large by name and size, one that raw lacks by name and place."""
 
     large: list[tuple[str, int]] = field(default_factory=list)
@@ -108,7 +108,7 @@ def redrive(
         return
     topics, to = ensure(kafka, stream, gone), stream.tier_topics[0]
     rooms = {topic: shape.room for topic, shape in topics.items()}
-    name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _Stay()
+    name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _NotSent()
     with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:
         transactions.mark()
         limits = SizeLimits(rooms, transactions.most_bytes, transactions.compresses)
@@ -128,8 +128,8 @@ def _read_whole_records(
     wanted: Collection[tuple[int, int]],
     ends: Mapping[int, OffsetRange],
     partitions: int,
-    stay: _Stay,
-) -> Iterator[_Back]:
+    stay: _NotSent,
+) -> Iterator[_SentBack]:
     """The records, whole; those that raw lacks stay."""
     for message in kafka.read(stream.parked_topic, ends):
         if (message.partition(), message.offset()) not in wanted:
@@ -137,7 +137,7 @@ def _read_whole_records(
         envelope = open_envelope(extract_headers(message))
         assert envelope is not None, "only records with one were chosen"
         value: Any = message.value()
-        found: Original | None = Original(extract_key(message), value, extract_headers(message))
+        found: OriginalRecord | None = OriginalRecord(extract_key(message), value, extract_headers(message))
         name = f"{envelope.topic}[{envelope.partition}]@{envelope.offset}"
         if envelope.reference is not None:
             found = read_original(lake, stream, envelope.reference.place)
@@ -147,11 +147,13 @@ def _read_whole_records(
             yield _build_redrive_record(name, stream.tier_topics[0], envelope, found, partitions)
 
 
-def _build_redrive_record(name: str, topic: str, envelope: Envelope, found: Original, partitions: int) -> _Back:
+def _build_redrive_record(
+    name: str, topic: str, envelope: Envelope, found: OriginalRecord, partitions: int
+) -> _SentBack:
     # One try more, whatever it has behind it: where it fails again it is parked again.
     headers = add_envelope(replace(envelope, reference=None), found.headers)
     record = Record(topic, found.key, found.value, headers, partition=envelope.partition % partitions)
-    return _Back(name, record, measure_message(found.key, found.value, headers))
+    return _SentBack(name, record, measure_message(found.key, found.value, headers))
 
 
 def extract_headers(message: Message) -> list[tuple[str, Any]]:
@@ -166,7 +168,7 @@ def extract_key(message: Message) -> bytes | None:
     return found if found is None or isinstance(found, bytes) else str(found).encode()
 
 
-def _filter_by_size(found: Iterator[_Back], limits: SizeLimits, stay: _Stay) -> Iterator[_Back]:
+def _filter_by_size(found: Iterator[_SentBack], limits: SizeLimits, stay: _NotSent) -> Iterator[_SentBack]:
     for one in found:
         if limits.can_send_whole(one.record.topic, one.size):
             yield one
@@ -174,7 +176,7 @@ def _filter_by_size(found: Iterator[_Back], limits: SizeLimits, stay: _Stay) -> 
             stay.large.append((one.name, one.size))
 
 
-def _send_batch(transactions: Transactions, batch: list[_Back], stay: _Stay, before: int) -> int:
+def _send_batch(transactions: Transactions, batch: list[_SentBack], stay: _NotSent, before: int) -> int:
     """Send a batch, without records that are refused for their size; returns how many were sent."""
     while batch:
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from highwater.alerting import Condition
 from highwater.orchestration.checking.origin_counts import count_parked
-from highwater.orchestration.reporting.consumer_lag import Ages, measure_unread_ages, read_raw_slices
+from highwater.orchestration.reporting.consumer_lag import RecordAges, measure_unread_ages, read_raw_slices
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -44,7 +44,7 @@ class StreamInputs:
         """
         return count_parked(self.ledger, self.lake, self.stream)
 
-    def measure_ages(self, topic: str) -> Ages:
+    def measure_ages(self, topic: str) -> RecordAges:
         """The offsets of a topic that are not in raw, read once.
 
         Raises:
@@ -56,7 +56,7 @@ class StreamInputs:
         return self._ages[topic]
 
     @cached_property
-    def _ages(self) -> dict[str, Ages]:
+    def _ages(self) -> dict[str, RecordAges]:
         return {}
 
 

@@ -22,7 +22,7 @@ from highwater.orchestration.checking.slice_status import read_attempts
 from highwater.orchestration.checking.topic_audit import check_published_topics
 from highwater.orchestration.checking.version_checks import check_stream_versions
 from highwater.orchestration.reporting.audit_report import Audit, PartitionAudit, VersionResult
-from highwater.orchestration.reporting.consumer_lag import Ages, measure_unread_ages
+from highwater.orchestration.reporting.consumer_lag import RecordAges, measure_unread_ages
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.orchestration.resources import open_schema_finder
@@ -35,7 +35,7 @@ from highwater.topic_rules import Finding, TopicFacts, check_topic, describe_end
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.check_rules import Attempts
+    from highwater.orchestration.checking.check_rules import SliceAttempts
     from highwater.orchestration.reporting.status_report import StreamStatus
     from highwater.plans import Loss, Planned
     from highwater.producer_rules import ProducerFacts
@@ -207,7 +207,9 @@ def _check_versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, Ver
     return {name: VersionResult(found, stream.find_severity(name)) for name, found in results.items()}
 
 
-def compute_committed_ends(planned: Planned | None, slices: Sequence[Slice], in_tables: Attempts) -> dict[int, int]:
+def compute_committed_ends(
+    planned: Planned | None, slices: Sequence[Slice], in_tables: SliceAttempts
+) -> dict[int, int]:
     """For each partition the end of the slices, without a gap from the first one on, that are complete in all tables.
 
     Args:
@@ -255,9 +257,11 @@ def _count_lost_offsets(losses: Sequence[Loss], topic: str) -> Counter[int]:
     return found
 
 
-def _measure_ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus, read: Collection[str]) -> Ages:
+def _measure_ages(
+    ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus, read: Collection[str]
+) -> RecordAges:
     """The ages of waiting records; the reason why they could not be asked is in the status."""
-    nothing = Ages({}, sure=False)
+    nothing = RecordAges({}, sure=False)
     try:
         # A broker that is away is waited for once.
         return measure_unread_ages(ledger, kafka, stream, stream.topic, read) if status.partitions else nothing
@@ -266,7 +270,7 @@ def _measure_ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamSt
 
 
 def _check_main_topic(
-    kafka: Kafka, stream: Stream, ages: Ages
+    kafka: Kafka, stream: Stream, ages: RecordAges
 ) -> tuple[list[Finding], TopicFacts | None, list[HighwaterError]]:
     try:
         facts = fetch_topic_facts(kafka, stream.topic, ages.oldest, age_known=ages.sure)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from highwater.declaration import Severity
 from highwater.errors import HighwaterError, TemporaryError
 from highwater.orchestration.checking.completeness import TopicComparison
-from highwater.orchestration.checking.origin_counts import Ends
-from highwater.orchestration.checking.sent_records import OnTopic
+from highwater.orchestration.checking.origin_counts import OriginEnds
+from highwater.orchestration.checking.sent_records import TopicRecords
 from highwater.orchestration.reporting.status_report import DlqStatus, to_plain_times
 from highwater.topic_rules import Finding, Level
 from highwater.wording import format_duration, format_number
@@ -112,7 +112,7 @@ class Audit:
     slices: int
     unfinished: Sequence[str]
     losses: Sequence[Loss]
-    ends: Ends
+    ends: OriginEnds
     dlq: Sequence[DlqStatus]
     findings: Sequence[Finding]
     endurance: str
@@ -128,7 +128,7 @@ class Audit:
     producers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     keys: KeyPlaces | None = None
     published: str = ""
-    on_topics: Sequence[OnTopic] = ()
+    on_topics: Sequence[TopicRecords] = ()
     published_to: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     orphan_slices: Sequence[str] = ()
 

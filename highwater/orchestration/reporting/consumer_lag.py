@@ -41,7 +41,7 @@ SLICES_ASKED = 1_000
 
 
 @dataclass(frozen=True)
-class HeldBack:
+class HeldBackRecords:
     """The records that an open transaction holds back in a partition.
 
     Args:
@@ -56,7 +56,7 @@ class HeldBack:
 
 
 @dataclass(frozen=True)
-class Ages:
+class RecordAges:
     """The ages of the oldest unread records.
 
     Args:
@@ -73,7 +73,7 @@ class Ages:
     sure: bool
     waiting: Sequence[str] = ()
     starts: Mapping[int, int] = field(default_factory=dict)
-    held_back: Mapping[int, HeldBack] = field(default_factory=dict)
+    held_back: Mapping[int, HeldBackRecords] = field(default_factory=dict)
     expired: Mapping[int, OffsetRange] = field(default_factory=dict)
 
     @property
@@ -92,7 +92,9 @@ def read_raw_slices(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | No
         return None
 
 
-def measure_unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None) -> Ages:
+def measure_unread_ages(
+    ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None
+) -> RecordAges:
     """The ages of a topic's records that are not in raw.
 
     Args:
@@ -135,7 +137,7 @@ def measure_unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str
     )
 
 
-def _measure_held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
+def _measure_held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBackRecords]:
     """The records that open transactions hold back, read by one consumer: the first is at the last stable offset."""
     held = {p: seen for p, seen in state.partitions.items() if seen.last_stable is not None and seen.held_back}
     firsts = {p: OffsetRange(seen.last_stable or 0, (seen.last_stable or 0) + 1) for p, seen in held.items()}
@@ -144,7 +146,7 @@ def _measure_held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
         for message in kafka.read(state.topic, firsts, seconds=READ_SECONDS, committed=False) if firsts else ():
             if (age := compute_age(message)) is not None:
                 ages[message.partition()] = age
-    return {p: HeldBack(seen.last_stable or 0, seen.held_back, ages.get(p)) for p, seen in held.items()}
+    return {p: HeldBackRecords(seen.last_stable or 0, seen.held_back, ages.get(p)) for p, seen in held.items()}
 
 
 def load_unread_slices(
@@ -188,7 +190,7 @@ def _measure_ages(
     starts: Mapping[int, int],
     *,
     sure: bool,
-) -> Ages:
+) -> RecordAges:
     """The age of the first record of each range; of very many those of the oldest."""
     partitions = list(waiting) if len(waiting) <= PARTITIONS_ASKED else _list_oldest_partitions(kafka, state, waiting)
     found = {}
@@ -203,7 +205,7 @@ def _measure_ages(
             sure &= first is None or age is not None
     # One with markers alone may have taken the place of one with a record.
     sure &= len(partitions) == len(waiting) or len(found) == len(partitions)
-    return Ages(found, sure, slices, starts)
+    return RecordAges(found, sure, slices, starts)
 
 
 def _list_oldest_partitions(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange]) -> list[int]:

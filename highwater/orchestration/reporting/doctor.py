@@ -30,7 +30,7 @@ from highwater.orchestration.checking.topic_audit import check_published_topics
 from highwater.orchestration.dagster_home import ensure_home, translate_errors
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.orchestration.reporting.spark_trial import try_spark
-from highwater.orchestration.reporting.tried import Tried, Try, run_trial
+from highwater.orchestration.reporting.tried import TrialResult, Try, run_trial
 from highwater.resources.deleted_topics import find_vanished_error, read_state
 from highwater.resources.delta import open_table
 from highwater.resources.delta_rs_writes import try_storage
@@ -58,7 +58,7 @@ LEASE_SECONDS = 30.0
 
 def examine(
     deployment: Deployment, settings: Settings, environment: Mapping[str, str], without: Collection[str] = ()
-) -> Iterator[Tried]:
+) -> Iterator[TrialResult]:
     """Try everything, one after another; nothing that fails keeps the rest from being tried.
 
     Args:
@@ -86,7 +86,7 @@ def examine(
     if "Spark" not in without:
         yield from try_spark(settings, environment, avro=any(map(_is_avro, _list_declared_streams(deployment))))
     if "Kafka" in without:
-        yield Tried("streams", "not tried before their broker runs: highwater doctor tries it then")
+        yield TrialResult("streams", "not tried before their broker runs: highwater doctor tries it then")
         return
     try:
         streams = deployment.list_streams().values()
@@ -136,7 +136,7 @@ def _check_spark_options(deployment: Deployment) -> str:
     return f"{len(deployment.open_kafka().build_spark_options())} properties"
 
 
-def _check_stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+def _check_stream(deployment: Deployment, stream: Stream) -> Iterator[TrialResult]:
     def check_main_topic() -> str:
         state = read_state(deployment.open_ledger(), deployment.open_kafka(), stream, stream.topic)
         return f"{len(state.partitions)} partitions"
@@ -185,15 +185,15 @@ def _check_instances(deployment: Deployment, stream: Stream) -> str:
     return "no sensor ticked yet" if last is None else last.text
 
 
-def _check_dlq(deployment: Deployment, stream: Stream) -> Tried:
+def _check_dlq(deployment: Deployment, stream: Stream) -> TrialResult:
     what = f"DLQ topics of {stream.name}"
     try:
         text, warning = ensure_no_drift(
             deployment.open_kafka(), stream, partial(find_vanished_error, deployment.open_ledger(), stream)
         )
     except HighwaterError as error:
-        return Tried(what, error=error)
-    return Tried(what, text, warning=warning)
+        return TrialResult(what, error=error)
+    return TrialResult(what, text, warning=warning)
 
 
 def _check_accepted_topic(deployment: Deployment, stream: Stream) -> str:
@@ -201,7 +201,7 @@ def _check_accepted_topic(deployment: Deployment, stream: Stream) -> str:
     return check_accepted(deployment.open_kafka(), stream, gone)
 
 
-def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> Tried:
+def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> TrialResult:
     """A topic that another system fills, and may not have made yet."""
     what, kafka = f"DLQ topic {topic} of another system", deployment.open_kafka()
     try:
@@ -209,15 +209,17 @@ def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> 
         clock = "the broker" if has_broker_timestamps(kafka, topic) else "producers"
         settings = fetch_topic_settings(kafka, topic)
     except TopicAbsentError:
-        return Tried(what, "it is not there: the other system has not made it yet, or the name is wrong", warning=True)
+        return TrialResult(
+            what, "it is not there: the other system has not made it yet, or the name is wrong", warning=True
+        )
     except HighwaterError as error:
-        return Tried(what, error=error)
+        return TrialResult(what, error=error)
     found = f"{partitions} partitions, timestamps set by {clock}"
     waits, retained_for = stream.delays[topic] * (1 + RETRY_JITTER), find_retention(settings)
     if retained_for is None or retained_for >= RETENTION_PER_AGE * waits:
-        return Tried(what, found)
+        return TrialResult(what, found)
     needed = f"retention.ms={int(RETENTION_PER_AGE * waits / timedelta(milliseconds=1))}"
-    return Tried(
+    return TrialResult(
         what,
         f"{found}; it keeps a record for {format_duration(retained_for)}, "
         f"which waits there for up to {format_duration(waits)}",
@@ -226,24 +228,24 @@ def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> 
     )
 
 
-def _check_topic_rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+def _check_topic_rules(deployment: Deployment, stream: Stream) -> Iterator[TrialResult]:
     kafka = deployment.open_kafka()
     try:
         found = {stream.topic: check_topic(fetch_topic_facts(kafka, stream.topic))}
         published, errors = check_published_topics(kafka, stream)
     except HighwaterError as error:
-        yield Tried(f"topic {stream.topic}: rules", error=error)
+        yield TrialResult(f"topic {stream.topic}: rules", error=error)
         return
     for topic, findings in {**found, **published}.items():
         yield from (_convert_finding(topic, one) for one in findings if one.level is not Level.OK)
-    yield from (Tried(f"topics that {stream.name} publishes to: rules", error=error) for error in errors)
+    yield from (TrialResult(f"topics that {stream.name} publishes to: rules", error=error) for error in errors)
 
 
-def _convert_finding(topic: str, one: Finding) -> Tried:
+def _convert_finding(topic: str, one: Finding) -> TrialResult:
     what = f"topic {topic}: {one.rule}"
     if one.level is Level.ERROR:
-        return Tried(what, error=PermanentError(one.value, remedy=one.remedy))
-    return Tried(what, one.value, warning=True, remedy=one.remedy)
+        return TrialResult(what, error=PermanentError(one.value, remedy=one.remedy))
+    return TrialResult(what, one.value, warning=True, remedy=one.remedy)
 
 
 def _check_lake(root: str) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.errors import HighwaterError
     from highwater.holds import Hold
-    from highwater.orchestration.checking.check_rules import Attempts
+    from highwater.orchestration.checking.check_rules import SliceAttempts
     from highwater.orchestration.dagster_home import Opened
     from highwater.orchestration.reporting.publication_status import PublishedSlice
     from highwater.plans import Loss, Publication
@@ -76,7 +76,7 @@ class SliceRun:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectSummary:
     """Rejects of the slice: their reason, where they go from here, and how many they are."""
 
     reason: str
@@ -85,7 +85,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedSlice:
     """All that ledger, lake and Dagster hold about a slice.
 
     Args:
@@ -113,7 +113,7 @@ class Explained:
     commits: Sequence[Commit]
     publication: Publication | None
     undone: Sequence[str]
-    rejects: Sequence[Rejected] = ()
+    rejects: Sequence[RejectSummary] = ()
     hold: Hold | None = None
     exhausted_slice: ExhaustedSlice | None = None
     reclaims: Sequence[Reclaim] = ()
@@ -250,7 +250,7 @@ def _format_counts(counts: Mapping[str, int] | None) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in shown.items())
 
 
-def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opened | None = None) -> Explained:
+def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opened | None = None) -> ExplainedSlice:
     """Gather all facts about a slice.
 
     Args:
@@ -281,7 +281,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
         if dagster is None
         else ask_instance(dagster, lambda one: _fetch_runs_and_checks(one, stream, key, leases))
     )
-    return Explained(
+    return ExplainedSlice(
         slice_=slice_,
         lost=lost,
         commits=[*commits, *_build_current_commits(attempts, key), *_build_metrics_commits(attempts, key)],
@@ -348,7 +348,7 @@ def _commit(table: str, slice_commit: SliceCommit | None, rows: int | None) -> C
     return Commit(table, slice_commit.attempt, slice_commit.rows if rows is None else rows, slice_commit.counts)
 
 
-def _load_rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
+def _load_rejects(lake: Lake, stream: Stream, key: str) -> list[RejectSummary]:
     table = lake.open_stream_table(stream.name, "rejects")
     if table is None:
         return []
@@ -358,7 +358,7 @@ def _load_rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
         "SELECT reason, next_topic, count(*) AS records FROM t WHERE "
         f"{slice_is_one_of([key])} GROUP BY reason, next_topic ORDER BY reason, next_topic",
     )
-    return [Rejected(str(row["reason"]), str(row["next_topic"]), int(str(row["records"]))) for row in found]
+    return [RejectSummary(str(row["reason"]), str(row["next_topic"]), int(str(row["records"]))) for row in found]
 
 
 def _is_stream_lease(lease: str, stream: Stream) -> bool:
@@ -366,11 +366,11 @@ def _is_stream_lease(lease: str, stream: Stream) -> bool:
     return lease.partition(" ")[2].partition("/")[0] == stream.name
 
 
-def _build_current_commits(attempts: Attempts, key: str) -> list[Commit]:
+def _build_current_commits(attempts: SliceAttempts, key: str) -> list[Commit]:
     return [] if attempts.current is None else [Commit("current", attempts.current.get(key))]
 
 
-def _build_metrics_commits(attempts: Attempts, key: str) -> list[Commit]:
+def _build_metrics_commits(attempts: SliceAttempts, key: str) -> list[Commit]:
     return [] if attempts.metrics is None else [Commit("metrics", attempts.metrics.get(key))]
 
 

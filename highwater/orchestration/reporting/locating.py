@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedRecord:
     """The facts about one offset.
 
     Args:
@@ -118,7 +118,7 @@ def find_stream(streams: Iterable[Stream], topic: str) -> Stream:
 
 def locate(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, topic: str, partition: int, offset: int
-) -> list[Located]:
+) -> list[LocatedRecord]:
     """The facts about an offset: an answer for each generation of the topic that planned it, or one with the reason.
 
     Raises:
@@ -142,7 +142,9 @@ def _load_attempts(lake: Lake, stream: Stream, slice_: Slice) -> dict[str, int]:
     return attempts | ({"current": current[slice_.key]} if current and slice_.key in current else {})
 
 
-def _locate_in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partition: int, offset: int) -> Located:
+def _locate_in_slice(
+    ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partition: int, offset: int
+) -> LocatedRecord:
     lost = [
         loss
         for loss in ledger.list_losses(stream.name, slice_.topic)
@@ -165,7 +167,7 @@ def _locate_in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, 
         return (
             _build_lost_result(lost[0], slice_)
             if lost
-            else Located("unread", "planned, and not in raw yet", slice_=slice_)
+            else LocatedRecord("unread", "planned, and not in raw yet", slice_=slice_)
         )
     where = f'{slice_is_one_of([slice_.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
@@ -185,7 +187,7 @@ def _locate_in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, 
     for one in sorted(gone, key=lambda one: one.by_age):
         [why] = [erasure for erasure in ledger.erasures.list_for_stream(stream.name) if erasure.number == one.number]
         if not why.by_age:
-            return Located("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", slice_=slice_)
+            return LocatedRecord("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", slice_=slice_)
         if count_expired_rows(slice_commits[slice_.key]):
             return _locate_aged_record(
                 ledger, lake, stream, slice_, Origin(slice_.topic, slice_.generation, partition, offset), why
@@ -193,7 +195,7 @@ def _locate_in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, 
     if not found:
         ensure_all_rows_seen(raw, [slice_.key])
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
-        return Located("gap", text, slice_=slice_)
+        return LocatedRecord("gap", text, slice_=slice_)
     [row] = found
     here = Origin(slice_.topic, slice_.generation, partition, offset)
     origin = here if slice_.topic == stream.topic else _find_origin(ledger, lake, stream, here, row)
@@ -203,15 +205,15 @@ def _locate_in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, 
 
 def _locate_aged_record(
     ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, here: Origin, why: Erasure
-) -> Located:
+) -> LocatedRecord:
     """The end of a record whose row of raw has expired; on the main topic its place is its origin."""
     fact = f"its row of raw expired, by {why.erased_by} at {why.erased_at}: {why.reason}"
     if slice_.topic == stream.topic:
         found = _locate_origin(ledger, lake, stream, here, slice_, None)
         if found.end != "unknown":
             return replace(found, facts=[fact, *found.facts])
-        return Located("aged", f"{fact}; it was no event and no reject: a tombstone", here, slice_)
-    return Located("aged", f"{fact}; which record it was a copy of is not known any more", slice_=slice_)
+        return LocatedRecord("aged", f"{fact}; it was no event and no reject: a tombstone", here, slice_)
+    return LocatedRecord("aged", f"{fact}; which record it was a copy of is not known any more", slice_=slice_)
 
 
 def _find_origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
@@ -237,8 +239,8 @@ def _find_origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: 
     return resolve_origin(stream, read_main_log(ledger, stream), found, row["ms"])
 
 
-def _build_lost_result(loss: Loss, slice_: Slice | None) -> Located:
-    return Located(
+def _build_lost_result(loss: Loss, slice_: Slice | None) -> LocatedRecord:
+    return LocatedRecord(
         "lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}", slice_=slice_
     )
 
@@ -256,7 +258,7 @@ def _locate_origin(
     row: Mapping[str, Any] | None,
     *,
     tombstone: bool = False,
-) -> Located:
+) -> LocatedRecord:
     """The end of an origin: its last known event."""
     published = {(found["slice"], found[NUMBER]): found for found in _load_origin_rows(lake, stream, "dlq", origin)}
     found = _load_origin_rows(lake, stream, "rejects", origin)
@@ -273,7 +275,7 @@ def _locate_origin(
     elif end == "unknown" and slice_ is not None and slice_.topic != stream.topic:
         why = "its origin was accepted already, counts elsewhere in the slice, or was left to its main slice"
         end, text = "superseded", why
-    return Located(end, text, origin, slice_, row, facts)
+    return LocatedRecord(end, text, origin, slice_, row, facts)
 
 
 def _describe_end(
@@ -338,24 +340,28 @@ def _load_origin_rows(lake: Lake, stream: Stream, name: str, origin: Origin) -> 
     return query(table, f"SELECT {columns[name]}, {number} FROM t WHERE {where}")
 
 
-def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partition: int, offset: int) -> Located:
+def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partition: int, offset: int) -> LocatedRecord:
     """A parked record: its envelope names the origin."""
     topic = stream.parked_topic
     try:
         state = kafka.read_topic_state(topic)
         if (why := _find_unreadable_reason(state, partition, offset)) is not None:
-            return Located("unknown", why)
+            return LocatedRecord("unknown", why)
         messages = list(kafka.read(topic, {partition: OffsetRange(offset, offset + 1)}, seconds=10))
     except HighwaterError as error:
-        return Located("unknown", f"{topic} could not be read there: {error.problem}", unseen=_find_lookup_error(error))
+        return LocatedRecord(
+            "unknown", f"{topic} could not be read there: {error.problem}", unseen=_find_lookup_error(error)
+        )
     headers: Any = messages[0].headers() if messages else None
     envelope: Envelope | None = open_envelope(headers or (), stream.is_origin)
     if envelope is None:
-        return Located("unknown", "no record with an envelope of ours at this offset")
+        return LocatedRecord("unknown", "no record with an envelope of ours at this offset")
     return _locate_origin(ledger, lake, stream, envelope.origin, None, None)
 
 
-def _locate_unplanned(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, partition: int, offset: int) -> Located:
+def _locate_unplanned(
+    ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, partition: int, offset: int
+) -> LocatedRecord:
     for loss in ledger.list_losses(stream.name, topic):
         if loss.partition == partition and offset in loss.offsets:
             return _build_lost_result(loss, None)
@@ -363,8 +369,8 @@ def _locate_unplanned(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, 
         why = _find_unreadable_reason(kafka.read_topic_state(topic), partition, offset)
     except HighwaterError as error:
         text = f"no slice holds it, and the topic could not be looked at: {error.problem}"
-        return Located("unplanned", text, unseen=_find_lookup_error(error))
-    return Located("unplanned", why or "it waits for the planner, or lies before the offset where planning began")
+        return LocatedRecord("unplanned", text, unseen=_find_lookup_error(error))
+    return LocatedRecord("unplanned", why or "it waits for the planner, or lies before the offset where planning began")
 
 
 def _find_lookup_error(error: HighwaterError) -> HighwaterError | None:

@@ -18,11 +18,11 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.orchestration.checking.check_results import count_failing_slices, select_error_checks
-from highwater.orchestration.checking.origin_counts import Ends, count_ends
+from highwater.orchestration.checking.origin_counts import OriginEnds, count_ends
 from highwater.orchestration.checking.slice_status import read_attempts
 from highwater.orchestration.dagster_home import Opened, ask_instance
 from highwater.orchestration.reporting.audit import compute_committed_ends
-from highwater.orchestration.reporting.consumer_lag import Ages, measure_unread_ages
+from highwater.orchestration.reporting.consumer_lag import RecordAges, measure_unread_ages
 from highwater.orchestration.reporting.health import SENSORS, fetch_heartbeats, fetch_last_ticks
 from highwater.orchestration.reporting.plan_status import read_topic_status
 from highwater.routing import on_tier
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.check_rules import Attempts
+    from highwater.orchestration.checking.check_rules import SliceAttempts
     from highwater.plans import Loss, Planned
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
@@ -87,7 +87,7 @@ _UNITS = ("seconds",)
 
 
 @dataclass(eq=False)  # the library keeps collectors as keys
-class Samples:
+class MetricSamples:
     """The measured samples.
 
     Args:
@@ -152,7 +152,7 @@ def measure(
     lake: Lake,
     streams: Sequence[Stream],
     dagster: Opened,
-) -> Samples:
+) -> MetricSamples:
     """Measure the streams; an error leaves out what rests on it, and nothing else (I15).
 
     Args:
@@ -161,7 +161,7 @@ def measure(
         dagster: opens the instance; it gives None where there is none to ask.
     """
     begun = time.monotonic()
-    found = Samples()
+    found = MetricSamples()
     for stream in streams:
         try:
             _measure_stream(found, ledger, kafka, lake, stream)
@@ -181,7 +181,7 @@ def measure(
     return found
 
 
-def _measure_stream(found: Samples, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
+def _measure_stream(found: MetricSamples, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
     # The lake before the plan: a slice that is committed in between appears at worst as incomplete.
     committed = found.ask("lake", lambda: read_attempts(lake, stream))
     slices = found.ask("ledger", lambda: ledger.list_slices(stream.name))
@@ -201,7 +201,9 @@ def _measure_stream(found: Samples, ledger: Ledger, kafka: Kafka, lake: Lake, st
         _measure_origin_ends(found, stream, ends)
 
 
-def _measure_slices(found: Samples, view: Stream, slices: Sequence[Slice] | None, committed: Attempts | None) -> None:
+def _measure_slices(
+    found: MetricSamples, view: Stream, slices: Sequence[Slice] | None, committed: SliceAttempts | None
+) -> None:
     if slices is None:
         return
     mine = [slice_.key for slice_ in slices if slice_.topic == view.topic]
@@ -211,12 +213,16 @@ def _measure_slices(found: Samples, view: Stream, slices: Sequence[Slice] | None
         found.add("highwater_slices_incomplete", open_, view.name, view.topic)
 
 
-def _load_plan(found: Samples, ledger: Ledger, view: Stream) -> Planned | None:
+def _load_plan(found: MetricSamples, ledger: Ledger, view: Stream) -> Planned | None:
     return found.ask("ledger", lambda: ledger.topics.read_planned_topic(view.name, view.topic))
 
 
 def _measure_plan_ends(
-    found: Samples, view: Stream, planned: Planned | None, slices: Sequence[Slice] | None, committed: Attempts | None
+    found: MetricSamples,
+    view: Stream,
+    planned: Planned | None,
+    slices: Sequence[Slice] | None,
+    committed: SliceAttempts | None,
 ) -> None:
     """Measure the planned and committed offsets of the topic."""
     if planned is None:
@@ -229,7 +235,7 @@ def _measure_plan_ends(
 
 
 def _measure_topic(
-    found: Samples,
+    found: MetricSamples,
     ledger: Ledger,
     kafka: Kafka,
     view: Stream,
@@ -262,7 +268,7 @@ def _measure_topic(
         )
 
 
-def _measure_ages(found: Samples, ages: Ages | None, view: Stream) -> None:
+def _measure_ages(found: MetricSamples, ages: RecordAges | None, view: Stream) -> None:
     for partition, age in ages.by_partition.items() if ages else ():
         found.add("highwater_oldest_unread_age_seconds", age.total_seconds(), view.name, view.topic, partition)
     for partition, held in ages.held_back.items() if ages else ():
@@ -276,7 +282,7 @@ def _needs_operator(error: HighwaterError, *, expected: bool) -> bool:
     return not isinstance(error, TemporaryError) and (expected or not isinstance(error, TopicAbsentError))
 
 
-def _measure_losses(found: Samples, stream: Stream, losses: Sequence[Loss] | None) -> None:
+def _measure_losses(found: MetricSamples, stream: Stream, losses: Sequence[Loss] | None) -> None:
     number: Counter[tuple[str, int]] = Counter()
     offsets: Counter[tuple[str, int]] = Counter()
     for loss in losses or ():
@@ -287,14 +293,14 @@ def _measure_losses(found: Samples, stream: Stream, losses: Sequence[Loss] | Non
         found.add("highwater_lost_offsets", offsets[topic, partition], stream.name, topic, partition)
 
 
-def _measure_holds(found: Samples, ledger: Ledger, stream: Stream) -> None:
+def _measure_holds(found: MetricSamples, ledger: Ledger, stream: Stream) -> None:
     holds = found.ask("ledger", lambda: ledger.holds.read_open(stream.name))
     if holds is not None:
         found.add("highwater_held_slices", len(holds), stream.name)
         found.add("highwater_held_records", sum(hold.found.records for hold in holds), stream.name)
 
 
-def _measure_alerts(found: Samples, ledger: Ledger, stream: str) -> None:
+def _measure_alerts(found: MetricSamples, ledger: Ledger, stream: str) -> None:
     alerts = found.ask("ledger", ledger.alerts.read_open)
     if alerts is None:
         return
@@ -304,7 +310,7 @@ def _measure_alerts(found: Samples, ledger: Ledger, stream: str) -> None:
         found.add("highwater_alert_since_timestamp_seconds", alert.since.timestamp(), stream, alert.what)
 
 
-def _measure_origin_ends(found: Samples, stream: Stream, ends: Ends | None) -> None:
+def _measure_origin_ends(found: MetricSamples, stream: Stream, ends: OriginEnds | None) -> None:
     if ends is None:
         return
     counted = {
@@ -324,7 +330,7 @@ def _measure_origin_ends(found: Samples, stream: Stream, ends: Ends | None) -> N
     found.add("highwater_origins_twice", ends.twice, stream.name)
 
 
-def _measure_dagster(found: Samples, opened: Opened, streams: Sequence[Stream]) -> bool:
+def _measure_dagster(found: MetricSamples, opened: Opened, streams: Sequence[Stream]) -> bool:
     """Count failing checks, and note when daemons and sensors last worked; False where there is no instance to ask."""
 
     def ask(instance: DagsterInstance) -> _Answered:

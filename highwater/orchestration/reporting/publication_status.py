@@ -17,7 +17,7 @@ from highwater.assets.events import TABLE as EVENTS
 from highwater.assets.origins import DLQ
 from highwater.assets.rejects import TABLE as REJECTS
 from highwater.errors import KAFKA, LAKE, TopicVanishedError
-from highwater.publishing import State
+from highwater.publishing import EventState
 from highwater.resources.commit_log import read_slice_commits, read_written
 from highwater.resources.delta import query, slice_is_one_of
 from highwater.resources.dependency_guards import describe, is_cooling_down
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
     from highwater.plans import Publication
-    from highwater.resources.commit_log import Written
+    from highwater.resources.commit_log import CommitTime
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.slice_commits import SliceCommit
@@ -40,7 +40,7 @@ MOST_OPENED = 50
 
 
 @dataclass(frozen=True)
-class Behind:
+class PublicationLag:
     """The lag of publication behind the decisions.
 
     Args:
@@ -100,7 +100,9 @@ class Behind:
         return {**vars(self), "since": None if self.since is None else self.since.isoformat()}
 
 
-def measure_publication_lag(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = ()) -> Behind | None:
+def measure_publication_lag(
+    ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = ()
+) -> PublicationLag | None:
     """Look how far a stream is published; None of one that publishes nothing.
 
     Args:
@@ -123,7 +125,7 @@ def measure_publication_lag(ledger: Ledger, lake: Lake, stream: Stream, also: Co
     since = {key: decided[key].at_ms for key in (*fresh, *revised)}
     oldest = min(since, key=lambda key: (since[key], key), default=None)
     following = ledger.list_slices(stream.name, stream.topic, after=last, limit=1)
-    return Behind(
+    return PublicationLag(
         topic=stream.publishes.topic,
         last=last,
         slices=len(fresh),
@@ -161,12 +163,12 @@ def find_accepted_vanished_error(ledger: Ledger, lake: Lake, stream: Stream, top
     )
 
 
-def _load_written_slices(lake: Lake, stream: Stream, name: str) -> tuple[DeltaTable | None, dict[str, Written]]:
+def _load_written_slices(lake: Lake, stream: Stream, name: str) -> tuple[DeltaTable | None, dict[str, CommitTime]]:
     table = lake.open_stream_table(stream.name, name)
     return table, {} if table is None else read_written(table)
 
 
-def _find_last_sent(stream: Stream, published: DeltaTable | None, settled: dict[str, Written]) -> str | None:
+def _find_last_sent(stream: Stream, published: DeltaTable | None, settled: dict[str, CommitTime]) -> str | None:
     """The last slice of the main topic that is sent; a later one that was sent in part is taken from `settled`."""
     main = f"{stream.topic}@"
     while published is not None:
@@ -180,8 +182,8 @@ def _find_last_sent(stream: Stream, published: DeltaTable | None, settled: dict[
 
 
 def _list_waiting_slices(
-    decided: Mapping[str, Written],
-    settled: Mapping[str, Written],
+    decided: Mapping[str, CommitTime],
+    settled: Mapping[str, CommitTime],
     events: DeltaTable | None,
     published: DeltaTable | None,
     also: Collection[str],
@@ -348,7 +350,9 @@ def _count_states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime
         f"SELECT state, count(*) AS rows, max(published_at) AS at FROM t WHERE {slice_is_one_of([key])} GROUP BY state"
     )
     found = {str(row["state"]): row for row in query(table, sql)}
-    states: dict[str, int] = {state.value: int(found[state.value]["rows"]) for state in State if state.value in found}
+    states: dict[str, int] = {
+        state.value: int(found[state.value]["rows"]) for state in EventState if state.value in found
+    }
     return states, max((row["at"] for row in found.values()), default=None)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication
 
     from highwater.orchestration.reporting.health import Health
-    from highwater.orchestration.reporting.open_metrics import Samples
+    from highwater.orchestration.reporting.open_metrics import MetricSamples
 
 T = TypeVar("T")
 # Prometheus waits 10 s for a scrape by default.
@@ -24,7 +24,7 @@ HEALTH_SECONDS = 5.0
 _LOG = logging.getLogger(__name__)
 
 
-class Shared(Generic[T]):
+class CachedValue(Generic[T]):
     """A value that is computed on request, at most once in some seconds and by one thread at a time.
 
     Args:
@@ -66,7 +66,7 @@ class Shared(Generic[T]):
             self._changed.notify_all()
 
 
-def build_application(metrics: Shared[Samples], health: Shared[Health]) -> WSGIApplication:
+def build_application(metrics: CachedValue[MetricSamples], health: CachedValue[Health]) -> WSGIApplication:
     """The WSGI application of both endpoints.
 
     Args:
@@ -107,7 +107,7 @@ def _respond_with_text(
     return [data]
 
 
-class _Quiet(WSGIRequestHandler):
+class _QuietHandler(WSGIRequestHandler):
     """Logs no requests; a client that sends nothing is let go after some seconds."""
 
     timeout = 30
@@ -132,4 +132,4 @@ def open_server(host: str, port: int, serve: WSGIApplication) -> WSGIServer:
     class Server(ThreadingWSGIServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-    return make_server(host, port, serve, Server, handler_class=_Quiet)
+    return make_server(host, port, serve, Server, handler_class=_QuietHandler)

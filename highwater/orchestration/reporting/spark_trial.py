@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TemporaryError
 from highwater.orchestration.redaction import SHORTEST, redact_secrets, select_secret_values
-from highwater.orchestration.reporting.tried import Tried
+from highwater.orchestration.reporting.tried import TrialResult
 from highwater.orchestration.resources import close_session, open_session
 from highwater.resources import spark_checks
 from highwater.resources.spark import is_connect
@@ -90,7 +90,7 @@ JOB = TrialStep(
 STEPS = (SESSION, LAKE, KAFKA, AVRO, JOB)
 
 
-def try_spark(settings: Settings, environment: Mapping[str, str], *, avro: bool) -> Iterator[Tried]:
+def try_spark(settings: Settings, environment: Mapping[str, str], *, avro: bool) -> Iterator[TrialResult]:
     """Connect to Spark, then open a session and use it.
 
     Args:
@@ -101,15 +101,19 @@ def try_spark(settings: Settings, environment: Mapping[str, str], *, avro: bool)
     try:
         text, away = reach(settings, environment)
     except HighwaterError as error:
-        yield Tried("Spark", error=error)
+        yield TrialResult("Spark", error=error)
         return
     if away:
         text = f"{text}; none at {', '.join(away)}"
-    yield Tried("Spark", text, warning=bool(away), remedy="start the others, or take them off the list" if away else "")
+    yield TrialResult(
+        "Spark", text, warning=bool(away), remedy="start the others, or take them off the list" if away else ""
+    )
     yield from _run_in_process([step for step in STEPS if avro or step is not AVRO], settings, environment)
 
 
-def _run_in_process(steps: Sequence[TrialStep], settings: Settings, environment: Mapping[str, str]) -> Iterator[Tried]:
+def _run_in_process(
+    steps: Sequence[TrialStep], settings: Settings, environment: Mapping[str, str]
+) -> Iterator[TrialResult]:
     """Have the steps tried by a process, and end it."""
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb", buffering=0) as reports, tempfile.TemporaryFile() as log:
@@ -162,13 +166,13 @@ def select_trial_secrets(settings: Settings) -> frozenset[str]:
 
 def _read_reports(
     steps: Sequence[TrialStep], reports: BinaryIO, log: BinaryIO, secrets: frozenset[str]
-) -> Generator[Tried, None, bool]:
+) -> Generator[TrialResult, None, bool]:
     """The process's report of each step; returns whether it answered to the end."""
     rest = b""
     for step in steps:
         line, rest = _read_line(reports, rest, step.seconds)
         if line is None:
-            yield Tried(step.what, error=_build_unanswered_error(step, ended=rest == ENDED, log=log))
+            yield TrialResult(step.what, error=_build_unanswered_error(step, ended=rest == ENDED, log=log))
             return False
         one = from_plain(json.loads(line), secrets)
         yield one
@@ -221,7 +225,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def to_plain(one: Tried) -> dict[str, Any]:
+def to_plain(one: TrialResult) -> dict[str, Any]:
     """The result as JSON holds it."""
     plain: dict[str, Any] = {"what": one.what, "text": one.text, "warning": one.warning, "remedy": one.remedy}
     if (error := one.error) is not None:
@@ -231,7 +235,7 @@ def to_plain(one: Tried) -> dict[str, Any]:
     return plain
 
 
-def from_plain(plain: Mapping[str, Any], secrets: frozenset[str] = frozenset()) -> Tried:
+def from_plain(plain: Mapping[str, Any], secrets: frozenset[str] = frozenset()) -> TrialResult:
     """The inverse of `to_plain`, without the secrets; an error comes back as one of two kinds."""
 
     def redact_values(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,11 +245,11 @@ def from_plain(plain: Mapping[str, Any], secrets: frozenset[str] = frozenset()) 
     error, temporary = rest.pop("error", None), rest.pop("temporary", False)
     if error is not None:
         error = redact_values(error)
-        return Tried(**rest, error=(DependencyAwayError if temporary else ConfigurationError)(**error))
-    return Tried(**rest)
+        return TrialResult(**rest, error=(DependencyAwayError if temporary else ConfigurationError)(**error))
+    return TrialResult(**rest)
 
 
-def run_steps(steps: Iterable[TrialStep], settings: Settings) -> Iterator[Tried]:
+def run_steps(steps: Iterable[TrialStep], settings: Settings) -> Iterator[TrialResult]:
     """Open a session and try the steps; none follows a session that cannot be used."""
     with _session(settings) as session:
         for step in steps:
@@ -255,15 +259,17 @@ def run_steps(steps: Iterable[TrialStep], settings: Settings) -> Iterator[Tried]
                 return
 
 
-def _run_step(step: TrialStep, session: SparkSession, settings: Settings) -> Tried:
+def _run_step(step: TrialStep, session: SparkSession, settings: Settings) -> TrialResult:
     try:
         found = step.check(session, settings)
     except HighwaterError as error:
-        return Tried(step.what, error=error)
+        return TrialResult(step.what, error=error)
     except Exception as error:  # noqa: BLE001 - Spark has no common class of errors
-        return Tried(step.what, error=spark_checks.explain_error(f"{step.what}: the check failed", error, settings))
+        return TrialResult(
+            step.what, error=spark_checks.explain_error(f"{step.what}: the check failed", error, settings)
+        )
     text, remedy = (found, "") if isinstance(found, str) else found
-    return Tried(step.what, text, warning=bool(remedy), remedy=remedy)
+    return TrialResult(step.what, text, warning=bool(remedy), remedy=remedy)
 
 
 @contextmanager
@@ -284,7 +290,7 @@ def main(write_end: int, chosen: Sequence[str]) -> None:
     steps = [step for step in STEPS if step.what in chosen]
     with os.fdopen(write_end, "w", encoding="utf-8") as reports:
 
-        def report(one: Tried) -> None:
+        def report(one: TrialResult) -> None:
             reports.write(f"{json.dumps(to_plain(one))}\n")
             reports.flush()
 
@@ -292,7 +298,9 @@ def main(write_end: int, chosen: Sequence[str]) -> None:
             for one in run_steps(steps, settings):
                 report(one)
         except Exception as error:  # noqa: BLE001 - of `open_session`: Spark has no common class of errors
-            report(Tried(SESSION.what, error=spark_checks.explain_error("no Spark session opens", error, settings)))
+            report(
+                TrialResult(SESSION.what, error=spark_checks.explain_error("no Spark session opens", error, settings))
+            )
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def _describe_fault(error: PermanentError) -> tuple[str, str]:
     return "; ".join([error.problem, *values]), error.remedy
 
 
-class _Texts(NamedTuple):
+class _AlertTexts(NamedTuple):
     """The texts of an alert about some faults."""
 
     value: str
@@ -94,14 +94,14 @@ class _Texts(NamedTuple):
     remedy: str
 
 
-def _build_texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _Texts:
+def _build_texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _AlertTexts:
     if not faults:
-        return _Texts("no fault", over=False, remedy="nothing is to be done")
+        return _AlertTexts("no fault", over=False, remedy="nothing is to be done")
     first = [text for text, _ in faults[:MOST_FAULTS]]
     more = [f"and {len(faults) - MOST_FAULTS:,} more"] if len(faults) > MOST_FAULTS else []
     remedies = dict.fromkeys(remedy for _, remedy in faults[:MOST_FAULTS])
     shown = f"highwater status {stream.name} shows every partition"
-    return _Texts("; ".join([*first, *more]), over=True, remedy="; ".join([*remedies, shown]))
+    return _AlertTexts("; ".join([*first, *more]), over=True, remedy="; ".join([*remedies, shown]))
 
 
 def list_expired_errors(

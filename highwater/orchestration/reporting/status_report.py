@@ -13,8 +13,8 @@ from highwater.errors import HighwaterError
 from highwater.holds import Hold
 from highwater.instances import ONE_INSTANCE, Instance
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords, describe_pending_slices
-from highwater.orchestration.reporting.publication_status import Behind
-from highwater.orchestration.sensing.due_times import Due
+from highwater.orchestration.reporting.publication_status import PublicationLag
+from highwater.orchestration.sensing.due_times import DueTimes
 from highwater.resources.ledger.breakers import AcceptedReason, Judgement
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
 from highwater.resources.ledger.pauses import Pause
@@ -71,7 +71,7 @@ class DlqStatus:
     due: int | None = None
     error: HighwaterError | None = None
     pause: Pause | None = None
-    times: Due | None = None
+    times: DueTimes | None = None
 
     @property
     def line(self) -> str:
@@ -100,7 +100,7 @@ class WaitingWork:
         parked: published records that wait on the parked topic for a person.
     """
 
-    publication: Behind | None = None
+    publication: PublicationLag | None = None
     reclaimed: Sequence[ReclaimedRecords] = ()
     remedy: str = ""
     parked: int = 0
@@ -313,7 +313,7 @@ def _to_plain_dlq(one: DlqStatus) -> dict[str, Any]:
     return {**plain, "error": error, "pause": pause, **to_plain_times(one.times)}
 
 
-def to_plain_times(times: Due | None) -> dict[str, str | None]:
+def to_plain_times(times: DueTimes | None) -> dict[str, str | None]:
     """The due times of waiting records, as plain values for JSON."""
     return {"next_due": None, "all_due": None} if times is None else {**times.to_plain()}
 

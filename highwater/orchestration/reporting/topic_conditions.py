@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from highwater.alerting import Condition
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.reporting.alert_inputs import StreamInputs
-from highwater.orchestration.reporting.consumer_lag import Ages
+from highwater.orchestration.reporting.consumer_lag import RecordAges
 from highwater.resources.topic_facts import fetch_topic_settings
 from highwater.topic_rules import find_retention, find_size_limit, has_no_age_limit
 from highwater.wording import format_duration
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Left:
+class _RetentionLeft:
     """The time for which a topic still keeps its oldest unread record.
 
     Args:
@@ -34,7 +34,7 @@ class _Left:
     topic: str
     left: timedelta | None
     limit: timedelta
-    ages: Ages
+    ages: RecordAges
     size: int | None
 
     @property
@@ -81,7 +81,7 @@ def measure_retention_left(inputs: StreamInputs) -> Condition | None:
     )
 
 
-def _measure_times_left(inputs: StreamInputs) -> list[_Left]:
+def _measure_times_left(inputs: StreamInputs) -> list[_RetentionLeft]:
     found = []
     for topic in (inputs.stream.topic, *inputs.stream.delays):
         try:
@@ -138,7 +138,7 @@ def _compute_held_back_limit(inputs: StreamInputs, topic: str) -> timedelta:
     return limit if retained_for is None else min(limit, retained_for / 2)
 
 
-def _measure_time_left(inputs: StreamInputs, topic: str) -> _Left | None:
+def _measure_time_left(inputs: StreamInputs, topic: str) -> _RetentionLeft | None:
     """None where the settings of the topic may not be read."""
     settings = fetch_topic_settings(inputs.kafka, topic)
     retained_for, size = find_retention(settings), find_size_limit(settings)
@@ -147,14 +147,14 @@ def _measure_time_left(inputs: StreamInputs, topic: str) -> _Left | None:
             return None
         # A limit by size may have taken records all the same.
         expired = {} if size is None else inputs.measure_ages(topic).expired
-        return _Left(topic, None, timedelta(0), Ages({}, sure=True, expired=expired), size)
+        return _RetentionLeft(topic, None, timedelta(0), RecordAges({}, sure=True, expired=expired), size)
     ages = inputs.measure_ages(topic)
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
     limit = min(inputs.stream.alerts.retention_left, retained_for / 2)
-    return _Left(topic, retained_for - (ages.oldest or timedelta(0)), limit, ages, size)
+    return _RetentionLeft(topic, retained_for - (ages.oldest or timedelta(0)), limit, ages, size)
 
 
-def _read_sooner(stream: Stream, worst: _Left) -> str:
+def _read_sooner(stream: Stream, worst: _RetentionLeft) -> str:
     waiting = worst.ages.waiting
     planned = f"highwater explain {waiting[0]} shows why it is planned and not read, or " if waiting else ""
     runs = f"the sensor planner runs, that {stream.name} is not paused,"

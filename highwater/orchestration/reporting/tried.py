@@ -9,7 +9,7 @@ from highwater.errors import HighwaterError
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """One thing that was tried.
 
     Args:
@@ -38,9 +38,9 @@ class Tried:
 Try = Callable[[], str]
 
 
-def run_trial(what: str, trial: Try) -> Tried:
+def run_trial(what: str, trial: Try) -> TrialResult:
     """Try one thing; its error becomes the result."""
     try:
-        return Tried(what, trial())
+        return TrialResult(what, trial())
     except HighwaterError as error:
-        return Tried(what, error=error)
+        return TrialResult(what, error=error)

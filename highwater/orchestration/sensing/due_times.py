@@ -23,7 +23,7 @@ READ_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Due:
+class DueTimes:
     """The due times of waiting records.
 
     Args:
@@ -39,7 +39,7 @@ class Due:
         return {"next_due": self.next.isoformat(), "all_due": self.all.isoformat()}
 
 
-def read_due_times(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> Due | None:
+def read_due_times(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> DueTimes | None:
     """The due times of records that a tick without effect found waiting.
 
     None where nothing waits, where times could not be read, or where a producer's clock names a year beyond Python's
@@ -83,6 +83,6 @@ def _read_timestamps(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]
     return [max(message.timestamp()[1], 0) for message in kafka.read(topic, ranges, seconds=READ_SECONDS)]
 
 
-def compute_due_times(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> Due:
+def compute_due_times(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> DueTimes:
     """The due times of records of these times: the first in the slice that follows, the last in whatever slice."""
-    return Due(first + compute_retry_delay(delay, str(following)), last + delay * (1 + RETRY_JITTER))
+    return DueTimes(first + compute_retry_delay(delay, str(following)), last + delay * (1 + RETRY_JITTER))

@@ -16,7 +16,7 @@ from highwater.slice_commits import SliceCommit
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.check_rules import Attempts
+    from highwater.orchestration.checking.check_rules import SliceAttempts
     from highwater.resources.lake import Lake
     from highwater.slices import Slice
 
@@ -25,7 +25,7 @@ DECISIONS = {"dlq": "rejects", "current": "events"}
 
 
 def read_missing_events(
-    instance: dg.DagsterInstance, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts, most: int
+    instance: dg.DagsterInstance, lake: Lake, stream: Stream, slices: Sequence[Slice], there: SliceAttempts, most: int
 ) -> list[dg.AssetMaterialization]:
     """Materialisations that the lake proves and Dagster does not hold.
 

@@ -45,7 +45,7 @@ Offsets = Mapping[int, GroupOffset]
 
 
 @dataclass(frozen=True)
-class Looked:
+class TopicLook:
     """A topic of the stream as ledger and Kafka show it."""
 
     topic: str
@@ -60,7 +60,7 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class Progress:
+class OffsetsToMirror:
     """The offsets that the group shall hold of a topic.
 
     Args:
@@ -124,7 +124,7 @@ def _is_stale(has: GroupOffset | None, offset: int, mark: MirrorMark) -> bool:
     return replace(has.mark, at=mark.at) != mark or abs(mark.at - has.mark.at) >= AGAIN
 
 
-def _read_planned_topics(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> list[Looked]:
+def _read_planned_topics(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> list[TopicLook]:
     """The planned topics that exist; the others are reported in `lines`."""
     found = []
     for topic in (stream.topic, *stream.delays):
@@ -137,11 +137,13 @@ def _read_planned_topics(ledger: Ledger, kafka: Kafka, stream: Stream, lines: li
         except TopicAbsentError:
             lines.append(f"{topic}: is not there")
             continue
-        found.append(Looked(topic, planned, state, look_back(kafka, state, planned)))
+        found.append(TopicLook(topic, planned, state, look_back(kafka, state, planned)))
     return found
 
 
-def _measure_progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offsets, now: datetime) -> Progress:
+def _measure_progress(
+    ledger: Ledger, lake: Lake, stream: Stream, one: TopicLook, has: Offsets, now: datetime
+) -> OffsetsToMirror:
     known = _find_last_known(ledger, one, has)
     # One slice more than are asked for: it is where the prefix ends at the latest.
     behind = ledger.list_slices(
@@ -155,7 +157,7 @@ def _measure_progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, h
     generations = ledger.topics.list_generations(stream.name, one.topic)
     last = behind[done - 1] if done else known
     offsets = compute_finished_prefix(behind, {slice_.key for slice_ in behind[:done]}, one.planned, generations)
-    return Progress(
+    return OffsetsToMirror(
         _bound_offsets(one, offsets),
         MirrorMark.from_last_slice(one.state.topic_id, last, now),
         _format_progress(one, last, behind[done:], has),
@@ -163,7 +165,7 @@ def _measure_progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, h
     )
 
 
-def _find_last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
+def _find_last_known(ledger: Ledger, one: TopicLook, has: Offsets) -> Slice | None:
     """The last slice that the group's own marks vouch for; None if there is none, or another ledger planned it."""
     marks = {(mark.last, mark.identity) for stored in has.values() if (mark := stored.mark) and mark.last}
     # The newest first: it is nearly always the only one. Ordinals have seven digits or more.
@@ -191,7 +193,7 @@ def count_done_prefix(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> in
     return count
 
 
-def _bound_offsets(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
+def _bound_offsets(one: TopicLook, offsets: Mapping[int, int]) -> dict[int, int]:
     """Not beyond what the log still has of what was planned (I16); what cannot be compared now is left out."""
     found = {}
     for p, offset in offsets.items():
@@ -201,7 +203,7 @@ def _bound_offsets(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
     return found
 
 
-def _build_withdrawal(one: Looked, has: Offsets, now: datetime) -> Progress:
+def _build_withdrawal(one: TopicLook, has: Offsets, now: datetime) -> OffsetsToMirror:
     """The withdrawal of offsets of a topic that another one replaced: nothing of the new topic is read.
 
     A cluster drops a topic's offsets with the topic. One that was committed in the same moment would stay.
@@ -214,10 +216,10 @@ def _build_withdrawal(one: Looked, has: Offsets, now: datetime) -> Progress:
     line = (
         f"{one.topic}: is not the topic that was planned; highwater status {one.planned.generation.stream} shows more"
     )
-    return Progress(offsets, MirrorMark.from_last_slice(one.state.topic_id, None, now), line)
+    return OffsetsToMirror(offsets, MirrorMark.from_last_slice(one.state.topic_id, None, now), line)
 
 
-def _format_progress(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) -> str:
+def _format_progress(one: TopicLook, last: Slice | None, left: Sequence[Slice], has: Offsets) -> str:
     done = f"done up to {last.key}" if last else "no slice is done"
     waits = f", {left[0].key} is not" if left else ""
     foreign = sorted(p for p, stored in has.items() if stored.mark is None)

@@ -30,7 +30,7 @@ _HELD: dict[tuple[str, str], frozenset[str]] = {}
 MOST_HELD = 20
 
 
-class _Looks:
+class _TopicLooks:
     """Plans and topics of all streams, read together.
 
     Args:
@@ -105,7 +105,7 @@ def _build_comparison_key(planned: Planned, state: TopicState) -> tuple[int, Map
     return planned.generation.revision, {p: seen.leader_epoch for p, seen in state.partitions.items()}
 
 
-class PlannerRound(_Looks):
+class PlannerRound(_TopicLooks):
     """The round of the planner: a stream without new records costs two rows of the ledger.
 
     Args:
@@ -137,7 +137,7 @@ class PlannerRound(_Looks):
         return tick
 
 
-class RetriesRound(_Looks):
+class RetriesRound(_TopicLooks):
     """The round of retries: a stream whose tiers have no new records costs two rows of the ledger for each.
 
     Args:

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
     from highwater.holds import Hold
-    from highwater.orchestration.checking.check_rules import Attempts
+    from highwater.orchestration.checking.check_rules import SliceAttempts
     from highwater.orchestration.sensing.ordered_processing import Turn
-    from highwater.orchestration.sensing.run_requests import PastRun, Repair, Request, Stopped
+    from highwater.orchestration.sensing.run_requests import PastRun, Repair, Request, StoppedSlices
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
@@ -64,7 +64,7 @@ RULES = RepairRules()
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ExaminedSlices:
     """The slices that a tick looks at, as ledger, lake and Dagster have them.
 
     Args:
@@ -84,7 +84,7 @@ class _Seen:
 
     slices: Mapping[str, Slice]
     main: frozenset[str]
-    there: Attempts
+    there: SliceAttempts
     lacking: Mapping[str, tuple[str, ...]]
     left: Sequence[str]
     order: Sequence[str]
@@ -106,7 +106,7 @@ class _Seen:
 
 
 @dataclass(frozen=True)
-class _Gate:
+class _SliceGates:
     """The states that keep slices from being decided, and the slices that pass all the same.
 
     Args:
@@ -127,10 +127,10 @@ class _Gate:
 
 
 @dataclass(frozen=True)
-class _Decided:
+class _RequestSplit:
     """The requested slices, and the others."""
 
-    stopped: Stopped
+    stopped: StoppedSlices
     turn: Turn
     repair: Repair
     requests: Sequence[Request]
@@ -191,7 +191,12 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
 
 
 def _collect_missing_events(
-    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts
+    instance: dg.DagsterInstance,
+    ledger: Ledger,
+    lake: Lake,
+    stream: Stream,
+    slices: Sequence[Slice],
+    there: SliceAttempts,
 ) -> tuple[list[dg.AssetMaterialization], list[str]]:
     """Materialisations that Dagster lacks, and a line where they could not be made; slices are requested all the same.
 
@@ -210,7 +215,7 @@ def _collect_missing_events(
 
 def _look(
     instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, cursor: str | None, now: datetime
-) -> _Seen:
+) -> _ExaminedSlices:
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
     page, cursor = read_next_page(ledger, stream, cursor)
     retired = ledger.retired.list_retired([slice_.key for slice_ in page])
@@ -236,12 +241,14 @@ def _look(
         ledger.retired.recall(damaged, now)
         lost += [key for key in damaged if key not in set(order)]
     main = frozenset(key for key, slice_ in slices.items() if slice_.topic == stream.topic)
-    return _Seen(
+    return _ExaminedSlices(
         slices, main, there, lacking, left, [*order, *lost], lost, retired, strange, exhausted, stalled_slices, cursor
     )
 
 
-def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequence[PastRun], now: datetime) -> _Gate:
+def _gate(
+    ledger: Ledger, lake: Lake, stream: Stream, seen: _ExaminedSlices, runs: Sequence[PastRun], now: datetime
+) -> _SliceGates:
     undecided = {key for key, tables in seen.lacking.items() if "events" in tables}
     breaker, away = ledger.breakers.read_circuit(stream.name), is_lookup_away(ledger, lake, stream)
     if breaker.can_admit_probe(now) and not undecided & seen.main:
@@ -249,11 +256,11 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequenc
     holds = open_holds(ledger, stream, seen.slices.keys() - undecided - {*seen.left})
     accepted = {key: one.accepted_at for key, one in ledger.breakers.read_accepted_slices(list(seen.lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.list_refused(stream.name)]
-    return _Gate(breaker, away, holds, accepted, refused, select_last_tries(runs))
+    return _SliceGates(breaker, away, holds, accepted, refused, select_last_tries(runs))
 
 
 def _read_accepted_refusals(
-    ledger: Ledger, stream: Stream, seen: _Seen, refused: Collection[str]
+    ledger: Ledger, stream: Stream, seen: _ExaminedSlices, refused: Collection[str]
 ) -> dict[str, datetime]:
     """Refused slices with rejects whose reason a person accepted, and when: their failed runs count no more."""
     reasons = ledger.breakers.read_accepted_reasons(stream.name).values()
@@ -266,7 +273,7 @@ def _read_accepted_refusals(
 
 
 def _update_exhausted_slices(
-    ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None
+    ledger: Ledger, seen: _ExaminedSlices, accepted: Mapping[str, datetime], floor: datetime | None
 ) -> set[str]:
     """The slices that stay exhausted; done slices, and slices whose failures count no more, are forgotten."""
 
@@ -284,9 +291,9 @@ def _update_exhausted_slices(
 def _record_stalled_slices(
     ledger: Ledger,
     stream: Stream,
-    seen: _Seen,
-    gate: _Gate,
-    decided: _Decided,
+    seen: _ExaminedSlices,
+    gate: _SliceGates,
+    decided: _RequestSplit,
     exhausted: Collection[str],
     runs: Sequence[PastRun],
     now: datetime,
@@ -312,13 +319,13 @@ def _record_stalled_slices(
 def _decide(
     instance: dg.DagsterInstance,
     stream: Stream,
-    seen: _Seen,
-    gate: _Gate,
+    seen: _ExaminedSlices,
+    gate: _SliceGates,
     runs: Sequence[PastRun],
     exhausted: Collection[str],
     endangered_keys: Collection[str],
     now: datetime,
-) -> _Decided:
+) -> _RequestSplit:
     lacking, main = seen.lacking, seen.main
     in_order = sorted(main & lacking.keys(), key=lambda key: seen.slices[key].ordinal) if stream.ordered else []
     probes = set(in_order[:1]) if stream.ordered else main
@@ -352,7 +359,7 @@ def _decide(
     failing = {key for key, number in found.due.items() if number > RULES.tries_together}
     alone = failing | {*gate.refused}
     again = build_repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=alone, urgent=urgent)
-    return _Decided(
+    return _RequestSplit(
         stopped, turn, found, [*turn.build_requests(now), *again, *build_probe_requests(stopped.probe, now)]
     )
 
@@ -432,7 +439,7 @@ def format_repair_lines(
     return [f"{len(keys)} {what}: {_format_keys(keys)}" for what, keys in keys_by_state.items() if keys]
 
 
-def format_stopped_lines(breaker: Circuit, stopped: Stopped, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+def format_stopped_lines(breaker: Circuit, stopped: StoppedSlices, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
     """Lines of a tick about slices that repair did not request because of the breaker."""
     probe = [] if stopped.probe is None else [f"requested as the breaker's probe: {stopped.probe}"]
     waiting = [f"{len(stopped.waiting)} wait for the breaker"] if stopped.waiting else []

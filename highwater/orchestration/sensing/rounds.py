@@ -104,7 +104,7 @@ class Cursor:
 
 
 @dataclass
-class Visits:
+class RoundResult:
     """The result of a round.
 
     Args:
@@ -126,7 +126,7 @@ class Visits:
 
 def visit_all(
     round_: Round, streams: Sequence[Stream], cursor: Cursor, faulty: Collection[str], deadline: float
-) -> Visits:
+) -> RoundResult:
     """Visit streams in turn until all are visited or time is over; a fault of one stream stops no other.
 
     Each round begins one stream further, so that no stream is always the last one. A round that ran out of time
@@ -139,7 +139,7 @@ def visit_all(
         faulty: the streams with a known fault; they come last.
         deadline: no visit begins later; a value of `time.monotonic`.
     """
-    found = Visits()
+    found = RoundResult()
     lefts = dict(cursor.streams)
     order = rotate_streams([stream for stream in streams if stream.name not in faulty], cursor.begin)
     last = rotate_streams([stream for stream in streams if stream.name in faulty], cursor.faulty)
@@ -159,7 +159,9 @@ def rotate_streams(streams: Sequence[Stream], name: str) -> list[Stream]:
     return [*ordered[before:], *ordered[:before]]
 
 
-def _visit_each(round_: Round, streams: Sequence[Stream], lefts: dict[str, str], deadline: float, found: Visits) -> str:
+def _visit_each(
+    round_: Round, streams: Sequence[Stream], lefts: dict[str, str], deadline: float, found: RoundResult
+) -> str:
     """Visit streams until time is over; returns the name of the stream that the next round begins with."""
     for number, stream in enumerate(streams):
         if time.monotonic() > deadline:
@@ -170,7 +172,7 @@ def _visit_each(round_: Round, streams: Sequence[Stream], lefts: dict[str, str],
     return streams[1 % len(streams)].name if streams else ""
 
 
-def _visit(round_: Round, stream: Stream, lefts: dict[str, str], found: Visits) -> None:
+def _visit(round_: Round, stream: Stream, lefts: dict[str, str], found: RoundResult) -> None:
     name = stream.name
     try:
         tick = round_.visit(stream, lefts.get(name))

@@ -292,7 +292,7 @@ def filter_counted_runs(
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StoppedSlices:
     """The slices that are not done, split by a breaker that is not closed.
 
     Args:
@@ -318,7 +318,7 @@ def stop(
     away: bool = False,
     tried: Mapping[str, datetime] = MappingProxyType({}),
     exhausted: Collection[str] = (),
-) -> Stopped:
+) -> StoppedSlices:
     """Stop the slices whose decision the breaker does not allow; what was decided before is finished.
 
     The probe is the oldest slice that no run tried to decide, if there is one; else the one whose last try is the
@@ -338,7 +338,7 @@ def stop(
         exhausted: slices that were exhausted.
     """
     if circuit.closed and not away:
-        return Stopped()
+        return StoppedSlices()
     passing = () if away else accepted
     undecided = [key for key, tables in lacking.items() if "events" in tables and key not in passing]
     waiting = [key for key in undecided if "raw" not in lacking[key]]
@@ -354,7 +354,7 @@ def stop(
     else:
         candidates = [key for key in waiting if key == circuit.probe]
     probe = next((key for key in candidates if key not in busy), None)
-    return Stopped(frozenset(waiting), frozenset(undecided) - frozenset(waiting), probe)
+    return StoppedSlices(frozenset(waiting), frozenset(undecided) - frozenset(waiting), probe)
 
 
 def select_last_tries(runs: Iterable[PastRun]) -> dict[str, datetime]:

@@ -31,7 +31,7 @@ CLOCKS = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
-class RestingStream:
+class SettledStream:
     """A stream in which a complete look found nothing to do.
 
     Args:
@@ -45,7 +45,7 @@ class RestingStream:
     revisions: str
 
     @classmethod
-    def parse(cls, cursor: str | None) -> RestingStream | None:
+    def parse(cls, cursor: str | None) -> SettledStream | None:
         """The rest that a cursor holds; None if it holds none."""
         try:
             mark, since, until, revisions = (cursor or "").split(" ")
@@ -59,7 +59,7 @@ class RestingStream:
         return f"rest {self.since.timestamp():.0f} {self.until.timestamp():.0f} {self.revisions}"
 
 
-class Rests:
+class SettledStreams:
     """The streams at rest, by one question to the ledger and one to Dagster.
 
     A stream is looked at again when something of it was planned or accepted, when one of its runs began or ended, and
@@ -77,7 +77,7 @@ class Rests:
         self._now = context.now
         self._revisions = context.resources.ledger.open().topics.read_revisions()
         rests = {
-            name: rest for name, cursor in context.cursors.items() if (rest := RestingStream.parse(cursor)) is not None
+            name: rest for name, cursor in context.cursors.items() if (rest := SettledStream.parse(cursor)) is not None
         }
         ran = _read_last_changes(context.instance, min((one.since for one in rests.values()), default=None))
         self._at_rest = {
@@ -95,7 +95,7 @@ class Rests:
     def begin(self, stream: str, lasts: timedelta = REST) -> str:
         """The cursor of a stream in which a complete look found nothing to do."""
         lasts *= random.uniform(1 - REST_JITTER, 1 + REST_JITTER)  # noqa: S311 - no secret depends on it
-        return RestingStream(self._now, self._now + lasts, _hash_revisions(self._revisions.get(stream, ""))).to_cursor()
+        return SettledStream(self._now, self._now + lasts, _hash_revisions(self._revisions.get(stream, ""))).to_cursor()
 
 
 def _hash_revisions(revisions: str) -> str:
@@ -121,7 +121,7 @@ def _read_last_changes(instance: dg.DagsterInstance, since: datetime | None) -> 
     return found
 
 
-class _Resting(ABC):
+class _SettlingRound(ABC):
     """A round that lets settled streams rest.
 
     Args:
@@ -135,13 +135,13 @@ class _Resting(ABC):
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
-        self._rests = Rests(context)
+        self._rests = SettledStreams(context)
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
         """Look at the stream unless it rests; raises what `_tick` does."""
         if self._rests.is_at_rest(stream.name):
             return None
-        tick = self._tick(stream, None if RestingStream.parse(cursor) is not None else cursor)
+        tick = self._tick(stream, None if SettledStream.parse(cursor) is not None else cursor)
         return replace(tick, cursor=self._rests.begin(stream.name)) if tick.settled else tick
 
     @abstractmethod
@@ -149,7 +149,7 @@ class _Resting(ABC):
         """Look at a stream from its cursor on."""
 
 
-class RepairRound(_Resting):
+class RepairRound(_SettlingRound):
     """The round of repair: runs whose worker is gone are ended first, for all streams together.
 
     Args:
@@ -170,14 +170,14 @@ class RepairRound(_Resting):
         return repair(self._context.instance, self._context.resources, stream, cursor)
 
 
-class MirrorRound(_Resting):
+class MirrorRound(_SettlingRound):
     """The round of the offset mirror."""
 
     def _tick(self, stream: Stream, cursor: str | None) -> Tick:
         return mirror(self._context.resources, stream, cursor)
 
 
-class PublisherRound(_Resting):
+class PublisherRound(_SettlingRound):
     """The round of the publisher."""
 
     def _tick(self, stream: Stream, cursor: str | None) -> Tick:

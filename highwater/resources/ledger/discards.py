@@ -34,13 +34,15 @@ class Discards(LedgerPart):
         table = schema.discards
         with self._database.reading() as connection:
             return connection.execute(
-                select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+                select(func.max(table.c.discarded_at, type_=schema.UtcDateTime)).where(table.c.stream == stream)
             ).scalar()
 
     def count_and_last(self, stream: str) -> tuple[int, datetime | None]:
         """The number of discarded records of a stream, and when the last was, in UTC."""
         table = schema.discards
-        totals = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+        totals = select(func.count(), func.max(table.c.discarded_at, type_=schema.UtcDateTime)).where(
+            table.c.stream == stream
+        )
         with self._database.reading() as connection:
             many, last = connection.execute(totals).one()
             return many, last

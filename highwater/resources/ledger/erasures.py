@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure
+from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure
 from highwater.gaps import Ranges, decode_range_lists, encode_range_lists
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
@@ -66,7 +66,7 @@ class Erasures(LedgerPart):
         query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream).order_by(_SLICES.c.slice_key)
         if of_keys:
             query = query.where(_KEYS.c.digest != BY_AGE)
-        taken: dict[int, dict[str, Erased]] = {}
+        taken: dict[int, dict[str, ErasedCounts]] = {}
         # The slices first: one that is begun in between belongs to an erasure that is read then.
         with self._database.reading() as connection:
             for row in connection.execute(query):
@@ -77,25 +77,25 @@ class Erasures(LedgerPart):
             if not (of_keys and one.by_age)
         ]
 
-    def read_for_slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
+    def read_for_slices(self, keys: Sequence[str]) -> dict[str, list[ErasedCounts]]:
         """The erasures of slices, by slice; slices without any are left out."""
-        found: dict[str, list[Erased]] = {}
+        found: dict[str, list[ErasedCounts]] = {}
         with self._database.reading() as connection:
             for row in sorted(read_slice_rows(connection, _SLICES, keys), key=lambda row: int(row.erasure)):
                 found.setdefault(row.slice_key, []).append(_build_erased(row))
         return found
 
-    def read_for_key(self, stream: str, digest: str) -> dict[str, list[Erased]]:
+    def read_for_key(self, stream: str, digest: str) -> dict[str, list[ErasedCounts]]:
         """The records that every erasure of a key took, by slice."""
         mine = _SLICES.c.erasure == _KEYS.c.id
         query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream, _KEYS.c.digest == digest)
-        found: dict[str, list[Erased]] = {}
+        found: dict[str, list[ErasedCounts]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(query.order_by(_SLICES.c.slice_key, _SLICES.c.erasure)):
                 found.setdefault(row.slice_key, []).append(_build_erased(row))
         return found
 
-    def begin(self, number: int, slices: Sequence[Erased]) -> None:
+    def begin(self, number: int, slices: Sequence[ErasedCounts]) -> None:
         """Record the rows that an erasure is about to remove from slices; an earlier record stays."""
         with self._database.writing() as connection:
             for one in slices:
@@ -105,7 +105,7 @@ class Erasures(LedgerPart):
     def record_excluded(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
         """Record that records were never taken into raw, since they were erased before the slice was read."""
         try:
-            self.begin(number, [Erased(slice_key, places, {}, now)])
+            self.begin(number, [ErasedCounts(slice_key, places, {}, now)])
         except IntegrityError:  # another check of the same slice was first
             return
 
@@ -125,11 +125,11 @@ def _is_recorded(connection: Connection, number: int, slice_key: str) -> bool:
     return connection.execute(query).first() is not None
 
 
-def _build_erased(row: Any) -> Erased:
-    return Erased(row.slice_key, decode_range_lists(row.places), row.rows, row.done_at, row.erasure)
+def _build_erased(row: Any) -> ErasedCounts:
+    return ErasedCounts(row.slice_key, decode_range_lists(row.places), row.rows, row.done_at, row.erasure)
 
 
-def _build_row(number: int, one: Erased) -> dict[str, Any]:
+def _build_row(number: int, one: ErasedCounts) -> dict[str, Any]:
     places = encode_range_lists(one.places)
     return {
         "erasure": number,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROWS_A_STATEMENT = 1_000
 
 
-class Act(NamedTuple):
+class ReclaimAct(NamedTuple):
     """The records that one command reclaimed of one slice.
 
     Args:
@@ -51,16 +51,16 @@ class Reclaims(LedgerPart):
         with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def read_acts_by_slice(self, stream: str) -> dict[str, list[Act]]:
+    def read_acts_by_slice(self, stream: str) -> dict[str, list[ReclaimAct]]:
         """For each slice with reclaimed records the acts, in their order; one query for all."""
         table = schema.reclaims
         totals = func.count(), func.min(table.c.reclaimed_at), func.min(table.c.reclaimed_by)
         query = select(table.c.slice_key, table.c.act, *totals).where(table.c.stream == stream)
         query = query.group_by(table.c.slice_key, table.c.act).order_by(table.c.act)
-        found: dict[str, list[Act]] = {}
+        found: dict[str, list[ReclaimAct]] = {}
         with self._database.reading() as connection:
             for key, *act in connection.execute(query):
-                found.setdefault(key, []).append(Act(*act))
+                found.setdefault(key, []).append(ReclaimAct(*act))
         return found
 
     def list_for_stream(

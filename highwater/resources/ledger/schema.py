@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
 
-class Utc(sa.TypeDecorator[datetime]):
+class UtcDateTime(sa.TypeDecorator[datetime]):
     """A moment in UTC. SQLite forgets the zone, so it is stored without and returned with it."""
 
     impl = sa.DateTime
@@ -32,7 +32,7 @@ revisions = sa.Table(
     metadata,
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("additive", sa.Boolean, nullable=False),
-    sa.Column("applied_at", Utc, nullable=False),
+    sa.Column("applied_at", UtcDateTime, nullable=False),
 )
 
 slices = sa.Table(
@@ -45,7 +45,7 @@ slices = sa.Table(
     sa.Column("generation", sa.Integer, nullable=False),
     sa.Column("ordinal", sa.BigInteger, nullable=False),
     sa.Column("ranges", sa.JSON, nullable=False),
-    sa.Column("planned_at", Utc, nullable=False),
+    sa.Column("planned_at", UtcDateTime, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False, default=0),
     sa.Column("lag", sa.BigInteger),
     sa.Column("extra", sa.JSON, nullable=False),
@@ -63,7 +63,7 @@ topics = sa.Table(
     sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("topic_id", sa.String(40), nullable=False),
     sa.Column("starts", sa.JSON, nullable=False),
-    sa.Column("opened_at", Utc, nullable=False),
+    sa.Column("opened_at", UtcDateTime, nullable=False),
     sa.Column("opened_by", sa.String(249), nullable=False),
     sa.Column("first_ordinal", sa.BigInteger, nullable=False),
     sa.Column("revision", sa.BigInteger, nullable=False),
@@ -81,7 +81,7 @@ losses = sa.Table(
     sa.Column("end", sa.BigInteger, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("accepted_by", sa.String(249), nullable=False),
-    sa.Column("recorded_at", Utc, nullable=False),
+    sa.Column("recorded_at", UtcDateTime, nullable=False),
     sa.UniqueConstraint("stream", "topic", "generation", "partition", "start", "end"),
 )
 
@@ -100,7 +100,7 @@ publications = sa.Table(
     *_build_slice_columns(),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("sent", sa.BigInteger, nullable=False),
-    sa.Column("published_at", Utc, nullable=False),
+    sa.Column("published_at", UtcDateTime, nullable=False),
 )
 
 
@@ -121,7 +121,7 @@ discards = sa.Table(
     *_build_origin_columns(),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("discarded_by", sa.String(249), nullable=False),
-    sa.Column("discarded_at", Utc, nullable=False),
+    sa.Column("discarded_at", UtcDateTime, nullable=False),
 )
 
 gaps = sa.Table(
@@ -136,7 +136,7 @@ gaps = sa.Table(
     sa.Column("lost", sa.BigInteger, nullable=False),
     sa.Column("unseen", sa.BigInteger, nullable=False),
     sa.Column("cleanup_policy", sa.String(100)),
-    sa.Column("looked_at", Utc, nullable=False),
+    sa.Column("looked_at", UtcDateTime, nullable=False),
     sa.Index("gaps_of_topic", "topic_id", "cleanup_policy"),
 )
 
@@ -148,9 +148,9 @@ alerts = sa.Table(
     sa.Column("value", sa.Text, nullable=False),
     sa.Column("threshold", sa.Text, nullable=False),
     sa.Column("remedy", sa.Text, nullable=False),
-    sa.Column("since", Utc, nullable=False),
+    sa.Column("since", UtcDateTime, nullable=False),
     sa.Column("reported", sa.Boolean, nullable=False),
-    sa.Column("ended", Utc),
+    sa.Column("ended", UtcDateTime),
 )
 
 # What alerts are about, and when a tick last ran that measures it.
@@ -158,7 +158,7 @@ watched = sa.Table(
     "watched",
     metadata,
     sa.Column("name", sa.String(249), primary_key=True),
-    sa.Column("at", Utc, nullable=False),
+    sa.Column("at", UtcDateTime, nullable=False),
 )
 
 breakers = sa.Table(
@@ -179,7 +179,7 @@ judgements = sa.Table(
     sa.Column("rejects", sa.BigInteger, nullable=False),
     sa.Column("failed", sa.Boolean, nullable=False),
     sa.Column("refused", sa.Boolean, nullable=False),
-    sa.Column("judged_at", Utc, nullable=False),
+    sa.Column("judged_at", UtcDateTime, nullable=False),
     sa.Index("judgements_refused", "stream", "refused"),
 )
 
@@ -189,7 +189,7 @@ acceptances = sa.Table(
     *_build_slice_columns(),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("accepted_by", sa.String(249), nullable=False),
-    sa.Column("accepted_at", Utc, nullable=False),
+    sa.Column("accepted_at", UtcDateTime, nullable=False),
 )
 
 # A person's decision that a reason for rejects opens the breaker no more, in the slices of the main topic from one on.
@@ -202,9 +202,9 @@ accepted_reasons = sa.Table(
     sa.Column("from_ordinal", sa.BigInteger, nullable=False),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("accepted_by", sa.String(249), nullable=False),
-    sa.Column("accepted_at", Utc, nullable=False),
+    sa.Column("accepted_at", UtcDateTime, nullable=False),
     sa.Column("revoked_by", sa.String(249)),
-    sa.Column("revoked_at", Utc),
+    sa.Column("revoked_at", UtcDateTime),
 )
 
 # How many records of a judged slice were rejected for each reason that is not accepted.
@@ -223,15 +223,15 @@ instances = sa.Table(
     sa.Column("stream", sa.String(249), primary_key=True),
     sa.Column("instance_id", sa.String(100), primary_key=True),
     sa.Column("place", sa.Text, nullable=False),
-    sa.Column("first_seen", Utc, nullable=False),
-    sa.Column("last_seen", Utc, nullable=False),
+    sa.Column("first_seen", UtcDateTime, nullable=False),
+    sa.Column("last_seen", UtcDateTime, nullable=False),
 )
 
 holds = sa.Table(
     "holds",
     metadata,
     *_build_slice_columns(),
-    sa.Column("since", Utc, nullable=False),
+    sa.Column("since", UtcDateTime, nullable=False),
     sa.Column("reason", sa.String(40), nullable=False),
     sa.Column("detail", sa.Text, nullable=False),
     sa.Column("records", sa.BigInteger, nullable=False),
@@ -240,8 +240,8 @@ holds = sa.Table(
     sa.Column("origin_partition", sa.Integer, nullable=False),
     sa.Column("origin_offset", sa.BigInteger, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("tried_at", Utc, nullable=False),
-    sa.Column("released_at", Utc),
+    sa.Column("tried_at", UtcDateTime, nullable=False),
+    sa.Column("released_at", UtcDateTime),
     sa.Column("released_by", sa.String(249)),
     sa.Column("because", sa.Text),
     sa.Column("park", sa.Boolean),
@@ -252,9 +252,9 @@ exhausted_slices = sa.Table(
     "exhausted_slices",
     metadata,
     *_build_slice_columns(),
-    sa.Column("since", Utc, nullable=False),
+    sa.Column("since", UtcDateTime, nullable=False),
     sa.Column("runs", sa.Integer, nullable=False),
-    sa.Column("released_at", Utc),
+    sa.Column("released_at", UtcDateTime),
     sa.Column("released_by", sa.String(249)),
     sa.Column("because", sa.Text),
     sa.Index("exhausted_slices_open", "stream", "released_at"),
@@ -265,7 +265,7 @@ stalled_slices = sa.Table(
     metadata,
     sa.Column("slice_key", sa.String(300), primary_key=True),
     sa.Column("stream", sa.String(249), nullable=False, index=True),
-    sa.Column("since", Utc, nullable=False),
+    sa.Column("since", UtcDateTime, nullable=False),
     sa.Column("runs", sa.Integer, nullable=False),
 )
 
@@ -274,7 +274,7 @@ paused_topics = sa.Table(
     metadata,
     sa.Column("stream", sa.String(249), primary_key=True),
     sa.Column("topic", sa.String(249), primary_key=True),
-    sa.Column("paused_at", Utc, nullable=False),
+    sa.Column("paused_at", UtcDateTime, nullable=False),
     sa.Column("paused_by", sa.String(249), nullable=False),
     sa.Column("because", sa.Text, nullable=False),
 )
@@ -285,7 +285,7 @@ sensor_faults = sa.Table(
     metadata,
     sa.Column("stream", sa.String(249), primary_key=True),
     sa.Column("sensor", sa.String(40), primary_key=True),
-    sa.Column("since", Utc, nullable=False),
+    sa.Column("since", UtcDateTime, nullable=False),
     sa.Column("problem", sa.Text, nullable=False),
     sa.Column("remedy", sa.Text, nullable=False),
 )
@@ -301,7 +301,7 @@ operator_actions = sa.Table(
     sa.Column("decided_by", sa.String(249), nullable=False),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("through", sa.String(249), nullable=False),
-    sa.Column("decided_at", Utc, nullable=False),
+    sa.Column("decided_at", UtcDateTime, nullable=False),
     sa.Column("outcome", sa.String(100)),
 )
 
@@ -323,7 +323,7 @@ reclaims = sa.Table(
     sa.Column("slice_key", sa.String(300), nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("reclaimed_by", sa.String(249), nullable=False),
-    sa.Column("reclaimed_at", Utc, nullable=False),
+    sa.Column("reclaimed_at", UtcDateTime, nullable=False),
     sa.Index("reclaims_of_slice", "stream", "slice_key"),
     sa.Index("reclaims_by_act", "stream", "act"),
 )
@@ -332,9 +332,9 @@ retired_keys = sa.Table(
     "retired_keys",
     metadata,
     *_build_slice_columns(),
-    sa.Column("retired_at", Utc, nullable=False),
+    sa.Column("retired_at", UtcDateTime, nullable=False),
     # A key that was brought back is live, and its row says since when.
-    sa.Column("recalled_at", Utc),
+    sa.Column("recalled_at", UtcDateTime),
     sa.Index("retired_keys_of_stream", "stream", "recalled_at"),
 )
 
@@ -345,7 +345,7 @@ intents = sa.Table(
     sa.Column("stream", sa.String(249), nullable=False),
     sa.Column("table_name", sa.String(40), nullable=False),
     sa.Column("user_metadata", sa.Text, nullable=False),
-    sa.Column("opened_at", Utc, nullable=False),
+    sa.Column("opened_at", UtcDateTime, nullable=False),
     sa.Index("intents_of_table", "stream", "table_name"),
 )
 
@@ -357,7 +357,7 @@ erasures = sa.Table(
     sa.Column("digest", sa.String(64), nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("erased_by", sa.String(249), nullable=False),
-    sa.Column("erased_at", Utc, nullable=False),
+    sa.Column("erased_at", UtcDateTime, nullable=False),
     sa.Index("erasures_of_stream", "stream", "digest"),
 )
 
@@ -368,6 +368,6 @@ erased_slices = sa.Table(
     sa.Column("slice_key", sa.String(300), primary_key=True),
     sa.Column("places", sa.JSON, nullable=False),
     sa.Column("rows", sa.JSON, nullable=False),
-    sa.Column("done_at", Utc),
+    sa.Column("done_at", UtcDateTime),
     sa.Index("erased_slices_by_slice", "slice_key"),
 )

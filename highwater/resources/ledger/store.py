@@ -192,7 +192,7 @@ class Ledger:
         if topic is not None:
             return query.where(table.c.ordinal > slice_.ordinal)
         later = tuple_(table.c.planned_at, table.c.topic, table.c.ordinal) > tuple_(
-            literal(slice_.planned_at, schema.Utc), literal(slice_.topic), literal(slice_.ordinal)
+            literal(slice_.planned_at, schema.UtcDateTime), literal(slice_.topic), literal(slice_.ordinal)
         )
         return query.where(later)
 

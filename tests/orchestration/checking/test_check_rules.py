@@ -7,7 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from highwater.orchestration.checking.check_rules import Attempts, Counted, build_conservation_result, check_order
+from highwater.orchestration.checking.check_rules import (
+    CountedRows,
+    SliceAttempts,
+    build_conservation_result,
+    check_order,
+)
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
@@ -18,7 +23,7 @@ REJECTS = SliceCommit(SLICE, 3, 2)
 
 
 SLICE_COMMITS: dict[str, SliceCommit | None] = {"raw": RAW, "events": EVENTS, "rejects": REJECTS}
-ROWS = {"raw": Counted(10), "events": Counted(6, {3}), "rejects": Counted(2, {3})}
+ROWS = {"raw": CountedRows(10), "events": CountedRows(6, {3}), "rejects": CountedRows(2, {3})}
 
 
 def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
@@ -74,15 +79,17 @@ def test_current_must_not_lag_behind_a_slice() -> None:
 @pytest.mark.parametrize(
     ("attempts", "lacking"),
     [
-        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}), ()),
-        (Attempts({}, {}, {}, {}, {}), ("raw", "events", "rejects", "dlq", "current")),
-        (Attempts({"a": 1}, {"a": 2}, {"a": 1}, {"a": 1}, {"a": 2}), ("rejects", "dlq")),
-        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {}, {"a": 2}), ("dlq",)),
-        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 1}), ("current",)),
-        (Attempts({"a": 1}, {}, {}, {}, {}), ("events", "rejects", "dlq", "current")),
-        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}), ()),
-        (Attempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 1}), ("metrics",)),
+        (SliceAttempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}), ()),
+        (SliceAttempts({}, {}, {}, {}, {}), ("raw", "events", "rejects", "dlq", "current")),
+        (SliceAttempts({"a": 1}, {"a": 2}, {"a": 1}, {"a": 1}, {"a": 2}), ("rejects", "dlq")),
+        (SliceAttempts({"a": 1}, {"a": 2}, {"a": 2}, {}, {"a": 2}), ("dlq",)),
+        (SliceAttempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 1}), ("current",)),
+        (SliceAttempts({"a": 1}, {}, {}, {}, {}), ("events", "rejects", "dlq", "current")),
+        (SliceAttempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}), ()),
+        (SliceAttempts({"a": 1}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 2}, {"a": 1}), ("metrics",)),
     ],
 )
-def test_a_slice_is_done_when_every_table_follows_its_decision(attempts: Attempts, lacking: tuple[str, ...]) -> None:
+def test_a_slice_is_done_when_every_table_follows_its_decision(
+    attempts: SliceAttempts, lacking: tuple[str, ...]
+) -> None:
     assert attempts.select_missing_tables("a") == lacking

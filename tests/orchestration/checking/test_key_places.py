@@ -14,7 +14,7 @@ from dev.planted import plant
 from highwater.orchestration.checking import key_places as module
 from highwater.orchestration.checking.key_places import KeyPlaces, read_key_places
 from highwater.partition_counts import Era, build_eras
-from highwater.partitioners import PartitionedBy, Partitioner, Why
+from highwater.partitioners import KeyPlaceReason, PartitionedBy, Partitioner
 from highwater.plans import Generation
 from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
@@ -89,7 +89,9 @@ def test_two_fleets_are_reported_with_their_shares(tmp_path: Path) -> None:
     moved = [key for key in theirs if MURMUR2.choose_partition(key, 12) != CRC32.choose_partition(key, 12)]
     found = raw.ask()
     assert (found.keys, found.several) == (2000, len(moved))
-    assert found.why[Why.FLEETS] >= 0.9 * len(moved)  # of the others both places are murmur2's for other reasons
+    assert found.why[KeyPlaceReason.FLEETS] >= 0.9 * len(
+        moved
+    )  # of the others both places are murmur2's for other reasons
     assert found.fleets == [MURMUR2, CRC32]
     assert found.shares[PartitionedBy(CRC32, 12)] == pytest.approx(60 / 2060, abs=0.01)
     assert "2 fleets of producers hash differently, by murmur2 and CRC32" in found.warnings[0]
@@ -113,7 +115,7 @@ def test_partitions_that_were_added_are_no_second_fleet(tmp_path: Path) -> None:
     raw.send(a_slice(1, 6), MURMUR2, keys(0, 300))
     found = raw.ask()
     moved = [key for key in keys(0, 300) if MURMUR2.choose_partition(key, 4) != MURMUR2.choose_partition(key, 6)]
-    assert (found.several, found.why) == (len(moved), {Why.ADDED: len(moved)})
+    assert (found.several, found.why) == (len(moved), {KeyPlaceReason.ADDED: len(moved)})
     assert (found.fleets, found.warnings) == ([MURMUR2], [])
     assert {choice.partitions for choice in found.shares if choice} == {4, 6}
 
@@ -125,7 +127,7 @@ def test_a_producer_that_names_partitions_itself_is_reported(tmp_path: Path) -> 
     odd = next(key for key in keys(0, 200) if 11 not in {one.choose_partition(key, 12) for one in Partitioner})
     raw.put(first, odd, 11)
     found = raw.ask()
-    assert (found.several, found.why) == (1, {Why.OTHER: 1})
+    assert (found.several, found.why) == (1, {KeyPlaceReason.OTHER: 1})
     assert "1 are in several partitions though none was added" in found.warnings[0]
 
 

@@ -14,9 +14,9 @@ from highwater.orchestration.checking.missing_versions import (
     NOWHERE,
     TO_COME,
     UNDECIDED,
-    Gap,
+    DecidedRange,
     OpenReject,
-    Reach,
+    VersionGap,
     build_reaches,
     determine_gap_class,
     explain_gap,
@@ -38,39 +38,41 @@ def decided(*bounds: tuple[int, int], topic: str = "orders", generation: int = 0
 @pytest.mark.parametrize(
     ("bounds", "reach"),
     [
-        ([(0, 10)], Reach(0, 0)),
-        ([(10, 20), (0, 10)], Reach(0, 10)),
-        ([(0, 10), (20, 30)], Reach(20, 20)),
-        ([(5, 10), (10, 30)], Reach(5, 10, begin=5)),
-        ([(0, 10), (15, 20), (20, 30), (30, 30)], Reach(15, 20)),
+        ([(0, 10)], DecidedRange(0, 0)),
+        ([(10, 20), (0, 10)], DecidedRange(0, 10)),
+        ([(0, 10), (20, 30)], DecidedRange(20, 20)),
+        ([(5, 10), (10, 30)], DecidedRange(5, 10, begin=5)),
+        ([(0, 10), (15, 20), (20, 30), (30, 30)], DecidedRange(15, 20)),
     ],
 )
-def test_a_partition_is_decided_up_to_its_holes(bounds: list[tuple[int, int]], reach: Reach) -> None:
+def test_a_partition_is_decided_up_to_its_holes(bounds: list[tuple[int, int]], reach: DecidedRange) -> None:
     assert build_reaches(decided(*bounds), "orders") == {("orders", 0, 0): reach}
 
 
 def test_tiers_decide_nothing_of_the_main_topic_and_generations_are_apart() -> None:
     found = build_reaches([*decided((0, 9), topic="orders.dlq.1"), *decided((0, 5), generation=1)], "orders")
-    assert found == {("orders", 1, 0): Reach(0, 0)}
+    assert found == {("orders", 1, 0): DecidedRange(0, 0)}
 
 
-def gap(offset: int, after: int, since: int = 2, until: int = 2) -> Gap:
-    return Gap("", "k", since, until, "orders", 0, 0, offset, after)
+def gap(offset: int, after: int, since: int = 2, until: int = 2) -> VersionGap:
+    return VersionGap("", "k", since, until, "orders", 0, 0, offset, after)
 
 
 @pytest.mark.parametrize(
     ("asked", "reach", "found"),
     [
-        (gap(15, 5), Reach(0, 20), NOWHERE),
-        (gap(25, 5), Reach(0, 20), TO_COME),
-        (gap(15, 5), Reach(10, 20), UNDECIDED),
-        (gap(15, 9), Reach(10, 20), NOWHERE),
-        (gap(15, -1), Reach(1, 20), UNDECIDED),
-        (gap(15, -1), Reach(0, 20), NOWHERE),
-        (gap(15, 5), Reach(40, 40), UNDECIDED),
+        (gap(15, 5), DecidedRange(0, 20), NOWHERE),
+        (gap(25, 5), DecidedRange(0, 20), TO_COME),
+        (gap(15, 5), DecidedRange(10, 20), UNDECIDED),
+        (gap(15, 9), DecidedRange(10, 20), NOWHERE),
+        (gap(15, -1), DecidedRange(1, 20), UNDECIDED),
+        (gap(15, -1), DecidedRange(0, 20), NOWHERE),
+        (gap(15, 5), DecidedRange(40, 40), UNDECIDED),
     ],
 )
-def test_what_is_not_among_the_rejects_is_judged_by_what_is_decided(asked: Gap, reach: Reach, found: str) -> None:
+def test_what_is_not_among_the_rejects_is_judged_by_what_is_decided(
+    asked: VersionGap, reach: DecidedRange, found: str
+) -> None:
     assert determine_gap_class(asked, {("orders", 0, 0): reach}) == found
     other = replace(asked, topic="orders.foreign/legacy")
     assert determine_gap_class(other, {("orders", 0, 0): reach}) == UNDECIDED, (
@@ -93,7 +95,7 @@ REJECTS = st.lists(
 @given(st.integers(1, 5), st.integers(0, 4), REJECTS)
 def test_every_version_of_a_gap_is_counted_once(since: int, more: int, rejects: Sequence[OpenReject]) -> None:
     asked = gap(15, 5, since, since + more)
-    found = list(explain_gap(asked, rejects, {("orders", 0, 0): Reach(0, 20)}))
+    found = list(explain_gap(asked, rejects, {("orders", 0, 0): DecidedRange(0, 20)}))
     assert sum(count for *_, count in found) == len(asked)
     named = {reject.version for reject in rejects} & set(range(since, since + more + 1))
     nameless = sum(reject.version is None for reject in rejects)

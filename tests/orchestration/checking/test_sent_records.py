@@ -15,7 +15,7 @@ from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Header, Origin
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.checking import sent_records
-from highwater.orchestration.checking.sent_records import OnTopic, compare_sent_records
+from highwater.orchestration.checking.sent_records import TopicRecords, compare_sent_records
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.topic_state import PartitionState, TopicState
@@ -105,7 +105,7 @@ class Scene:
         names = {name.replace("_", "."): value for name, value in self.origin(offset).items()}
         return [*((f"highwater.{name}", str(value).encode()) for name, value in names.items()), *more]
 
-    def held(self, kafka: Kafka | None = None) -> list[OnTopic]:
+    def held(self, kafka: Kafka | None = None) -> list[TopicRecords]:
         import pyarrow as pa
         from deltalake import write_deltalake
 

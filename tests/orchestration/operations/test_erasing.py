@@ -19,7 +19,7 @@ from highwater.assets.erasing import find
 from highwater.assets.work import Work
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
-from highwater.erasing import Erased, Erasure, compute_digest, subtract_counts, until
+from highwater.erasing import ErasedCounts, Erasure, compute_digest, subtract_counts, until
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
@@ -68,10 +68,10 @@ def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> Non
     erasures = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").erasures
     number = erasures.add(Erasure("orders", O1, "asked for", "somebody", NOON))
     places = {0: [OffsetRange(3, 5), OffsetRange(9, 10)], 2: [OffsetRange(0, 1)]}
-    erasures.begin(number, [Erased("a", places, {"raw": 4, "events": 1})])
-    erasures.begin(number, [Erased("a", {}, {})])
+    erasures.begin(number, [ErasedCounts("a", places, {"raw": 4, "events": 1})])
+    erasures.begin(number, [ErasedCounts("a", {}, {})])
     [stored] = erasures.read_for_slices(["a", "b"])["a"]
-    assert stored == Erased("a", places, {"raw": 4, "events": 1}, None, number)
+    assert stored == ErasedCounts("a", places, {"raw": 4, "events": 1}, None, number)
     erasures.mark_done(["a"], O1, NOON)
     assert erasures.read_for_key("orders", O1)["a"] == [replace(stored, done_at=NOON)]
     assert erasures.read_for_key("others", O1) == {}
@@ -194,7 +194,7 @@ def test_gaps_of_erased_records_are_no_gaps(world: World) -> None:
         world.rows["raw"].remove(world.at("raw", FIRST, place))
     assert "gaps_explained" in world.red([FIRST.key])
     number = world.ledger.erasures.add(Erasure("orders", O1, "asked for", "somebody", NOW))
-    world.ledger.erasures.begin(number, [Erased(FIRST.key, {0: [OffsetRange(0, 1), OffsetRange(3, 4)]})])
+    world.ledger.erasures.begin(number, [ErasedCounts(FIRST.key, {0: [OffsetRange(0, 1), OffsetRange(3, 4)]})])
     found = world.check_slices([FIRST.key])["gaps_explained"][FIRST.key]
     assert (found.passed, found.numbers["erased"], found.numbers["gaps"]) == (True, 2, 2)
     [reported] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 3)
@@ -289,7 +289,7 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
 def test_rejects_of_another_decision_are_not_taken_for_it(world: World) -> None:
     """An erasure died, and the slice was reprocessed since: its rejects are computed then."""
     was = world.slice_commits["rejects"][FIRST.key]
-    taken = Erased(FIRST.key, {}, {"raw": 2, "rejects": 2, "rejects_malformed": 1, "rejects_unresolved": 1})
+    taken = ErasedCounts(FIRST.key, {}, {"raw": 2, "rejects": 2, "rejects_malformed": 1, "rejects_unresolved": 1})
     lost = {**was.counts, "raw": was.counts["raw"] - 2, "rejects": 0, "rejects_malformed": 0, "rejects_unresolved": 0}
     whole = replace(was, counts={**was.counts, "rejects_malformed": 1, "rejects_unresolved": 1})
     assert erasing._matches_without_key(replace(was, counts={**lost, "last_event_us": 7}), whole, taken)

@@ -20,7 +20,7 @@ from highwater.assets.origins import SEEN
 from highwater.assets.raw_expiry import put_back
 from highwater.assets.work import Work
 from highwater.declaration import Maintenance, Retention
-from highwater.erasing import Erased, Erasure
+from highwater.erasing import ErasedCounts, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.maintenance import FEWEST_FILES, LONGEST_RUN, File, Horizon
 from highwater.orchestration.operations import maintenance
@@ -28,7 +28,7 @@ from highwater.orchestration.operations.maintenance import compute_minimum_horiz
 from highwater.orchestration.operations.raw_retention import retain
 from highwater.resources import table_maintenance
 from highwater.resources.delta import open_table
-from highwater.resources.dlq_topics import Shape
+from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.kafka import Kafka
 from highwater.resources.spark_tables import read_table_version
 from highwater.resources.table_maintenance import (
@@ -127,7 +127,7 @@ def test_files_that_an_unfinished_erasure_of_a_retired_retry_reads_are_not_remov
     world.write()
     world.ledger.retired.retire("orders", [RETRIED.key], NOW)
     number = world.ledger.erasures.add(Erasure("orders", "a" * 64, "asked for", "somebody", NOW))
-    world.ledger.erasures.begin(number, [Erased(RETRIED.key, {}, {})])
+    world.ledger.erasures.begin(number, [ErasedCounts(RETRIED.key, {}, {})])
     long_ago = NOW + timedelta(days=7)
     [events] = [one for one in maintain(work_of(world), None, long_ago, dry_run=True).tables if one.table == "events"]
     assert [RETRIED.key in note and "finish it first" in note for note in events.notes] == [True]
@@ -176,7 +176,7 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
 
     def erase(day: int) -> None:
         number = world.ledger.erasures.add(Erasure("orders", "age", f"day {day}", "maintenance", NOW - timedelta(day)))
-        world.ledger.erasures.begin(number, [Erased(f"orders@{day:07}", {}, {"raw": day})])
+        world.ledger.erasures.begin(number, [ErasedCounts(f"orders@{day:07}", {}, {"raw": day})])
         erasures_table.keep(world.ledger, world.lake, "orders")
 
     for day in range(FEWEST_FILES):
@@ -207,7 +207,7 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     log, tables, topic_id = Log(), Tables(tmp_path), "T" * 22
     monkeypatch.setattr(published, "Transactions", log)
     monkeypatch.setattr(Kafka, "list_group_names", lambda _: [])
-    monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: TopicShape(2, 1, {"max.message.bytes": "1000000"}))
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: topic_id)
     monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
     monkeypatch.setattr(maintenance, "to_whole_hours", lambda _: 0)
@@ -221,7 +221,7 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     [row] = [one for one in read_rows(path) if one["slice"] == slices[0].key]
     write_deltalake(path, pa.Table.from_pylist([row], publication_log.build_schema()), mode="append")
     rows = sorted(map(str, read_rows(path, "true")))
-    book = publication_log_writer.Book(tables.work(), topic_id)
+    book = publication_log_writer.PublicationLog(tables.work(), topic_id)
 
     dry = maintain(tables.work(), None, NOW, dry_run=True).tables[:2]
     assert [(one.table, one.joined, one.before.stored > one.before.files) for one in dry] == [

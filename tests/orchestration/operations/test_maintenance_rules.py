@@ -256,7 +256,7 @@ class Deployment:
         )
         self.instance.add_backfill(backfill)
 
-    def retire(self, now: datetime = NOW, *, dry_run: bool = False) -> key_retirement.Retirement:
+    def retire(self, now: datetime = NOW, *, dry_run: bool = False) -> key_retirement.RetirementOutcome:
         return key_retirement.retire(self.instance, self.ledger, self.lake, self.stream, now, dry_run=dry_run)
 
 

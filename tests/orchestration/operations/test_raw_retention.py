@@ -15,17 +15,17 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.assets import events, raw_expiry, split_decision
+from highwater.assets import events, raw_expiry, slice_classification
 from highwater.assets.commit import CommittedSlices
-from highwater.assets.raw import _Read
+from highwater.assets.raw import _KafkaRows
 from highwater.assets.work import Work
 from highwater.declaration import Retention, Stream
 from highwater.envelope import Origin
-from highwater.erasing import BY_AGE, Erased, Erasure, compute_digest, until
+from highwater.erasing import BY_AGE, ErasedCounts, Erasure, compute_digest, until
 from highwater.errors import DeclarationError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
-from highwater.orchestration.checking.offset_queries import Rows, read_raw_rows
+from highwater.orchestration.checking.offset_queries import RawRows, read_raw_rows
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.maintenance_job import _observe
 from highwater.orchestration.operations import erasing, maintenance, raw_retention, rebuilding
@@ -33,7 +33,7 @@ from highwater.orchestration.operations.erasing import ErasureRequest
 from highwater.orchestration.operations.key_retirement import complete
 from highwater.orchestration.operations.maintenance import Report, TableReport
 from highwater.orchestration.operations.parked import ParkedSelection
-from highwater.orchestration.operations.raw_retention import Retained
+from highwater.orchestration.operations.raw_retention import RetentionOutcome
 from highwater.orchestration.operations.reclaiming import look as look_to_reclaim
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
@@ -42,10 +42,10 @@ from highwater.reclaims import Reclaim
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.erasures import Erasures
-from highwater.resources.table_maintenance import Stock
+from highwater.resources.table_maintenance import TableSize
 from highwater.retention import (
     AGED_FROM,
-    Needed,
+    RetentionReasons,
     count_expired_rows,
     count_records,
     select_free_slices,
@@ -78,14 +78,14 @@ KEYS = st.sets(st.sampled_from("abcdef"))
 def test_only_slices_that_nothing_keeps_lose_rows(
     named: set[str], whole: set[str], in_dlq: set[str], reclaimed: set[str]
 ) -> None:
-    found, retained = select_free_slices("abcdef", Needed(named, whole, in_dlq, reclaimed))
+    found, retained = select_free_slices("abcdef", RetentionReasons(named, whole, in_dlq, reclaimed))
     assert {*found} == whole - named - in_dlq - reclaimed
     assert found == sorted(found)
     assert len(found) + sum(retained.values()) == 6
 
 
 def test_each_slice_reports_why_it_keeps_its_rows() -> None:
-    needed = Needed(named={"a"}, whole={"a", "c", "d", "e"}, in_dlq={"c", "d"}, reclaimed_slices={"d"})
+    needed = RetentionReasons(named={"a"}, whole={"a", "c", "d", "e"}, in_dlq={"c", "d"}, reclaimed_slices={"d"})
     assert select_free_slices("abcde", needed) == (
         ["e"],
         {
@@ -204,7 +204,7 @@ class Step:
         spark = cast("Any", SimpleNamespace(createDataFrame=lambda *_: []))
         return Work(self.stream, [], spark, self.world.lake, ledger or self.world.ledger, KAFKA, print)
 
-    def maintain(self, *, dry_run: bool = False) -> Retained:
+    def maintain(self, *, dry_run: bool = False) -> RetentionOutcome:
         found = maintenance.maintain(self.work(), self.instance, NOW, dry_run=dry_run).retained
         assert found is not None
         return found
@@ -463,7 +463,7 @@ def test_slices_whose_records_were_reclaimed_keep_their_rows(step: Step, world: 
 def test_rows_that_were_reread_since_they_were_recorded_stay(step: Step, world: World) -> None:
     work, both = replace(step.work(), slices=[world.second, RETRIED]), [world.second.key, RETRIED.key]
     number = world.ledger.erasures.add(Erasure("orders", BY_AGE, "", "", NOW))
-    world.ledger.erasures.begin(number, [Erased(key, {}, {}) for key in both])
+    world.ledger.erasures.begin(number, [ErasedCounts(key, {}, {}) for key in both])
     assert raw_expiry.take(work, dict(zip(both, (1, 3), strict=True))) == [RETRIED.key]
     assert held(world) == {FIRST.key, world.second.key}
     assert raw_retention._settle(work, step.instance, both, NOW) == []
@@ -473,7 +473,7 @@ def test_rows_that_were_reread_since_they_were_recorded_stay(step: Step, world: 
 
 def test_the_job_shows_what_went_on_the_page_of_raw(step: Step) -> None:
     seen: list[Any] = []
-    tables = [TableReport(name, Stock(1, 1, 1, 1), Stock(1, 1, 1, 1), 0, 0, 0) for name in ("raw", "events")]
+    tables = [TableReport(name, TableSize(1, 1, 1, 1), TableSize(1, 1, 1, 1), 0, 0, 0) for name in ("raw", "events")]
     report = Report(tables, done=True, retained=step.maintain(dry_run=True))
     _observe(cast("Any", SimpleNamespace(log_event=seen.append)), STORED, report)
     reported = [{name: value.value for name, value in one.metadata.items() if "slices" in name} for one in seen]
@@ -515,7 +515,7 @@ def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.Monke
         rounds.append(len(work.slices))
         return raw_expiry.take(work, recorded)
 
-    def asking(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
+    def asking(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, RawRows]:
         asked.append(len(slices))
         return read_raw_rows(raw, slices)
 
@@ -615,18 +615,18 @@ def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
 def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> None:
     work = Work(STORED, [FIRST], NOTHING, world.lake, world.ledger, NOTHING, print)
     read = CommittedSlices.read(work, "raw")
-    split_decision._ensure_as_read(work, read, {FIRST.key: 8})
-    split_decision._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks find
+    slice_classification._ensure_as_read(work, read, {FIRST.key: 8})
+    slice_classification._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks find
     world.alter_slice_commit("raw", FIRST, attempt=2, counts={"aged": 8})
     world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
     world.write()
     with pytest.raises(SupersededAttemptError, match="committed again"):
-        split_decision._ensure_as_read(work, read, {FIRST.key: 0})
+        slice_classification._ensure_as_read(work, read, {FIRST.key: 0})
 
 
 def test_a_part_of_what_went_does_not_come_back() -> None:
     """Compaction took records since: events of fewer would be fewer events."""
-    again = _Read(NOTHING, {}, {FIRST.key: 7})
+    again = _KafkaRows(NOTHING, {}, {FIRST.key: 7})
     assert "would give 7 records, the commit recorded 8" in str(
         again.find_refusal(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8}))
     )

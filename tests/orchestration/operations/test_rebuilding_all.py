@@ -20,13 +20,13 @@ from highwater.assets.dlq_copies import may_have_copies
 from highwater.assets.erasures_table import keep
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
-from highwater.erasing import Erased, Erasure
+from highwater.erasing import ErasedCounts, Erasure
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.mirroring import MirrorMark
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.rebuilding_all import (
-    Copies,
+    CopyFacts,
     build_new_generations,
     compute_generation_number,
     rebuild_from_kafka,
@@ -80,7 +80,7 @@ def test_what_a_log_lacks_is_lost_by_name_and_a_tiers_is_not() -> None:
 
 
 def test_copies_report_of_slices_and_of_the_newest_origins() -> None:
-    seen = Copies()
+    seen = CopyFacts()
     for one in (copy("orders@0000004", offset=5), copy("orders@0000002", offset=9, ms=8), copy(f"{TIER}@0000001")):
         seen.see(STREAM.parked_topic, one, "orders")
     seen.see(TIER, replace(copy("no key", generation=2), topic="orders.foreign/x"), "orders")
@@ -129,7 +129,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
         Erasure("orders", "e" * 64, "asked for", "bob", NOW),
     )
     number = lost.erasures.add(erasure)
-    lost.erasures.begin(number, [Erased(f"{scene.topic}@0000008", {0: [OffsetRange(0, 1)]})])
+    lost.erasures.begin(number, [ErasedCounts(f"{scene.topic}@0000008", {0: [OffsetRange(0, 1)]})])
     discarded = Discard(Origin(scene.topic, 0, 0, 5), "test data", "bob", NOW)
     lost.discards.add("orders", [discarded])
     for follow in (keep, discards_table.keep):

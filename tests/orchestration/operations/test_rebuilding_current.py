@@ -17,7 +17,7 @@ from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
-from highwater.resources.commit_log import Committed
+from highwater.resources.commit_log import TableSlices
 from highwater.slice_commits import SliceCommit
 from tests.commits import commit_current
 from tests.support import Bench, customers, order_message
@@ -40,7 +40,7 @@ def keys(*ordinals: int) -> list[str]:
 
 def test_a_look_names_what_is_behind_and_what_events_lack() -> None:
     held = {key: CommitRecord(key, 7 if key == keys(2)[0] else 1, 1, "b") for key in keys(0, 1, 2, 9)}
-    look = RebuildSnapshot(0, decided(0, 1, 2, 3, 4), Committed(held, 5))
+    look = RebuildSnapshot(0, decided(0, 1, 2, 3, 4), TableSlices(held, 5))
     assert look.behind == keys(2, 3, 4), "another attempt, or not there"
     assert look.unknown == keys(9)
 

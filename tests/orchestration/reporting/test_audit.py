@@ -19,7 +19,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.envelope import Origin
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking import origin_counts
-from highwater.orchestration.checking.origin_counts import Ends, count_ends, count_parked
+from highwater.orchestration.checking.origin_counts import OriginEnds, count_ends, count_parked
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.plans import Discard
 from highwater.resources.kafka import Kafka
@@ -45,7 +45,9 @@ def written(tmp_path: Path) -> Written:
     return made
 
 
-SOUND = Ends(produced=10, accepted=6, tombstones=1, waiting={TIER: 1, STREAM.tier_topics[1]: 0}, parked=1, discarded=1)
+SOUND = OriginEnds(
+    produced=10, accepted=6, tombstones=1, waiting={TIER: 1, STREAM.tier_topics[1]: 0}, parked=1, discarded=1
+)
 
 
 def test_every_origin_has_one_end(written: Written) -> None:
@@ -151,7 +153,7 @@ def test_a_reject_that_is_gone_is_reported(written: Written) -> None:
 
 
 def test_a_lake_without_tables_has_no_ends(tmp_path: Path) -> None:
-    assert count_ends(Written(tmp_path).ledger, Written(tmp_path).lake, STREAM) == Ends()
+    assert count_ends(Written(tmp_path).ledger, Written(tmp_path).lake, STREAM) == OriginEnds()
 
 
 def ensure_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:

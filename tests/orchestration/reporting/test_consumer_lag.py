@@ -18,7 +18,7 @@ from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.orchestration import observation
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts, consumer_lag, topic_conditions
 from highwater.orchestration.reporting import audit as audit_page
-from highwater.orchestration.reporting.consumer_lag import Ages
+from highwater.orchestration.reporting.consumer_lag import RecordAges
 from highwater.orchestration.reporting.plan_status import read_topic_status
 from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
@@ -58,7 +58,7 @@ def deployed(tmp_path: Path) -> Deployed:
     return Deployed(tmp_path)
 
 
-def minutes(ages: Ages) -> dict[int, int]:
+def minutes(ages: RecordAges) -> dict[int, int]:
     return {p: round(age / timedelta(minutes=1)) for p, age in ages.by_partition.items()}
 
 

@@ -22,7 +22,7 @@ from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentErr
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.reporting import open_metrics
-from highwater.orchestration.reporting.open_metrics import FAMILIES, Samples, measure
+from highwater.orchestration.reporting.open_metrics import FAMILIES, MetricSamples, measure
 from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -140,7 +140,7 @@ def nobody() -> AbstractContextManager[None]:
     return nullcontext(None)
 
 
-def asked(ledger: Ledger, kafka: Any, lake: Lake, opened: Any = nobody) -> Samples:
+def asked(ledger: Ledger, kafka: Any, lake: Lake, opened: Any = nobody) -> MetricSamples:
     return measure(ledger, kafka, lake, [STREAM], opened)
 
 
@@ -294,7 +294,7 @@ def test_an_error_of_one_stream_hides_no_number_of_the_others(
     other = replace(STREAM, name="others", topic="others")
     holds = open_metrics._measure_holds
 
-    def broken(found: Samples, ledger: Ledger, stream: Stream) -> None:
+    def broken(found: MetricSamples, ledger: Ledger, stream: Stream) -> None:
         if stream.name == "others":
             raise ValueError("hunter2")
         holds(found, ledger, stream)

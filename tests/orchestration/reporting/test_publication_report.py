@@ -17,7 +17,7 @@ from highwater.holds import HoldingRecords
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, publication_status
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _load_waiting_work
-from highwater.orchestration.reporting.publication_status import Behind, measure_publication_lag
+from highwater.orchestration.reporting.publication_status import PublicationLag, measure_publication_lag
 from highwater.orchestration.reporting.status_report import StreamStatus, WaitingWork
 from highwater.plans import Publication
 from highwater.resources.ledger.breakers import Judgement
@@ -35,7 +35,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publishin
         yield made
 
 
-def look(scene: PublishingScene) -> Behind:
+def look(scene: PublishingScene) -> PublicationLag:
     found = measure_publication_lag(scene.tables.ledger, scene.tables.lake, scene.tables.stream)
     assert found is not None
     return found
@@ -199,7 +199,7 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
     ],
 )
 def test_what_is_none_is_left_out(found: dict[str, int], line: str) -> None:
-    assert Behind("t", None, **found).line == line  # type: ignore[arg-type]
+    assert PublicationLag("t", None, **found).line == line  # type: ignore[arg-type]
 
 
 def test_explain_reports_what_became_of_a_slice(scene: PublishingScene) -> None:

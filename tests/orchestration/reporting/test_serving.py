@@ -34,8 +34,8 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.serve_metrics import measure_streams
 from highwater.orchestration.reporting.health import LIMIT, SENSORS, Health, HealthCondition, examine
-from highwater.orchestration.reporting.open_metrics import Samples
-from highwater.orchestration.reporting.serving import Shared, build_application, open_server
+from highwater.orchestration.reporting.open_metrics import MetricSamples
+from highwater.orchestration.reporting.serving import CachedValue, build_application, open_server
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.settings import parse_metrics_listen
@@ -54,7 +54,7 @@ def fetched(url: str) -> tuple[int, str, str]:
 
 
 @contextmanager
-def served(metrics: Shared[Samples], health: Shared[Health]) -> Iterator[str]:
+def served(metrics: CachedValue[MetricSamples], health: CachedValue[Health]) -> Iterator[str]:
     with open_server(LOOPBACK, 0, build_application(metrics, health)) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
@@ -77,10 +77,10 @@ class Counted:
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def __call__(self) -> Samples:
+    def __call__(self) -> MetricSamples:
         self.times += 1
         assert self.go_on.wait(DEADLINE)
-        found = Samples()
+        found = MetricSamples()
         found.add("highwater_held_slices", self.times, "orders")
         return found
 
@@ -101,7 +101,7 @@ def test_scrapes_at_once_share_one_measuring() -> None:
     counted = Counted()
     counted.go_on.clear()
     found: list[str] = []
-    with served(Shared(counted, 60.0, DEADLINE), Shared(healthy, 60.0)) as url:
+    with served(CachedValue(counted, 60.0, DEADLINE), CachedValue(healthy, 60.0)) as url:
         threads = [threading.Thread(target=lambda: found.append(scraped(f"{url}/metrics"))) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -115,7 +115,7 @@ def test_scrapes_at_once_share_one_measuring() -> None:
 
 def test_a_value_that_is_too_old_is_measured_again() -> None:
     counted = Counted()
-    shared = Shared(counted, 0.01)
+    shared = CachedValue(counted, 0.01)
     deadline = time.monotonic() + DEADLINE
     while counted.times < 3:
         assert time.monotonic() < deadline
@@ -125,7 +125,7 @@ def test_a_value_that_is_too_old_is_measured_again() -> None:
 def test_a_measuring_that_hangs_serves_the_numbers_of_before() -> None:
     """A scrape that waits longer than its scraper loses all numbers, also those that are known."""
     counted = Counted()
-    shared = Shared(counted, seconds=0.0, patience=0.01)
+    shared = CachedValue(counted, seconds=0.0, patience=0.01)
     first = None
     deadline = time.monotonic() + DEADLINE
     while first is None:
@@ -140,7 +140,7 @@ def test_a_measuring_that_hangs_serves_the_numbers_of_before() -> None:
 
 def test_a_measuring_that_fails_leaves_the_numbers_of_before() -> None:
     counted = Counted()
-    shared = Shared(counted, seconds=0.0)
+    shared = CachedValue(counted, seconds=0.0)
     first = shared.get()
     shared._compute = lambda: 1 / 0  # type: ignore[assignment, return-value]
     assert shared.get() is first
@@ -149,7 +149,7 @@ def test_a_measuring_that_fails_leaves_the_numbers_of_before() -> None:
 def test_before_the_first_measuring_ends_there_is_nothing_to_scrape() -> None:
     counted = Counted()
     counted.go_on.clear()
-    with served(Shared(counted, 60.0, patience=0.01), Shared(lambda: 1 / 0, 60.0)) as url:  # type: ignore[arg-type, return-value]
+    with served(CachedValue(counted, 60.0, patience=0.01), CachedValue(lambda: 1 / 0, 60.0)) as url:  # type: ignore[arg-type, return-value]
         assert fetched(f"{url}/metrics")[0] == 503
         status, kind, body = fetched(f"{url}/health")
         assert (status, kind, json.loads(body)["status"]) == (503, "application/json", "unknown")
@@ -280,9 +280,9 @@ def test_a_secret_that_is_replaced_in_its_file_is_used_by_the_next_measuring(
     """The process asked with the old password until it was started again, and brokers lock users for that."""
     asked: list[tuple[str, str]] = []
 
-    def measure(ledger: Ledger, kafka: Kafka, *_: object) -> Samples:
+    def measure(ledger: Ledger, kafka: Kafka, *_: object) -> MetricSamples:
         asked.append((repr(ledger), kafka.build_spark_options()["kafka.sasl.jaas.config"]))
-        return Samples()
+        return MetricSamples()
 
     monkeypatch.setattr("highwater.orchestration.reporting.open_metrics.measure", measure)
     config, url = tmp_path / "config", tmp_path / "url"

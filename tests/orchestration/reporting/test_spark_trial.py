@@ -18,7 +18,7 @@ from dev.spark_standalone import SparkStandalone
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.orchestration.reporting import spark_trial
 from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESSION, from_plain, to_plain, try_spark
-from highwater.orchestration.reporting.tried import Tried
+from highwater.orchestration.reporting.tried import TrialResult
 from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.settings import Settings
 from tests.fake_session import FakeSession
@@ -35,19 +35,19 @@ NAMES = ["Spark", "Spark session", "Spark and the lake", "Spark and Kafka", "Spa
 @pytest.mark.parametrize(
     "one",
     [
-        Tried("a", "text"),
-        Tried("a", "text", warning=True, remedy="do"),
-        Tried("a", error=ConfigurationError("problem", stored="s", found="f", remedy="do")),
-        Tried("a", error=DependencyAwayError("problem", remedy="do")),
+        TrialResult("a", "text"),
+        TrialResult("a", "text", warning=True, remedy="do"),
+        TrialResult("a", error=ConfigurationError("problem", stored="s", found="f", remedy="do")),
+        TrialResult("a", error=DependencyAwayError("problem", remedy="do")),
     ],
 )
-def test_a_result_comes_back_as_it_was(one: Tried) -> None:
+def test_a_result_comes_back_as_it_was(one: TrialResult) -> None:
     back = from_plain(to_plain(one))
     assert back.row == one.row
     assert type(back.error) is type(one.error)
 
 
-def try_with(monkeypatch: pytest.MonkeyPatch, script: str, **given: str) -> list[Tried]:
+def try_with(monkeypatch: pytest.MonkeyPatch, script: str, **given: str) -> list[TrialResult]:
     """Have a script in the place of the process that opens a session."""
     begin = "import json, os, sys, time\npipe = os.fdopen(int(sys.argv[1]), 'w')\n"
     begin += "def say(what, **more):\n    print(json.dumps({'what': what, **more}), file=pipe, flush=True)\n"
@@ -122,13 +122,13 @@ def test_a_session_of_a_process_is_stopped_and_none_follows_one_that_cannot_be_u
     assert next(stops) == 2
 
 
-def tried_on(home: Path, variables: Mapping[str, str], **given: str) -> dict[str, Tried]:
+def tried_on(home: Path, variables: Mapping[str, str], **given: str) -> dict[str, TrialResult]:
     """What the doctor finds of a real Spark."""
     found = Settings.from_environment({"HIGHWATER_HOME": str(home), **given})
     return {one.what: one for one in try_spark(found, variables, avro=True)}
 
 
-def states(found: Mapping[str, Tried]) -> dict[str, str]:
+def states(found: Mapping[str, TrialResult]) -> dict[str, str]:
     return {name: one.row[0] for name, one in found.items()}
 
 

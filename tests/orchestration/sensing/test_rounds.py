@@ -487,14 +487,14 @@ def test_a_settled_stream_rests_until_something_changes(
     run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
     ours.instance.add_run(run)
     assert visited() == ["s001", "s002"], "a run began or ended"
-    long_ago = settled_rounds.RestingStream(NOW, NOW + settled_rounds.REST, "").to_cursor()
+    long_ago = settled_rounds.SettledStream(NOW, NOW + settled_rounds.REST, "").to_cursor()
     ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
     assert visited() == everything, "the rest is over"
 
 
 def test_a_rest_that_cannot_be_read_is_none() -> None:
-    rest = settled_rounds.RestingStream(NOW, NOW + settled_rounds.REST, "abc")
-    assert settled_rounds.RestingStream.parse(rest.to_cursor()) == rest
+    rest = settled_rounds.SettledStream(NOW, NOW + settled_rounds.REST, "abc")
+    assert settled_rounds.SettledStream.parse(rest.to_cursor()) == rest
     for text in (
         None,
         "",
@@ -506,4 +506,4 @@ def test_a_rest_that_cannot_be_read_is_none() -> None:
         "wait 1 2 c",
         f"rest {10**30} 2 c",
     ):
-        assert settled_rounds.RestingStream.parse(text) is None
+        assert settled_rounds.SettledStream.parse(text) is None

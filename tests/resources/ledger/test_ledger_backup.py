@@ -34,7 +34,7 @@ MANY = ROWS_AT_ONCE + 3
 
 def value(column: sa.Column[Any], number: int) -> Any:
     kinds: list[tuple[type, Any]] = [
-        (schema.Utc, NOON + timedelta(seconds=number)),
+        (schema.UtcDateTime, NOON + timedelta(seconds=number)),
         (sa.Boolean, number % 2 == 0),
         (sa.JSON, {"0": [number, None, "ä"]}),
         (sa.Float, number + 0.25),

@@ -49,7 +49,7 @@ def needs_key_count(stream: Stream) -> bool:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ClassifiedSlices:
     """The split of some slices, held by Spark until it is committed, or until the run's rejects are.
 
     Args:
@@ -134,14 +134,14 @@ def _is_event_or_reject() -> Column:
     return ~F.col("tombstone") & ~F.col("superseded")
 
 
-def decide(
+def classify_slices(
     committed: CommittedSlices,
     published: CommittedSlices,
     read: CommittedSlices,
     work: Work,
     slices: Sequence[Slice],
     clock: Clock,
-) -> Decision:
+) -> ClassifiedSlices:
     """Classify the records of slices: the split into events, rejects and the rest that one run commits.
 
     Args:
@@ -173,7 +173,9 @@ def decide(
             # Chosen before the publication log is read: no other slice is published after that read.
             open_ = list_exposed_slices(work, committed.slice_commits)
             _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
-            made = Decision(work, rows, {key: _select_counts(row) for key, row in measured.items()}, seen, open_)
+            made = ClassifiedSlices(
+                work, rows, {key: _select_counts(row) for key, row in measured.items()}, seen, open_
+            )
             _ensure_decidable(made, committed, slices, measured)
         except BaseException:
             release_quietly(rows.unpersist, work)
@@ -200,7 +202,10 @@ def _ensure_as_read(work: Work, read: CommittedSlices, found: Mapping[str, int])
 
 
 def _ensure_decidable(
-    made: Decision, committed: CommittedSlices, slices: Sequence[Slice], measured: Mapping[str, Mapping[str, Any]]
+    made: ClassifiedSlices,
+    committed: CommittedSlices,
+    slices: Sequence[Slice],
+    measured: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Ensure that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
 
