@@ -34,7 +34,7 @@ SLICES = 50
 MERGES = 3
 TOPIC = "bench-d"
 # A file system allows 65,000 to one file.
-LINKS_A_FILE = 50_000
+LINKS_PER_FILE = 50_000
 # Ordinals of slices whose files are links; all have as many digits.
 LINKED = 1_000_000
 # Delta writes a checkpoint at each tenth version, so this many commits hold one, wherever they begin.
@@ -91,7 +91,7 @@ def _key_rows(world: World, keys: int) -> DataFrame:
 def _filled(world: World, bed: Bed, keys: int) -> None:
     """Make a `current` with a given number of keys, and a table with the same keys for the peer."""
     path = bed.lake.build_table_path(bed.stream.name, current.TABLE)
-    create_table(world.spark, path, current.build_sql_columns(bed.stream), current.SEARCHED, nullcontext)
+    create_table(world.spark, path, current.build_sql_columns(bed.stream), current.STATISTICS_COLUMNS, nullcontext)
     metadata = to_user_metadata([CommitRecord(f"{TOPIC}@0000000", 1, keys, "filled")], 0)
     _key_rows(world, keys).write.format("delta").mode("append").option("userMetadata", metadata).save(path)
     _key_rows(world, keys).write.format("delta").save(bed.lake.build_table_path("peer", "current"))
@@ -102,7 +102,7 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     some_slices = [_slice(bed, n) for n in range(1, SLICES + 1)]
     bed.ledger.add(some_slices)
     path = bed.lake.build_table_path(bed.stream.name, events.TABLE)
-    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.SEARCHED, nullcontext)
+    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.STATISTICS_COLUMNS, nullcontext)
     newest = max(1, keys // 100)
     # Two seeds: with one, the keys of both halves would be the same wherever `newest` divides `keys`.
     uniform, hot = f"pmod(xxhash64(id, 1), {keys})", f"{keys - newest} + pmod(xxhash64(id, 2), {newest})"
@@ -200,7 +200,7 @@ def _link_slices(path: Path, slices: int) -> None:
     linked = file
     for n in range(LINKED, LINKED + slices):
         name = path / f"part-{n}.parquet"
-        if n % LINKS_A_FILE:
+        if n % LINKS_PER_FILE:
             os.link(linked, name)
         else:
             linked = Path(shutil.copy(file, name))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dev.stack import Stack
 
 IDLE_STREAMS, IDLE_PARTITIONS = 100, 10
-BUSY_STREAMS, BUSY_PARTITIONS, RECORDS_A_SECOND = 40, 1, 200
+BUSY_STREAMS, BUSY_PARTITIONS, RECORDS_PER_SECOND = 40, 1, 200
 # Every stream is looked at once; then its rest begins.
 SETTLING_SECONDS = 120.0
 MINUTE = 60.0
@@ -92,7 +92,7 @@ def busy_streams(world: World, rounds: int, records: int) -> Result:
         writer.start()
         while time.time() - begin < BUSY_MINUTES * MINUTE:
             time.sleep(SAMPLE_SECONDS)
-            lags.append(_lag(stack) / RECORDS_A_SECOND / BUSY_STREAMS)
+            lags.append(_lag(stack) / RECORDS_PER_SECOND / BUSY_STREAMS)
             print(f"  {time.time() - begin:.0f} s: the streams lag by {lags[-1]:.0f} s of writing", flush=True)
         stop.set()
         writer.join()
@@ -103,7 +103,7 @@ def busy_streams(world: World, rounds: int, records: int) -> Result:
         name="r",
         title="Many busy streams",
         method=(
-            f"{BUSY_STREAMS} copies of `orders` that do not publish, {RECORDS_A_SECOND} records a second each for "
+            f"{BUSY_STREAMS} copies of `orders` that do not publish, {RECORDS_PER_SECOND} records a second each for "
             f"{BUSY_MINUTES} minutes, on one machine with broker, Spark and Dagster. The lag is that of the consumer "
             "groups `highwater.<stream>`, every 30 s, as seconds of writing. It is bounded if its largest value in "
             "the last third is that of the third before. No peer."
@@ -168,7 +168,7 @@ def _write(bootstrap: str, stop: threading.Event) -> None:
 
     producer, number, due = Producer({"bootstrap.servers": bootstrap, "linger.ms": 200}), 0, time.monotonic()
     while not stop.is_set():
-        for _ in range(RECORDS_A_SECOND):
+        for _ in range(RECORDS_PER_SECOND):
             key, value = order_value(number, 1_000_000_000)
             number += 1
             for stream in range(BUSY_STREAMS):

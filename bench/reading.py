@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import duckdb
 
 TOPIC = "bench-m"
-EVENTS_A_SLICE = 100_000
+EVENTS_PER_SLICE = 100_000
 SMALL_SLICES = 10_000
 QUESTIONS = {
     "count": "SELECT count(*) FROM {table}",
@@ -33,14 +33,14 @@ Ask = Callable[[str], object]
 def reading_tables(world: World, rounds: int, records: int) -> Result:
     """(m) Count and group by over `events` and `current`, against the same rows in a plain Delta table."""
     bed = world.fresh(fill(world, TOPIC, 1))
-    _filled(world, bed, records, max(1, records // EVENTS_A_SLICE))
+    _filled(world, bed, records, max(1, records // EVENTS_PER_SLICE))
     rows = _rows(world, bed, rounds)
     bed.remove()
     return Result(
         name="m",
         title="Reading events and current",
         method=(
-            f"{records:,} keys with one event each, in slices of {EVENTS_A_SLICE:,}, a file each. The peer is one "
+            f"{records:,} keys with one event each, in slices of {EVENTS_PER_SLICE:,}, a file each. The peer is one "
             "Delta table of these rows; the share is of its speed."
         ),
         rows=rows,
@@ -124,7 +124,7 @@ def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
     ]
     bed.ledger.add(some_slices)
     path = bed.lake.build_table_path(bed.stream.name, events.TABLE)
-    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.SEARCHED, nullcontext)
+    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.STATISTICS_COLUMNS, nullcontext)
     rows = world.spark.range(share * slices).selectExpr(
         f"concat('{TOPIC}@', lpad(CAST(id DIV {share} AS STRING), 7, '0')) AS slice",
         f"'{TOPIC}' AS origin_topic", "0 AS origin_generation", "0 AS origin_partition", "id AS origin_offset",

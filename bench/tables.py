@@ -41,9 +41,9 @@ STATES = ("placed", "paid", "refunded")
 # Of a given number of records one is delivered twice, one comes back through a tier, and one more cannot be parsed.
 FAULT_EVERY = 1_000
 TWICE, UNRESOLVED, MALFORMED = 7, 13, 17
-SLICES_A_COMMIT = 20
+SLICES_PER_COMMIT = 20
 # The rows of each file of a table that is only a log, without data.
-ROWS_A_FILE = 1_000
+ROWS_PER_FILE = 1_000
 _SOUND, _COPY, _UNRESOLVED, _MALFORMED = range(4)
 
 
@@ -188,7 +188,7 @@ class Maker:
         for chunk in self.chunks():
             self.records += len(chunk.content)
             batch.append(chunk)
-            if len(batch) == SLICES_A_COMMIT:
+            if len(batch) == SLICES_PER_COMMIT:
                 self._commit(batch)
                 batch = []
         if batch:
@@ -263,7 +263,7 @@ class _TierSlice:
     @classmethod
     def of(cls, maker: Maker, batch: list[Chunk]) -> _TierSlice:
         chunks = [chunk.where(_UNRESOLVED) for chunk in batch]
-        ordinal = batch[0].slice_.ordinal // SLICES_A_COMMIT
+        ordinal = batch[0].slice_.ordinal // SLICES_PER_COMMIT
         many = sum(len(chunk.content) for chunk in chunks)
         start = maker.tier_end
         maker.tier_end = start + many
@@ -428,8 +428,8 @@ def write_log(path: str, slices: Sequence[Slice]) -> None:
     )
     table = DeltaTable(path)
     table.create_checkpoint()
-    records = [CommitRecord(slice_.key, 1, ROWS_A_FILE, "planted", "", 1, slice_.planned_at) for slice_ in slices]
-    slice_commits = [SliceCommit(slice_, 1, ROWS_A_FILE).to_json() for slice_ in slices]
+    records = [CommitRecord(slice_.key, 1, ROWS_PER_FILE, "planted", "", 1, slice_.planned_at) for slice_ in slices]
+    slice_commits = [SliceCommit(slice_, 1, ROWS_PER_FILE).to_json() for slice_ in slices]
     rows = [
         {**build_row(table, one), "record": slice_commit}
         for one, slice_commit in zip(records, slice_commits, strict=True)
@@ -442,7 +442,7 @@ def write_log(path: str, slices: Sequence[Slice]) -> None:
 def _added(slice_: Slice, *, partitioned: bool) -> dict[str, Any]:
     """A file as Delta's log describes it."""
     bounds = {"minValues": {"slice": slice_.key}, "maxValues": {"slice": slice_.key}}
-    stats = {"numRecords": ROWS_A_FILE, **bounds, "nullCount": {}}
+    stats = {"numRecords": ROWS_PER_FILE, **bounds, "nullCount": {}}
     file = {
         "path": f"{f'slice={quote(slice_.key)}/' if partitioned else ''}part-{slice_.ordinal}.parquet",
         "partitionValues": {"slice": slice_.key} if partitioned else {},

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assets.streams.orders import STREAM as ORDERS
-from highwater.assets.raw import LONGEST_FETCH_MS, RECORDS_A_POLL
+from highwater.assets.raw import LONGEST_FETCH_MS, RECORDS_PER_POLL
 from highwater.assets.work import Work
 from highwater.resources.divergence import read_fingerprints
 from highwater.resources.kafka import Kafka
@@ -207,7 +207,7 @@ def source(world: World, topic: str, slices: list[Slice]) -> Any:
         "kafka.isolation.level": "read_committed",
         # As raw has them: the peers shall not wait where we do not.
         "kafka.fetch.max.wait.ms": LONGEST_FETCH_MS,
-        "kafka.max.poll.records": RECORDS_A_POLL,
+        "kafka.max.poll.records": RECORDS_PER_POLL,
         "failOnDataLoss": "true",
         "includeHeaders": "true",
     }

@@ -63,9 +63,9 @@ SEED = 20_260_101
 # A backlog of two slices, which one run takes: a run costs a small machine's processors some ten seconds, mostly
 # for its start.
 ORDERS = 12_000
-MOST_RECORDS = 6_500
+MAX_RECORDS = 6_500
 # The variable that the definitions read.
-MOST_RECORDS_NAME = "DEMO_MOST_RECORDS"
+MAX_RECORDS_NAME = "DEMO_MOST_RECORDS"
 # Payments begin with the burst, while everything starts; as many that are sound come when the breaker has opened. So
 # what it has to wait for passes while orders are taken through their tables and retried. Not scaled: a slice of
 # payments holds at least this many, which makes each of the two one slice.
@@ -118,7 +118,7 @@ class Demo:
         with self._phase("broker, Spark and Dagster start; the first records are written"):
             stack = Stack(
                 self.home,
-                base=without_configuration(os.environ) | {MOST_RECORDS_NAME: str(self._scaled(MOST_RECORDS))},
+                base=without_configuration(os.environ) | {MAX_RECORDS_NAME: str(self._scaled(MAX_RECORDS))},
                 short_lived=True,
                 registry=registry,
                 definitions=DEFINITIONS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dev import demo_burst, shipments
-from dev.demo import MOST_RECORDS, MOST_RECORDS_NAME
+from dev.demo import MAX_RECORDS, MAX_RECORDS_NAME
 from highwater import settings
 from highwater.orchestration import log_lines
 from highwater.orchestration.build import build_defs
@@ -51,5 +51,5 @@ def defs() -> dg.Definitions:
     """Everything, built when Dagster asks for it."""
     log_lines.install(os.environ)
     registry = bool(os.environ.get(settings.SCHEMA_REGISTRY_URL))
-    streams = declared(int(os.environ.get(MOST_RECORDS_NAME, MOST_RECORDS)), registry=registry)
+    streams = declared(int(os.environ.get(MAX_RECORDS_NAME, MAX_RECORDS)), registry=registry)
     return build_defs(streams=streams, environment=os.environ, pace=PACE)

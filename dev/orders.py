@@ -12,7 +12,7 @@ from dev.intended import INVALID, UNRESOLVED, Intended
 PARTITIONS = 3
 CUSTOMERS = 200
 # A number of orders have a late customer together.
-ORDERS_A_LATE_CUSTOMER = 5
+ORDERS_PER_LATE_CUSTOMER = 5
 
 LIVES = (("placed",), ("placed", "paid"), ("placed", "paid", "refunded"), ("placed", "canceled"))
 FORBIDDEN = (("paid",), ("placed", "refunded"), ("placed", "canceled", "paid"), ("placed", "paid", "placed"))
@@ -109,7 +109,7 @@ def missing_version(rng: Random, story: Story) -> list[Intended]:
 def late_customer(rng: Random, story: Story) -> list[Intended]:
     """An order of a customer whom nobody knows yet."""
     prefix, number = story.key[2:].rsplit("-", 1)
-    customer = f"late-{prefix}-{int(number) // ORDERS_A_LATE_CUSTOMER}"
+    customer = f"late-{prefix}-{int(number) // ORDERS_PER_LATE_CUSTOMER}"
     states = tuple({**state, "customer_id": customer} for state in story.states)
     waiting = replace(story, states=states, waits_for=customer)
     return [replace(r, fault="late_customer", ending=UNRESOLVED) for r in sound(rng, waiting)]

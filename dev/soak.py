@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 RECORDS, KILLS, SEED = 1_000_000, 100, 20_260_101
 # Seconds between two kills.
-LEAST_SECONDS, MOST_SECONDS = 5.0, 30.0
+MIN_SECONDS, MAX_SECONDS = 5.0, 30.0
 # Most of the records are orders, which have more ways to fail.
 SHARES = {"orders": 0.8, "payments": 0.2}
 # Soon enough that the first tier's retry finds some of the late customers, and the second one's the others.
@@ -84,8 +84,8 @@ class Ordeal:
     records: int = RECORDS
     kills: int = KILLS
     seed: int = SEED
-    least: float = LEAST_SECONDS
-    most: float = MOST_SECONDS
+    least: float = MIN_SECONDS
+    most: float = MAX_SECONDS
     settle: float = SETTLE_SECONDS
 
     @property
@@ -378,9 +378,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kills", type=int, default=KILLS, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
     parser.add_argument(
-        "--least", type=float, default=LEAST_SECONDS, help="seconds between kills; default: %(default)s"
+        "--least", type=float, default=MIN_SECONDS, help="seconds between kills; default: %(default)s"
     )
-    parser.add_argument("--most", type=float, default=MOST_SECONDS, help="seconds between kills; default: %(default)s")
+    parser.add_argument("--most", type=float, default=MAX_SECONDS, help="seconds between kills; default: %(default)s")
     parser.add_argument(
         "--s3-and-postgresql", action="store_true", help="the lake on an S3 server, ledger and Dagster on PostgreSQL"
     )

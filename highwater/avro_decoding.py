@@ -108,7 +108,7 @@ _NAMED = "__named_schemas"
 # Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs again, and
 # fail for times that Python does not know, also in fields that nobody reads.
 _OURS = "highwater-"
-_MOST_DECIMAL_DIGITS = 38
+_MAX_DECIMAL_DIGITS = 38
 
 
 def _with_our_types(schema: Any) -> Any:
@@ -125,7 +125,7 @@ def _with_our_types(schema: Any) -> Any:
         return found
     if logical == "decimal" and not _is_decimal(found):
         return found  # Avro ignores what it cannot be
-    if logical == "decimal" and found["precision"] > _MOST_DECIMAL_DIGITS:
+    if logical == "decimal" and found["precision"] > _MAX_DECIMAL_DIGITS:
         raise ValueError(f"a decimal of {found['precision']} digits")
     return {**found, "logicalType": f"{_OURS}{logical}"}
 
@@ -155,7 +155,7 @@ def _decode_decimal(data: bytes, schema: Mapping[str, Any], _: object = None) ->
     unscaled = int.from_bytes(data, signed=True)
     if not data or abs(unscaled) >= 10 ** schema["precision"]:
         raise ValueError(f"a decimal with more digits than {schema['precision']}, or without bytes")
-    return Decimal(unscaled).scaleb(-int(schema.get("scale", 0)), Context(prec=_MOST_DECIMAL_DIGITS))
+    return Decimal(unscaled).scaleb(-int(schema.get("scale", 0)), Context(prec=_MAX_DECIMAL_DIGITS))
 
 
 def add_microseconds(begin: datetime, micros: int) -> datetime | OutOfRangeValue:

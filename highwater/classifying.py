@@ -116,7 +116,7 @@ def _has_schemas(stream: Stream) -> bool:
 
 
 # Members that a problem names at most.
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def _find_unknown_problem(stream: Stream, found: Mapping[str, Any]) -> str | None:
@@ -125,8 +125,8 @@ def _find_unknown_problem(stream: Stream, found: Mapping[str, Any]) -> str | Non
         return None
     path = stream.unknown_fields.path
     names = sorted(select_unknown_members(path, stream.select_taken_members(path), found))
-    listed = ", ".join(".".join((*path, name)) for name in names[:_MOST_NAMED])
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    listed = ", ".join(".".join((*path, name)) for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return f"no field is declared for {listed}{more}" if names else None
 
 

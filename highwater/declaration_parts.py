@@ -305,7 +305,7 @@ class Metrics:
 
 
 # A sum has ten digits more, and a table's decimals have 38.
-MOST_DIGITS = 28
+MAX_DIGITS = 28
 # Begins the names of the columns of the moving hour.
 HOUR = "hour"
 
@@ -332,7 +332,7 @@ class Breaker:
 # `delta.deletedFileRetentionDuration`: Delta's checkpoints forget by then which files were removed when.
 LONGEST_HORIZON = timedelta(days=7)
 # Repair goes by the runs of the last day.
-LEAST_RUNS_FOR = timedelta(days=2)
+MIN_RUNS_FOR = timedelta(days=2)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from highwater.declaration_parts import (
     CAN_BLOCK,
     CHECK_SEVERITIES,
     HOUR,
-    LEAST_RUNS_FOR,
+    MIN_RUNS_FOR,
     LONGEST_DELAY,
     LONGEST_HORIZON,
-    MOST_DIGITS,
+    MAX_DIGITS,
     ON_REJECT,
     RESERVED_COLUMNS,
     SHORTEST_DELAY,
@@ -375,7 +375,7 @@ def _find_maintenance_problems(maintenance: Maintenance) -> list[str]:
         found.append("maintenance: live_for must be longer than nothing")
     if not timedelta(0) < maintenance.horizon <= LONGEST_HORIZON:
         found.append("maintenance: the horizon must be longer than nothing, and seven days at the most")
-    if maintenance.runs_for is not None and maintenance.runs_for < LEAST_RUNS_FOR:
+    if maintenance.runs_for is not None and maintenance.runs_for < MIN_RUNS_FOR:
         found.append("maintenance: runs_for must be two days or more: repair goes by the runs of the last one")
     return found
 
@@ -493,9 +493,9 @@ def _find_metrics_problems(stream: Stream) -> list[str]:
         if v not in status.one_of
     ]
     digits = TYPE.fullmatch(stream.find_field(stream.metrics.amount).type)
-    summed = digits and (digits[0] in {"integer", "long"} or (digits[1] and int(digits[1]) <= MOST_DIGITS))
+    summed = digits and (digits[0] in {"integer", "long"} or (digits[1] and int(digits[1]) <= MAX_DIGITS))
     if not summed:
         found.append(
-            f"metrics: the amount must be an integer, a long, or a decimal of {MOST_DIGITS} digits at the most"
+            f"metrics: the amount must be an integer, a long, or a decimal of {MAX_DIGITS} digits at the most"
         )
     return found

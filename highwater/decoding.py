@@ -163,7 +163,7 @@ def _decode_by_format(declared: KeyFormat, key: bytes, moved: KafkaRecord, schem
 
 
 # Beyond these the pipeline reads a number of a key as a double.
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 _LONGEST_NUMBER = 1000  # of Jackson
 
 
@@ -202,7 +202,7 @@ def _parse_key_number(text: str) -> Decimal | float:
     if len(text) > _LONGEST_NUMBER:
         raise MisfitError(f"not JSON: a number of {len(text)} digits")
     number = None if "e" in text.lower() else Decimal(text)
-    if number is None or len(number.as_tuple().digits) > _MOST_DIGITS or number.as_tuple().exponent < -_MOST_DIGITS:  # type: ignore[operator]
+    if number is None or len(number.as_tuple().digits) > _MAX_DIGITS or number.as_tuple().exponent < -_MAX_DIGITS:  # type: ignore[operator]
         return float(text)
     return number
 

@@ -34,15 +34,15 @@ BYTES = "highwater.bytes"
 VALUE, OWN_HEADERS, KEY = "value", "headers", "key"
 
 # Room that a DLQ topic must have beyond the main topic's largest record.
-MOST_BYTES = 16 * 1024
+MAX_BYTES = 16 * 1024
 # A detail is for people; it is cut at this length, so that the envelope never outgrows its room.
-MOST_DETAIL = 1000
+MAX_DETAIL = 1000
 
 # Of numbers that count up: one less than the columns hold, so that the next one has room as well.
-MOST_COUNT = 2**31 - 2
+MAX_COUNT = 2**31 - 2
 
 # The years 1 to 9999: what readers of the tables can hold as a time. Beyond them there is the number alone.
-LEAST_MILLISECONDS, MOST_MILLISECONDS = -62_135_596_800_000, 253_402_300_799_999
+MIN_MILLISECONDS, MAX_MILLISECONDS = -62_135_596_800_000, 253_402_300_799_999
 
 Header = tuple[str, bytes | None]
 
@@ -163,7 +163,7 @@ class Envelope:
             ORIGIN_TIMESTAMP: self.timestamp,
             ATTEMPT: self.attempt,
             REASON: self.reason,
-            DETAIL: self.detail[:MOST_DETAIL],
+            DETAIL: self.detail[:MAX_DETAIL],
             SLICE: self.slice_key,
             FIRST_FAILED_AT: self.first_failed_at.isoformat(),
             RECLAIMS: self.reclaims,
@@ -228,12 +228,12 @@ def open_envelope(headers: Iterable[Header], believed: Callable[[str], bool] | N
 
 _INT, _LONG = 2**31 - 1, 2**63 - 1
 _RANGES = {
-    ORIGIN_GENERATION: (0, MOST_COUNT),
+    ORIGIN_GENERATION: (0, MAX_COUNT),
     ORIGIN_PARTITION: (0, _INT),
     ORIGIN_OFFSET: (0, _LONG),
     ORIGIN_TIMESTAMP: (-_LONG - 1, _LONG),
-    ATTEMPT: (1, MOST_COUNT),
-    RECLAIMS: (0, MOST_COUNT),
+    ATTEMPT: (1, MAX_COUNT),
+    RECLAIMS: (0, MAX_COUNT),
 }
 # What a record says that lacks the header: it was published before there was one.
 _WITHOUT = {RECLAIMS: "0"}

@@ -16,14 +16,14 @@ TYPE = re.compile(
 # What neither a path into the value, nor SQL, nor a Delta table's column takes amiss.
 NAME = re.compile(r"[\w@-]+")
 CONTAINERS = frozenset({"array", "map", "struct"})
-_MOST_DEEP = 16
+_MAX_DEEP = 16
 _UNITS_OF = {
     "timestamp": frozenset(UNITS),
     "timestamp_ntz": frozenset(UNITS),
     "date": frozenset({"days"}),
     "time": frozenset({"ms", "us"}),
 }
-_MOST_DECIMAL_DIGITS = 38
+_MAX_DECIMAL_DIGITS = 38
 
 
 def find_field_problems(declared: Field, depth: int = 0) -> list[str]:
@@ -31,18 +31,18 @@ def find_field_problems(declared: Field, depth: int = 0) -> list[str]:
     kind = TYPE.fullmatch(declared.type)
     if kind is None:
         return [f"field {declared.name!r}: unknown type {declared.type!r}"]
-    if kind[1] and not (1 <= int(kind[1]) <= _MOST_DECIMAL_DIGITS and int(kind[2]) <= int(kind[1])):
-        rule = f"a decimal has 1 to {_MOST_DECIMAL_DIGITS} digits, and no more behind the point than in all"
+    if kind[1] and not (1 <= int(kind[1]) <= _MAX_DECIMAL_DIGITS and int(kind[2]) <= int(kind[1])):
+        rule = f"a decimal has 1 to {_MAX_DECIMAL_DIGITS} digits, and no more behind the point than in all"
         return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
     found = _find_source_problems(declared) + _find_notation_problems(declared) + _find_default_problems(declared, kind)
     found += _find_bound_problems(declared, _compute_maximum(declared, kind)) + _find_choice_problems(declared)
     return found + (
-        _find_member_problems(declared, depth) if depth < _MOST_DEEP else [_describe_depth_problem(declared)]
+        _find_member_problems(declared, depth) if depth < _MAX_DEEP else [_describe_depth_problem(declared)]
     )
 
 
 def _describe_depth_problem(declared: Field) -> str:
-    return f"field {declared.name!r}: fields are nested in each other {_MOST_DEEP} times at the most"
+    return f"field {declared.name!r}: fields are nested in each other {_MAX_DEEP} times at the most"
 
 
 def _find_member_problems(declared: Field, depth: int) -> list[str]:

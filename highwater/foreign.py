@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from highwater.declaration import Stream
 from highwater.declaration_parts import TOPIC_NAME
-from highwater.envelope import MOST_MILLISECONDS, Header, Origin
+from highwater.envelope import MAX_MILLISECONDS, Header, Origin
 from highwater.plans import Generation, Loss
 
 # Prefixes of the header names. Numbers are text, and the time is the record's own one:
@@ -30,7 +30,7 @@ TOPIC, PARTITION, OFFSET, TIMESTAMP = "topic", "partition", "offset", "timestamp
 TOPICS = tuple(prefix + TOPIC for prefix in (*AS_TEXT, *AS_BYTES))
 
 NUMBER = "[0-9]{1,19}"
-MOST_PARTITION, MOST_OFFSET = 2**31 - 1, 2**63 - 1
+MAX_PARTITION, MAX_OFFSET = 2**31 - 1, 2**63 - 1
 # The timestamp of a record as its producer set it; else the broker did when it was appended.
 BY_PRODUCER = 0
 
@@ -59,8 +59,8 @@ def parse_foreign_origin(headers: Iterable[Header], timestamp: int, timestamp_ty
         first.setdefault(name, value or b"")
     prefix = next((name.removesuffix(TOPIC) for name in first if name in TOPICS), "")
     if prefix in AS_TEXT:
-        partition = _from_text(first.get(prefix + PARTITION), MOST_PARTITION)
-        offset = _from_text(first.get(prefix + OFFSET), MOST_OFFSET)
+        partition = _from_text(first.get(prefix + PARTITION), MAX_PARTITION)
+        offset = _from_text(first.get(prefix + OFFSET), MAX_OFFSET)
         time: int | None = timestamp if timestamp_type == BY_PRODUCER else None
     else:
         partition = _from_bytes(first.get(prefix + PARTITION), 4)
@@ -69,7 +69,7 @@ def parse_foreign_origin(headers: Iterable[Header], timestamp: int, timestamp_ty
     topic = _parse_topic(first[prefix + TOPIC]) if prefix else None
     if topic is None or partition is None or offset is None:
         return None
-    return NamedOrigin(topic, partition, offset, time if time is not None and 0 <= time <= MOST_MILLISECONDS else None)
+    return NamedOrigin(topic, partition, offset, time if time is not None and 0 <= time <= MAX_MILLISECONDS else None)
 
 
 def _parse_topic(value: bytes) -> str | None:

@@ -17,9 +17,9 @@ from highwater.second_reader import InfiniteNumber
 Path = tuple[str, ...]
 
 # Objects below this depth become JSON text: a table with a column for each leaf of a deep tree has no readers.
-MOST_DEPTH = 4
+MAX_DEPTH = 4
 # An object with more rarely filled names than this is another object in each record, such as a payload by event type.
-MOST_RARE_NAMES = 12
+MAX_RARE_NAMES = 12
 COMMON_SHARE = 0.5
 # At most one implausible value in twenty is a fault of the data, and not of the guess.
 PLAUSIBLE_SHARE = 0.95
@@ -81,10 +81,10 @@ Unit = Literal["s", "ms", "us", "ns"]
 _UNITS: tuple[Unit, ...] = ("s", "ms", "us", "ns")
 
 _LARGEST_LONG = 2**63 - 1
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 # Digits before the point of a guessed decimal, so that larger amounts than those of the sample fit too.
 _ROOM = 16
-_LEAST_SCALE = 2
+_MIN_SCALE = 2
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class SampledValues:
         """Whether the objects of this place differ so much that they share no columns."""
         common = sum(inner.times >= COMMON_SHARE * self.objects for inner in self.members.values())
         rare = len(self.members) - common
-        return rare > MOST_RARE_NAMES or rare > max(2 * common, 0)
+        return rare > MAX_RARE_NAMES or rare > max(2 * common, 0)
 
 
 def collect_statistics(documents: Iterable[Any]) -> SampledValues:
@@ -180,7 +180,7 @@ class TypeGuesser:
         name = path[-1] if path else ""
         if path and seen.is_polymorphic:
             return Field(name, "json"), f"the shape differs: {len(seen.members)} names, most of them rarely filled"
-        if len(path) >= MOST_DEPTH:
+        if len(path) >= MAX_DEPTH:
             return Field(name, "json"), "nested deep"
         if path and not seen.members:
             return Field(name, "json"), "always an empty object in the sample"
@@ -267,8 +267,8 @@ def _guess_amount(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
     found = [_PLAIN_DECIMAL.fullmatch(one) for one in texts]
     if not texts or not all(found) or not _MONEY_WORDS & split_words(name):
         return None
-    scale = max(_LEAST_SCALE, *(len(one[2]) for one in found if one))
-    if scale + _ROOM > _MOST_DIGITS:
+    scale = max(_MIN_SCALE, *(len(one[2]) for one in found if one))
+    if scale + _ROOM > _MAX_DIGITS:
         return None
     reason = f"texts of at most {scale} digits after the point"
     return Field(name, f"decimal({scale + _ROOM},{scale})", text=True), reason
@@ -290,9 +290,9 @@ def _guess_from_numbers(
     largest = max(map(abs, numbers))
     if largest <= _LARGEST_LONG:
         return Field(name, "long"), ""
-    if largest < 10**_MOST_DIGITS:
-        return Field(name, f"decimal({_MOST_DIGITS},0)"), "numbers that do not fit 64 bits"
-    return Field(name, "json"), f"numbers of more than {_MOST_DIGITS} digits"
+    if largest < 10**_MAX_DIGITS:
+        return Field(name, f"decimal({_MAX_DIGITS},0)"), "numbers that do not fit 64 bits"
+    return Field(name, "json"), f"numbers of more than {_MAX_DIGITS} digits"
 
 
 def _guess_time(name: str, numbers: Sequence[float], hints: FormatHints) -> tuple[Field, str] | None:

@@ -23,7 +23,7 @@ _NO_KEY = frozenset({"float", "double", "binary", "json", "array", "map", "struc
 _UNIQUE_SHARE = 0.99
 _BEST_IDS = ("id", "uuid", "guid", "event_id", "message_id", "eventid", "messageid")
 # Of integers that count or of times the first bytes are alike, of random bytes they are not.
-_MOST_FIRST_BYTES = 2
+_MAX_FIRST_BYTES = 2
 _FRAMED: Mapping[Kind, KeyFormat] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
 
 
@@ -122,7 +122,7 @@ def recognise_keys(records: Sequence[KafkaRecord], schemas: Schemas | None) -> R
     if all(decode_text(key) is not None for key in keys):
         return RecordKeys(Text(), "text")
     [size, *others] = {len(key) for key in keys}
-    if not others and len({key[:1] for key in keys}) <= _MOST_FIRST_BYTES:
+    if not others and len({key[:1] for key in keys}) <= _MAX_FIRST_BYTES:
         if size == 8:
             return RecordKeys(BigEndian(8), "integers of 8 bytes, as Kafka's LongSerializer writes them")
         if size == 4:

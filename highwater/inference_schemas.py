@@ -27,7 +27,7 @@ _LOGICAL: Mapping[str, Mapping[str, Any]] = {
     "io.debezium.time.MicroTime": {"type": "time", "unit": "us"},
 }
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 # Pairs of types where the wider one holds the values of both.
 _WIDER = ("integer", "long", "float", "double")
 
@@ -115,8 +115,8 @@ def find_logical_options(logical: Any, parameters: Mapping[str, Any]) -> dict[st
     """The type and the options of a logical type; None if it is none of these."""
     if logical == _DECIMAL and "scale" in parameters:
         scale = int(parameters["scale"])
-        precision = int(parameters.get("connect.decimal.precision", _MOST_DIGITS))
-        if 0 <= scale <= precision <= _MOST_DIGITS:
+        precision = int(parameters.get("connect.decimal.precision", _MAX_DIGITS))
+        if 0 <= scale <= precision <= _MAX_DIGITS:
             return {"type": f"decimal({precision},{scale})", "unscaled": True}
     return dict(_LOGICAL[logical]) if logical in _LOGICAL else None
 
@@ -183,7 +183,7 @@ class _Avro:
 
     def _build_plain_field(self, name: str, kind: str, node: Mapping[str, Any], namespace: str) -> Field:
         logical = node.get("logicalType")
-        if logical == "decimal" and kind in {"bytes", "fixed"} and node["precision"] <= _MOST_DIGITS:
+        if logical == "decimal" and kind in {"bytes", "fixed"} and node["precision"] <= _MAX_DIGITS:
             return Field(name, f"decimal({node['precision']},{node.get('scale', 0)})")
         if options := _AVRO_LOGICAL.get((kind, logical or "")):
             return Field(name, **options)
@@ -240,7 +240,7 @@ def build_json_schema_tree(schema: Schema) -> Field:
 
 
 # References within references end here, so that a schema that refers to itself has an end.
-_MOST_DEPTH = 12
+_MAX_DEPTH = 12
 
 
 class _JsonSchema:
@@ -251,7 +251,7 @@ class _JsonSchema:
 
     def build_field(self, name: str, node: Any, depth: int) -> Field:
         """The field of a node of the schema."""
-        if not isinstance(node, Mapping) or depth > _MOST_DEPTH:
+        if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
             return Field(name, "json", nullable=True)
         if "$ref" in node:
             return self.build_field(name, self._resolve_reference(node["$ref"]), depth + 1)

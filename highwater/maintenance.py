@@ -20,8 +20,8 @@ SMALL_BYTES = 16 * 1024 * 1024
 # A slice that a run takes by itself is written as eight files at the most, up to two million offsets.
 FEWEST_FILES = 9
 # Partitions in one OPTIMIZE, whose names are in its text; and what one maintenance rewrites of a table at the most.
-PARTITIONS_A_COMMIT = 100
-MOST_BYTES = 20 * 1024**3
+PARTITIONS_PER_COMMIT = 100
+MAX_BYTES = 20 * 1024**3
 # A recalled key stays for so long, whatever else would retire it: that is time for a backfill.
 RECALLED_FOR = timedelta(days=7)
 
@@ -125,7 +125,7 @@ def to_compact(parts: Iterable[TablePartition]) -> list[str]:
     """
     found, total = [], 0
     for part in sorted(parts, key=lambda part: (-len(part.small), part.key)):
-        if len(part.small) < FEWEST_FILES or total + sum(part.files) > MOST_BYTES:
+        if len(part.small) < FEWEST_FILES or total + sum(part.files) > MAX_BYTES:
             continue
         found.append(part.key)
         total += sum(part.files)
@@ -135,7 +135,7 @@ def to_compact(parts: Iterable[TablePartition]) -> list[str]:
 # What readers of Parquet expect of a file.
 TARGET_BYTES = 128 * 1024 * 1024
 # A writer waits for the rewrite of at most this many files.
-FILES_A_GROUP = 5_000
+FILES_PER_GROUP = 5_000
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def to_merge(files: Iterable[File]) -> list[FileGroup]:
     for file in small:
         mine.append(file)
         size += file.size
-        if size >= TARGET_BYTES or len(mine) == FILES_A_GROUP:
+        if size >= TARGET_BYTES or len(mine) == FILES_PER_GROUP:
             found.append(FileGroup(tuple(mine)))
             mine, size = [], 0
     return [*found, FileGroup(tuple(mine))] if len(mine) >= FEWEST_FILES else found

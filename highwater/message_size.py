@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from highwater.envelope import KEY, MOST_BYTES, OWN_HEADERS, VALUE, Header
+from highwater.envelope import KEY, MAX_BYTES, OWN_HEADERS, VALUE, Header
 from highwater.errors import RecordTooLargeError
 
 # The head of a batch, the framing of a record and of each of its headers, at the most (magic 2: varints of 5 or 10
@@ -97,7 +97,7 @@ def build_too_large_error(
     largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}
     sizes_text = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
     small = {topic: size for topic, size in sorted(largest.items()) if size > (rooms or {}).get(topic, 0)}
-    fixes = [configure(bootstrap, topic, f"max.message.bytes={max(size, MOST_BYTES)}") for topic, size in small.items()]
+    fixes = [configure(bootstrap, topic, f"max.message.bytes={max(size, MAX_BYTES)}") for topic, size in small.items()]
     if (most := max(largest.values(), default=0)) > client:
         fixes.append(f"raise message.max.bytes in HIGHWATER_KAFKA_CONFIG from {client} to {most}")
     return RecordTooLargeError(

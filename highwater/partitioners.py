@@ -17,7 +17,7 @@ _WORD = 0xFFFFFFFF
 # The estimate of the shares moves by less than a thousandth long before.
 ROUNDS = 200
 # Below it a source has no share: it explains by chance what others left over.
-LEAST_SHARE = 0.0005
+MIN_SHARE = 0.0005
 
 
 def murmur2(key: bytes) -> int:
@@ -167,7 +167,7 @@ def estimate_shares(tally: Tally) -> dict[PartitionedBy | None, float]:
             for one, weight in weights.items():
                 gained[one] += records * weight / whole
         held = {one: gain / total for one, gain in gained.items()}
-    relevant = {one: share for one, share in held.items() if total and share >= LEAST_SHARE}
+    relevant = {one: share for one, share in held.items() if total and share >= MIN_SHARE}
     return dict(sorted(relevant.items(), key=lambda item: -item[1]))
 
 

@@ -24,9 +24,9 @@ _OF_TOPICS, _NOT_OF_TOPICS = "topic.", ("topic.metadata.", "topic.blacklist")
 IN_FLIGHT = "max.in.flight.requests.per.connection"
 ENDLESS = 2**31 - 1
 # Brokers keep the order of at most this many requests (KIP-185).
-MOST_IN_FLIGHT = 5
+MAX_IN_FLIGHT = 5
 # Kafka's own default (KIP-91): a rolling restart of the brokers fits in.
-LEAST_DELIVERY_MS = 120_000
+MIN_DELIVERY_MS = 120_000
 # The broker's defaults of replica.lag.time.max.ms and transaction.max.timeout.ms.
 REPLICA_LAG_MS, LONGEST_TRANSACTION_MS = 30_000, 900_000
 
@@ -176,7 +176,7 @@ class ProducerFacts:
         if retries is not None and retries == "0":
             return "retries=0"
         flying = self.resolve_value(IN_FLIGHT).number if self.set(IN_FLIGHT) is not None else None
-        return f"{IN_FLIGHT}={flying}" if flying is not None and flying > MOST_IN_FLIGHT else None
+        return f"{IN_FLIGHT}={flying}" if flying is not None and flying > MAX_IN_FLIGHT else None
 
 
 def check_producer(facts: ProducerFacts) -> list[Finding]:
@@ -234,8 +234,8 @@ def _check_in_flight(facts: ProducerFacts) -> Finding:
     if number is None:
         return Finding(rule, Level.ERROR, f"{found.text}: no number", found.where, f"set {IN_FLIGHT}=5")
     if idempotent == "true" and facts.set(IN_FLIGHT) is None:
-        return Finding(rule, Level.OK, f"at most {MOST_IN_FLIGHT}", "by idempotence")
-    if number == 1 or (idempotent == "true" and number <= MOST_IN_FLIGHT):
+        return Finding(rule, Level.OK, f"at most {MAX_IN_FLIGHT}", "by idempotence")
+    if number == 1 or (idempotent == "true" and number <= MAX_IN_FLIGHT):
         return Finding(rule, Level.OK, found.text or "", found.where)
     if idempotent is None:
         return _build_unknown_finding(rule, facts.idempotence, "set enable.idempotence=true")
@@ -264,7 +264,7 @@ def _check_retries(facts: ProducerFacts) -> Finding:
 def _check_delivery_timeout(facts: ProducerFacts) -> Finding:
     rule, found = "delivery timeout", facts.resolve_value("delivery.timeout.ms")
     name = "delivery.timeout.ms" if facts.client is Client.JAVA else "message.timeout.ms"
-    remedy = f"set {name}={LEAST_DELIVERY_MS} or more"
+    remedy = f"set {name}={MIN_DELIVERY_MS} or more"
     if found.text is None:
         return _build_unknown_finding(rule, found, remedy)
     if found.number is None:
@@ -275,7 +275,7 @@ def _check_delivery_timeout(facts: ProducerFacts) -> Finding:
         return Finding(
             rule, Level.WARNING, "0: a record may wait for ever, and nobody hears of it", found.where, remedy
         )
-    if found.number < LEAST_DELIVERY_MS:
+    if found.number < MIN_DELIVERY_MS:
         text = f"{found.number:,} ms: a restart of the brokers may lose records"
         return Finding(rule, Level.WARNING, text, found.where, remedy)
     return Finding(rule, Level.OK, f"{found.number:,} ms", found.where)

@@ -16,7 +16,7 @@ from highwater.slice_commits import SliceCommit
 # In the slice commit of raw: the version of the table that holds the rows which expired.
 AGED_FROM = "aged_from"
 # One maintenance takes at most this many slices, oldest first: a backlog takes some nights.
-MOST_SLICES = 2_000
+MAX_SLICES = 2_000
 
 
 def count_expired_rows(slice_commit: SliceCommit) -> int:

@@ -14,10 +14,10 @@ Part = Literal["beginning", "end"]
 # A sample of a topic with many keys has each key once, so it shows neither which field goes with the key nor which one
 # rises. 20 records are read for each sampled one to find their keys again: 20,000 for 1,000, in half a second.
 READ_FOR_REPEATS = 20
-MOST_BYTES_FOR_REPEATS = 64 * 2**20
+MAX_BYTES_FOR_REPEATS = 64 * 2**20
 # One repeat for four records is evidence enough; a busy key alone is none.
-RECORDS_A_REPEAT = 4
-REPEATS_A_KEY = 3
+RECORDS_PER_REPEAT = 4
+REPEATS_PER_KEY = 3
 
 
 def compute_shares(sizes: Mapping[int, int], count: int) -> dict[int, int]:
@@ -64,12 +64,12 @@ def select_repeats(sampled: Sequence[KafkaRecord], others: Iterable[KafkaRecord]
         others: further records, in the order of their offsets; the sampled ones among them are left out.
     """
     places = {(record.partition, record.offset) for record in sampled}
-    left = Counter(dict.fromkeys((record.key for record in sampled), REPEATS_A_KEY))
+    left = Counter(dict.fromkeys((record.key for record in sampled), REPEATS_PER_KEY))
     found: list[KafkaRecord] = []
     size = 0
     for record in others:
         size += len(record.value or b"")
-        if len(found) >= _compute_repeat_limit(sampled) or size > MOST_BYTES_FOR_REPEATS:
+        if len(found) >= _compute_repeat_limit(sampled) or size > MAX_BYTES_FOR_REPEATS:
             break
         if left[record.key] and (record.partition, record.offset) not in places:
             left[record.key] -= 1
@@ -78,4 +78,4 @@ def select_repeats(sampled: Sequence[KafkaRecord], others: Iterable[KafkaRecord]
 
 
 def _compute_repeat_limit(sampled: Sequence[KafkaRecord]) -> int:
-    return -(-len(sampled) // RECORDS_A_REPEAT)  # rounded up
+    return -(-len(sampled) // RECORDS_PER_REPEAT)  # rounded up

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = 86_400_000_000
 # A number of more places fits no type.
-_MOST_PLACES = 40
+_MAX_PLACES = 40
 MISSING: Any = object()
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 # An exponent beyond this fits no type.
-_MOST_EXPONENT = 400
+_MAX_EXPONENT = 400
 _CLOCK = re.compile(r"((?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9])(?:\.([0-9]{1,6})0*)?")
 # What exists of ISO 8601 in RFC 3339, with at most six digits after the second that are not zeros.
 _ISO = re.compile(
@@ -105,7 +105,7 @@ def parse_number(text: str) -> Decimal | OutOfRangeValue:
     if "e" not in text and "E" not in text:
         return Decimal(text)
     exponent = text.lower().partition("e")[2].lstrip("+-").lstrip("0")
-    return OutOfRangeValue(text) if len(exponent) > 3 or int(exponent or 0) > _MOST_EXPONENT else Decimal(text)
+    return OutOfRangeValue(text) if len(exponent) > 3 or int(exponent or 0) > _MAX_EXPONENT else Decimal(text)
 
 
 def convert_field(field: Field, record: KafkaRecord, document: Any, key: Any) -> Any:
@@ -251,7 +251,7 @@ def _to_decimal(field: Field, found: Any) -> Decimal:
     number = _to_exact_number(field, found)
     if not number:
         return Decimal(0).scaleb(-_find_scale(field))
-    if number.adjusted() > _MOST_PLACES:
+    if number.adjusted() > _MAX_PLACES:
         raise MisfitError(f"it does not fit {field.type}")
     fitted = number.quantize(Decimal(1).scaleb(-_find_scale(field)), ROUND_HALF_UP, Context(prec=100))
     if fitted != number and not field.rounded:
@@ -266,7 +266,7 @@ def _find_scale(field: Field) -> int:
 def _to_whole_number(field: Field, found: Any) -> int:
     number = _to_exact_number(field, found)
     with localcontext(prec=100):
-        if (number and abs(number.adjusted()) > _MOST_PLACES) or number != number.to_integral_value():
+        if (number and abs(number.adjusted()) > _MAX_PLACES) or number != number.to_integral_value():
             raise MisfitError("it is no whole number of the type")
         return int(number)
 
@@ -381,7 +381,7 @@ def _convert_units(field: Field, found: Any) -> tuple[int, bool]:
     """The microseconds of a number of units, rounded down, and whether they are exact."""
     assert field.unit is not None
     number = _to_exact_number(field, found)
-    if number and (number.adjusted() > _MOST_PLACES or number.adjusted() < -_MOST_PLACES):
+    if number and (number.adjusted() > _MAX_PLACES or number.adjusted() < -_MAX_PLACES):
         raise MisfitError(f"it is no plausible number of {field.unit}")
     whole, parts = number.as_integer_ratio()
     whole, parts = whole * UNITS[field.unit].numerator, parts * UNITS[field.unit].denominator

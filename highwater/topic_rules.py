@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
-from highwater.envelope import MOST_BYTES
+from highwater.envelope import MAX_BYTES
 from highwater.wording import format_duration
 
 SAFE_REPLICAS = 3
@@ -142,7 +142,7 @@ def check_room(facts: TopicFacts, main: TopicFacts) -> Finding:
     found, largest = _find_setting(facts, rule), _find_setting(main, rule)
     if found is None or largest is None:
         return _build_unreadable_finding(facts if found is None else main, rule)
-    needed = int(largest.value) + MOST_BYTES
+    needed = int(largest.value) + MAX_BYTES
     if int(found.value) >= needed:
         return Finding(rule, Level.OK, found.value, found.source)
     text = f"{int(found.value):,}, less than {needed:,}: larger records are parked, at last by reference"

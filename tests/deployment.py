@@ -47,7 +47,7 @@ def _slowly(*args):
 raw._one_read = _slowly
 stream = make_stream(
     os.environ["TEST_TOPIC"],
-    limits=Limits(max_offsets=int(os.environ["TEST_RECORDS"]), slices_per_run=int(os.environ["TEST_SLICES_A_RUN"])),
+    limits=Limits(max_offsets=int(os.environ["TEST_RECORDS"]), slices_per_run=int(os.environ["TEST_SLICES_PER_RUN"])),
 )
 defs = build_defs(streams=[stream], environment=os.environ)
 """
@@ -112,7 +112,7 @@ class Deployment:
             "PYTHONUNBUFFERED": "1",
             "TEST_TOPIC": self.stream.topic,
             "TEST_RECORDS": str(self.stream.limits.max_offsets),
-            "TEST_SLICES_A_RUN": str(self.stream.limits.slices_per_run),
+            "TEST_SLICES_PER_RUN": str(self.stream.limits.slices_per_run),
             "TEST_SLOW": str(self.slow),
             "OPENLINEAGE_URL": self.lineage_url,
         }

@@ -36,7 +36,7 @@ INIT, MARK, OFFSETS, COMMIT = range(4)
 def main(task: dict[str, Any]) -> int:
     """Publish; the point says where this process ends."""
     point, sign = task["point"], signal.Signals(task["sign"])
-    dlq.RECORDS_A_TRANSACTION = RECORDS
+    dlq.RECORDS_PER_TRANSACTION = RECORDS
     ledger = Ledger(task["ledger"])
     work = Work(
         make_stream(task["topic"]),

@@ -25,8 +25,8 @@ from highwater.assets.parked_references import (
 )
 from highwater.batching import compute_batch_ranges, split_by_size
 from highwater.envelope import (
-    MOST_BYTES,
-    MOST_DETAIL,
+    MAX_BYTES,
+    MAX_DETAIL,
     Envelope,
     Header,
     Origin,
@@ -82,7 +82,7 @@ def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None,
     )
     limits = SizeLimits({PARKED: most}, client=10_000)
     if most < least:
-        with pytest.raises(RecordTooLargeError, match=f"max.message.bytes={MOST_BYTES}"):
+        with pytest.raises(RecordTooLargeError, match=f"max.message.bytes={MAX_BYTES}"):
             limits.select_left_out(PARKED, key, own, reported)
         return
     expected = "value" if full <= most else "value,headers" if headless <= most else "value,headers,key"
@@ -132,11 +132,11 @@ def test_the_longest_envelope_of_a_reference_has_room() -> None:
     place, everything = Place("x" * 249, 2**31 - 1, 2**31 - 1, 2**63 - 1), ("value", "headers", "key")
     longest = an_envelope(
         topic="orders.foreign/" + "y" * 249,
-        detail="\U0001f600" * MOST_DETAIL,
+        detail="\U0001f600" * MAX_DETAIL,
         slice_key="z" * 260,
         reference=ValueReference(everything, place, 2**40),
     )
-    assert measure_message(None, b"", longest.to_headers()) < MOST_BYTES
+    assert measure_message(None, b"", longest.to_headers()) < MAX_BYTES
 
 
 def test_batches_are_cut_by_number_and_by_size() -> None:
@@ -316,7 +316,7 @@ def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
     with pytest.raises(RecordTooLargeError, match="1 records stay parked") as caught:
         stay.raise_for("orders", TIER, 1_000_000, "broker:9092")
     assert f"orders[0]@1: {batch[1].size:,} bytes" in str(caught.value.found)
-    assert f"--entity-name {TIER} --add-config max.message.bytes={MOST_BYTES}" in caught.value.remedy
+    assert f"--entity-name {TIER} --add-config max.message.bytes={MAX_BYTES}" in caught.value.remedy
 
 
 def test_a_reference_whose_row_raw_lacks_stays_parked_and_is_reported() -> None:

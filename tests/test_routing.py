@@ -13,7 +13,7 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import OnReject, Start
 from highwater.declaration_parts import ON_REJECT
-from highwater.envelope import MOST_BYTES, PREFIX, Envelope, add_envelope, remove_envelope
+from highwater.envelope import MAX_BYTES, PREFIX, Envelope, add_envelope, remove_envelope
 from highwater.errors import DeclarationError
 from highwater.routing import (
     RETRY_JITTER,
@@ -139,7 +139,7 @@ def test_headers_pass_through_and_do_not_grow(own: list[tuple[str, bytes | None]
 
 def test_an_envelope_stays_within_its_room() -> None:
     wide = envelope(topic="t" * 249, detail="d" * 100_000, slice_key="s" * 270)
-    assert sum(len(name) + len(value or b"") for name, value in wide.to_headers()) < MOST_BYTES
+    assert sum(len(name) + len(value or b"") for name, value in wide.to_headers()) < MAX_BYTES
 
 
 def test_a_partition_that_could_not_be_asked_is_not_taken_for_due() -> None:

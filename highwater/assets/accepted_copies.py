@@ -16,7 +16,7 @@ from highwater.assets.dlq_copies import Ends, may_have_copies
 from highwater.assets.event_json import compute_fingerprint
 from highwater.envelope import (
     LATE,
-    MOST_COUNT,
+    MAX_COUNT,
     ORIGIN,
     ORIGIN_GENERATION,
     ORIGIN_OFFSET,
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 TABLE = "accepted_copies"
 # An error names some of at most this many.
-MOST_REFUSED = 1_000
+MAX_REFUSED = 1_000
 # Origins that are named in one condition.
 NAMED_AT_ONCE = 1_000
 _INT, _LONG = 2**31 - 1, 2**63 - 1
 _NUMBERS = {
-    ORIGIN_GENERATION: (0, MOST_COUNT),
+    ORIGIN_GENERATION: (0, MAX_COUNT),
     ORIGIN_PARTITION: (0, _INT),
     ORIGIN_OFFSET: (0, _LONG),
     ORIGIN_TIMESTAMP: (-_LONG - 1, _LONG),
-    REVISION: (0, MOST_COUNT),
+    REVISION: (0, MAX_COUNT),
 }
 
 
@@ -230,7 +230,7 @@ def list_refused_events(work: Work, keys: Sequence[str], rejected: DataFrame) ->
     content = F.struct(F.col("fingerprint").isNotNull().alias("sent"), F.unix_micros("published_at").alias("us"))
     last = copied.groupBy("slice", *ORIGIN).agg(F.max_by(content, F.struct("revision", "published_at")).alias("last"))
     gone = last.where("last.sent").select("slice", *ORIGIN, "last.us")
-    return gone.orderBy(F.col("us").desc()).limit(MOST_REFUSED).collect()
+    return gone.orderBy(F.col("us").desc()).limit(MAX_REFUSED).collect()
 
 
 def forget(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:

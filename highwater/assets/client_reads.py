@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # The folder of these tables, in that of the stream.
 FOLDER = "_client_reads"
 # So much is held in memory at a time: one record of Kafka's largest default size, or many small ones.
-BYTES_A_BATCH = 32 * 1024 * 1024
-RECORDS_A_BATCH = 50_000
+BYTES_PER_BATCH = 32 * 1024 * 1024
+RECORDS_PER_BATCH = 50_000
 # A run is long over by then: what it left was killed with it.
 LEFT_OVER = timedelta(days=1)
 # Each of these tables has the moment of its read in its name.
@@ -117,7 +117,7 @@ def _read_batches(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -
             }
         )
         size += sum(len(part) for part in (key, value, *(content for _, content in headers or ())) if part)
-        if size >= BYTES_A_BATCH or len(batch) >= RECORDS_A_BATCH:
+        if size >= BYTES_PER_BATCH or len(batch) >= RECORDS_PER_BATCH:
             yield batch
             batch, size = [], 0
     if batch:

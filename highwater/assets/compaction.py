@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # The slices of one commit are listed in the text of its predicate; the others are merged by the next maintenance.
-MOST_SLICES = 20_000
+MAX_SLICES = 20_000
 _CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 
 
@@ -64,7 +64,7 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
         if work.ledger.intents.list_for_table(work.stream.name, table):
             close_intents(target)  # or this commit would take the number of one that a dead run left open
         opened = target.open_table()
-        keys, before = _list_movable_slices(opened, group)[:MOST_SLICES], count_rows(opened)
+        keys, before = _list_movable_slices(opened, group)[:MAX_SLICES], count_rows(opened)
         if not keys:
             return False
         seen = read_committed_slices(opened, [])

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
 
 TABLE = "current"
-SEARCHED = ("key", "version", "event_time", "updated_by_slice")
+STATISTICS_COLUMNS = ("key", "version", "event_time", "updated_by_slice")
 TRIES = 4
 # Merges of other runs go first: ten of a minute each.
 WAIT_SECONDS = 600.0
@@ -115,7 +115,7 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was committed, or the next run completes it.
     """
     work = with_added_fields(work)
-    ensure_table(work, TABLE, build_sql_columns(work.stream), SEARCHED)
+    ensure_table(work, TABLE, build_sql_columns(work.stream), STATISTICS_COLUMNS)
     adapt_types(work, TABLE, build_sql_columns(work.stream))
     clock = Clock()
     for tries in range(1, TRIES + 1):

@@ -200,7 +200,7 @@ def rebuild(work: Work) -> int:
     """
     RebuildSnapshot.take(work)  # before a table is made: without events there is nothing to make
     work = with_added_fields(work)
-    ensure_table(work, TABLE, current.build_sql_columns(work.stream), current.SEARCHED)
+    ensure_table(work, TABLE, current.build_sql_columns(work.stream), current.STATISTICS_COLUMNS)
     adapt_types(work, TABLE, current.build_sql_columns(work.stream))
     for tries in range(1, current.TRIES + 1):
         try:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _OBJECT = r"^[ \t\r\n]*\{"
 _END = "end of the value"
 # Values in a line that Spark's parser takes.
-_MOST_COLUMNS = 20_480
+_MAX_COLUMNS = 20_480
 # Replaces an empty value without quotes in a line of separated values.
 _EMPTY = "\ue001"
 
@@ -367,7 +367,7 @@ def _parse_csv(stream: Stream, rows: DataFrame) -> DataFrame:
     }
     text = _with_line(rows)
     # Beyond its limit Spark's parser fails the query instead of the record.
-    most = max(_MOST_COLUMNS, len(names) + 1)
+    most = max(_MAX_COLUMNS, len(names) + 1)
     options["maxColumns"] = str(most)
     delimiters = F.length("line") - F.length(F.replace("line", F.lit(declared.delimiter), F.lit("")))
     read = F.from_csv(F.when(delimiters < most - 1, F.col("line")), kinds, options)

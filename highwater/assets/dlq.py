@@ -34,7 +34,7 @@ from highwater.assets.parked_references import build_originals, find_value_refer
 from highwater.assets.reclaims import NUMBER, with_reclaim_number
 from highwater.assets.work import SliceReport, Work, pause_garbage_collection
 from highwater.batching import PrefetchingIterator, compute_batch_ranges
-from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, ValueReference
+from highwater.envelope import MAX_COUNT, MAX_DETAIL, ORIGIN, Envelope, ValueReference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from highwater.resources.commit_log import read_slice_commits
@@ -58,14 +58,14 @@ COLUMNS = (
 )
 # Columns in which many rejects of a slice are alike.
 _ALIKE = (*ORIGIN[:-1], "reason", "slice", "first_failed_at", "next_topic")
-SEARCHED = ("slice", "origin_partition", "origin_offset", "reason", "next_topic")
+STATISTICS_COLUMNS = ("slice", "origin_partition", "origin_offset", "reason", "next_topic")
 # In the slice commit: how many were sent of this decision; the other rows were published of earlier ones.
 SENT = "sent"
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
-RECORDS_A_TRANSACTION = 20_000
-BYTES_A_TRANSACTION = 16 * 1024 * 1024
+RECORDS_PER_TRANSACTION = 20_000
+BYTES_PER_TRANSACTION = 16 * 1024 * 1024
 # The number of rejects in one read, and their bytes of values: each read opens the slice's files again.
-RECORDS_A_READ = 50_000
+RECORDS_PER_READ = 50_000
 _ORDER = ", ".join(ORIGIN)
 _RECORD = (
     f"slice, {_ORDER}, {MILLISECONDS}, coalesce(retries, 0) AS retries, reason, "
@@ -94,7 +94,7 @@ def materialise(work: Work) -> list[SliceReport]:
     require_newer(decisions, {p.key: committed.find_attempt(p.key) for p in open_})
     clock, version = Clock(), committed.version
     if open_:
-        ensure_table(work, TABLE, COLUMNS, SEARCHED)
+        ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
         with clock.phase("publish"):
             rejected = [slice_ for slice_ in open_ if decisions[slice_.key].rows]
             gone = partial(find_vanished_error, work.ledger, work.stream)
@@ -281,12 +281,12 @@ class _Waiting:
 
     def _iterate_batches(self, sent: int) -> Iterator[list[RejectToSend]]:
         left = self._open.slice(sent)
-        for start, end in compute_batch_ranges(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
+        for start, end in compute_batch_ranges(left["bytes"].to_pylist(), RECORDS_PER_READ, BYTES_PER_TRANSACTION):
             rows = self._read(left.slice(start, end - start))
-            for at in range(0, len(rows), RECORDS_A_TRANSACTION):
-                found = _build_rejects(rows.slice(at, RECORDS_A_TRANSACTION))
+            for at in range(0, len(rows), RECORDS_PER_TRANSACTION):
+                found = _build_rejects(rows.slice(at, RECORDS_PER_TRANSACTION))
                 for one in compute_batch_ranges(
-                    [reject.size for reject in found], RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION
+                    [reject.size for reject in found], RECORDS_PER_TRANSACTION, BYTES_PER_TRANSACTION
                 ):
                     yield found[slice(*one)]
 
@@ -318,7 +318,7 @@ def _build_rejects(rows: pa.Table) -> list[RejectToSend]:
     retries = rows["retries"].to_pylist()
     # Headers of the main topic mean nothing.
     came = [find_value_reference(found) if tried else None for tried, found in zip(retries, originals, strict=True)]
-    details = [(detail or "")[:MOST_DETAIL] for detail in _to_shared_values(rows["detail"])]
+    details = [(detail or "")[:MAX_DETAIL] for detail in _to_shared_values(rows["detail"])]
     alike = map(
         _build_envelope_template,
         *[_to_shared_values(rows[name]) for name in _ALIKE],
@@ -353,7 +353,7 @@ def _build_envelope_template(
         offset=0,
         timestamp=0,
         # A reader of the envelope must believe it.
-        attempt=min(retries + 1, MOST_COUNT),
+        attempt=min(retries + 1, MAX_COUNT),
         reason=reason,
         detail=detail,
         slice_key=slice_key,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
+from highwater.envelope import MAX_COUNT, ORIGIN, ORIGIN_TYPES
 from highwater.resources.delta_rs_writes import rewrite_table
 from highwater.resources.spark_tables import read_table_version
 
@@ -108,7 +108,7 @@ def _select_first_copies(work: Work, rows: DataFrame, held: Sequence[str], versi
     main, topic = F.col("r.topic") == work.stream.topic, F.col("r.topic")
     theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)  # noqa: FBT003
     numbers = F.col(f"c.{NUMBER}"), F.col(f"r.{NUMBER}")
-    following = F.least(F.col("r.retries") + 1, F.lit(MOST_COUNT))
+    following = F.least(F.col("r.retries") + 1, F.lit(MAX_COUNT))
     next_try = (F.col("c.attempt") == following) & (F.col("c.sent_by") == topic)
     # The clock of another system's topic is nobody's; that of a tier is the broker's.
     younger = theirs | (F.unix_millis(f"c.{COPIED_AT}") > F.col("r.timestamp_ms"))

@@ -33,9 +33,9 @@ _UTF8 = (
     r"\xf4[\x80-\x8f][\x80-\xbf]{2})*+"
 )
 # Jackson's limit for a number. No declared type has as many digits.
-_MOST_DIGITS = 1000
+_MAX_DIGITS = 1000
 # Open brackets are split at this length: a million of them, copied whole at each token, would take minutes.
-_TOKENS_A_STEP = 100
+_TOKENS_PER_STEP = 100
 
 # The kinds of tokens that may follow: `v` is a number, true, false or null, and any other kind is its first character.
 _VALUE, _FIRST, _NAME, _FIRST_NAME = '"v{[', '"v{[]', '"', '"}'
@@ -178,7 +178,7 @@ def _build_step(document: str, names: Sequence[str] | None, whole: Sequence[str]
         f"{read if names is None else _let('n', read, f'if(array_contains(array({declared}), n), n, NULL)')}, NULL)"
     )
     value = f"({_OUTERMOST} AND contains(s.want, 'v') AND s.name IS NOT NULL)"
-    opens, closes, full = "t.kind IN ('{', '[')", "t.kind IN ('}', ']')", f"octet_length(s.open) >= {_TOKENS_A_STEP}"
+    opens, closes, full = "t.kind IN ('{', '[')", "t.kind IN ('}', ']')", f"octet_length(s.open) >= {_TOKENS_PER_STEP}"
     emptied = "octet_length(s.open) = 1 AND size(s.outer) > 0"
     brackets = (
         f"CASE WHEN {opens} AND {full} THEN {_build_brackets('t.kind', 'concat(s.outer, array(s.open))')} "
@@ -238,12 +238,12 @@ def _build_token_fault(value: str, *, path_name: bool) -> str:
     field = "coalesce(s.name, s.kept, 'name')" if path_name else "s.name"
     half = f"{value} AND t.kind = '\"' AND NOT t.text RLIKE {_quote_raw(_PAIRED + chr(34))}"
     at_half = f"s.at + octet_length(regexp_extract(t.text, {_quote_raw(_PAIRED)}, 0))"
-    long = f"{value} AND t.kind = 'v' AND length(t.text) > {_MOST_DIGITS}"
+    long = f"{value} AND t.kind = 'v' AND length(t.text) > {_MAX_DIGITS}"
     return (
         f"CASE WHEN instr(s.want, t.kind) = 0 THEN {_build_unexpected_fault('s.want')} "
         "WHEN array_contains(s.seen, n) THEN concat('field ', n, ' occurs twice, again at byte ', s.at) "
         f"WHEN {half} THEN concat('field ', {field}, ' has half of a surrogate pair at byte ', {at_half}) "
-        f"WHEN {long} THEN concat('field ', {field}, ' has more than {_MOST_DIGITS:,} digits at byte ', s.at) END"
+        f"WHEN {long} THEN concat('field ', {field}, ' has more than {_MAX_DIGITS:,} digits at byte ', s.at) END"
     )
 
 

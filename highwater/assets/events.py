@@ -33,7 +33,7 @@ ORIGIN_COLUMNS = (
     "origin_timestamp TIMESTAMP, origin_timestamp_ms BIGINT, attempt INT, retries INT, reclaims INT"
 )
 # The last two mark events that came back through the DLQ: few files have any of them.
-SEARCHED = (
+STATISTICS_COLUMNS = (
     "slice",
     "origin_partition",
     "origin_offset",
@@ -57,7 +57,7 @@ def build_sql_columns(stream: Stream) -> str:
 def select_searched_columns(stream: Stream) -> list[str]:
     """The columns whose file statistics let readers of events skip files."""
     lacking = set() if stream.versioned else {"version"}
-    return [*[name for name in SEARCHED if name not in lacking], *(["deleted"] if stream.deletes else [])]
+    return [*[name for name in STATISTICS_COLUMNS if name not in lacking], *(["deleted"] if stream.deletes else [])]
 
 
 def materialise(work: Work) -> list[SliceReport]:

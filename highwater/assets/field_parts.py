@@ -129,7 +129,7 @@ def _build_rest(stream: Stream, path: tuple[str, ...]) -> Column:
 
 
 # Members that a problem names at most.
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def describe_unknown_members(stream: Stream) -> Column:
@@ -141,8 +141,8 @@ def describe_unknown_members(stream: Stream) -> Column:
     path = stream.unknown_fields.path
     names = F.array_sort(F.map_keys(_select_unknown_members(stream, path)))
     prefix = "".join(f"{step}." for step in path)
-    listed = F.concat_ws(", ", F.transform(F.slice(names, 1, _MOST_NAMED), lambda one: F.concat(F.lit(prefix), one)))
-    more = F.size(names) - _MOST_NAMED
+    listed = F.concat_ws(", ", F.transform(F.slice(names, 1, _MAX_NAMED), lambda one: F.concat(F.lit(prefix), one)))
+    more = F.size(names) - _MAX_NAMED
     rest = F.when(more > 0, F.concat(F.lit(" and "), more.cast("string"), F.lit(" more"))).otherwise("")
     return F.when(F.size(names) > 0, F.concat(F.lit("no field is declared for "), listed, rest))
 

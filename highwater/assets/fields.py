@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _NUMBER = r"^-?(0|[1-9][0-9]*+)(\.[0-9]++)?+([eE][+-]?[0-9]++)?+\z"
 # More places than a number is moved by its exponent fit no type.
-_MOST_PLACES = 400
+_MAX_PLACES = 400
 _SQL_TYPES = {
     "string": "STRING",
     "timestamp": "TIMESTAMP",
@@ -162,7 +162,7 @@ def _to_plain_number(number: Column) -> Column:
 
     exponent = F.when(extract_group(4) == "", F.lit(0)).otherwise(extract_group(4).try_cast("int"))
     # Null beyond the bound, so that no text of a billion zeros is ever made.
-    moved = F.when(exponent.between(-_MOST_PLACES, _MOST_PLACES), exponent)
+    moved = F.when(exponent.between(-_MAX_PLACES, _MAX_PLACES), exponent)
     point = F.length(extract_group(2)) + moved
     digits = F.concat(extract_group(2), extract_group(3))
     # The digits with as many zeros before and behind them as bring the point into them.

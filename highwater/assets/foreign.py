@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from highwater import envelope, foreign
 from highwater.assets import reclaims
 from highwater.declaration_parts import TOPIC_NAME
-from highwater.envelope import MOST_MILLISECONDS, ORIGIN
+from highwater.envelope import MAX_MILLISECONDS, ORIGIN
 from highwater.plans import Planned
 from highwater.resources.spark_tables import read_table_version
 
@@ -134,7 +134,7 @@ def _from_bytes(name: str, length: int) -> Column:
 def _convert_time(milliseconds: Column) -> Column:
     from pyspark.sql import functions as F
 
-    return F.when(milliseconds.between(0, MOST_MILLISECONDS), milliseconds)
+    return F.when(milliseconds.between(0, MAX_MILLISECONDS), milliseconds)
 
 
 def find_problem() -> Column:

@@ -18,7 +18,7 @@ from highwater.assets.commit import LEASE_SECONDS, Clock, CommittedSlices, requi
 from highwater.assets.minute_rows import (
     MICROSECONDS,
     MINUTES,
-    MOST_PARTITIONS,
+    MAX_PARTITIONS,
     StoredMinutes,
     build_row,
     build_schema,
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 TABLE = "metrics"
 TRIES = 5
 # Events in one question, so that a run of any size is answered in some hundred megabytes.
-MOST_EVENTS = 1_000_000
+MAX_EVENTS = 1_000_000
 # Ranges in one question: each is a branch that every file's statistics are compared with.
-MOST_SPANS = 100
+MAX_SPANS = 100
 _MINUTE = f"((us - ((us % {MICROSECONDS}) + {MICROSECONDS}) % {MICROSECONDS}) / {MICROSECONDS})"
 # The rule of `highwater.assets.current`: of equal versions the earliest origin.
 _EARLIEST = "origin_timestamp_ms, origin_partition, origin_offset, origin_generation"
@@ -184,7 +184,7 @@ class _Computation:
     def _count_events_by_minute(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
         """The minutes of each slice's events, with their number."""
         found: dict[str, dict[int, int]] = {key: {} for key in keys}
-        for some in split_by_count(keys, MOST_PARTITIONS):
+        for some in split_by_count(keys, MAX_PARTITIONS):
             mine = _build_events_query(slice_is_one_of(some))
             sql = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
             for row in query(self._source, sql):
@@ -200,7 +200,7 @@ class _Computation:
         fresh = collect_linked_minutes(begin, self._load_links)
         while fresh:
             found |= fresh
-            for part in split_minutes(self._estimate_events(fresh, weights), {}, MOST_EVENTS):
+            for part in split_minutes(self._estimate_events(fresh, weights), {}, MAX_EVENTS):
                 self._look_up(part)
             fresh = collect_linked_minutes(fresh, self._load_links) - found
         return found
@@ -241,7 +241,7 @@ class _Computation:
     def _compute_minutes(self, affected: Collection[int], weights: Mapping[int, int]) -> dict[int, Minute]:
         """The present values of the minutes; those without events are left out."""
         found: dict[int, Minute] = {}
-        for part in split_minutes(self._estimate_events(affected, weights), self._links, MOST_EVENTS):
+        for part in split_minutes(self._estimate_events(affected, weights), self._links, MAX_EVENTS):
             sums: defaultdict[int, dict[str | None, Sums]] = defaultdict(dict)
             for row in query(self._source, self._build_sums_query(part)):
                 if row["minute"] in part:
@@ -293,7 +293,7 @@ def _build_time_filter(minutes: Collection[int]) -> str:
     """The events of the minutes, and of minutes between them where they are many."""
     ranges = (
         f"(event_time >= {_format_timestamp(start)} AND event_time < {_format_timestamp(end)})"
-        for start, end in build_spans(minutes, MOST_SPANS)
+        for start, end in build_spans(minutes, MAX_SPANS)
     )
     return f"({' OR '.join(ranges)})"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Metrics, Stream
 
 # Partitions in one question: each is a branch that every file is compared with.
-MOST_PARTITIONS = 300
+MAX_PARTITIONS = 300
 # A page shows this many of the newest minutes.
 NEWEST = 30
 # The longest bar of the plot.
@@ -94,7 +94,7 @@ class StoredMinutes:
         lacking = set(wanted) - self._days.keys()
         if lacking:
             self._days |= {day: {} for day in lacking}
-            where = slice_is_one_of(sorted(lacking)) if len(lacking) <= MOST_PARTITIONS else "true"
+            where = slice_is_one_of(sorted(lacking)) if len(lacking) <= MAX_PARTITIONS else "true"
             for row in query(self._table, f"SELECT {self._columns} FROM t WHERE {where}"):
                 minute, found = _parse_minute(self._stream, row)
                 if format_day(minute) in lacking:

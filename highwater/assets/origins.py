@@ -222,7 +222,7 @@ def _build_timestamp(ms: Column) -> dict[str, Column]:
     """The columns of `TIMESTAMP` of a number."""
     from pyspark.sql import functions as F
 
-    is_time = ms.between(envelope.LEAST_MILLISECONDS, envelope.MOST_MILLISECONDS)
+    is_time = ms.between(envelope.MIN_MILLISECONDS, envelope.MAX_MILLISECONDS)
     return {"origin_timestamp": F.when(is_time, F.timestamp_millis(ms)), MILLISECONDS: ms}
 
 
@@ -255,7 +255,7 @@ def _find_envelope_problem(work: Work) -> Column:
 
     found = _from_headers()
     namespaced = f"^{re.escape(work.stream.namespace)}{TOPIC_NAME}\\z"
-    most = envelope.MOST_COUNT
+    most = envelope.MAX_COUNT
     numbers = {
         envelope.ORIGIN_GENERATION: found["origin_generation"].between(0, most),
         envelope.ORIGIN_PARTITION: found["origin_partition"] >= 0,

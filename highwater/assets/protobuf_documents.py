@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 # A varint of 64 bits has ten bytes; no message is nested deeper than Protobuf's own limit.
-_MOST_BITS = 63
-_MOST_PLACES = 100
+_MAX_BITS = 63
+_MAX_PLACES = 100
 _SHORT_TEXT = 200
 _Writer = Callable[[Any], str]
 _dump = json.JSONEncoder(ensure_ascii=False).encode
@@ -89,7 +89,7 @@ class ProtobufReader:
 def _split_message_path(data: bytes) -> tuple[tuple[int, ...], bytes]:
     """The path to the message in its file, from outside in; and the message itself."""
     count, at = _decode_varint(data, 0)
-    if not 0 <= count <= _MOST_PLACES:
+    if not 0 <= count <= _MAX_PLACES:
         raise ValueError(f"the framing names {count} places of the message")
     places = [] if count else [0]
     for _ in range(count):
@@ -102,7 +102,7 @@ def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
     """A zig-zag number, and where it ends."""
     found = shift = 0
     while True:
-        if at >= len(data) or shift > _MOST_BITS:
+        if at >= len(data) or shift > _MAX_BITS:
             raise ValueError(f"the places of the message end at byte {at}")
         byte = data[at]
         found |= (byte & 0x7F) << shift

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 TABLE = publication_log.TABLE
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
-RECORDS_A_TRANSACTION = 20_000
-BYTES_A_TRANSACTION = 16 * 1024 * 1024
+RECORDS_PER_TRANSACTION = 20_000
+BYTES_PER_TRANSACTION = 16 * 1024 * 1024
 # A batch is two commits of the table; one large slice is a batch of its own.
-ROWS_A_BATCH = 100_000
-SLICES_A_BATCH = 20
+ROWS_PER_BATCH = 100_000
+SLICES_PER_BATCH = 20
 
 
 def materialise(work: Work) -> list[SliceReport]:
@@ -148,7 +148,7 @@ class _Run:
         work, slice_commits = self.work, self.decided.slice_commits
         decided = work.lake.open_existing_table(work.stream.name, events.TABLE, self.decided.version)
         rows = {slice_.key: slice_commits[slice_.key].rows or 0 for slice_ in slices}
-        together = group_for_publication(slices, rows, ROWS_A_BATCH, SLICES_A_BATCH)
+        together = group_for_publication(slices, rows, ROWS_PER_BATCH, SLICES_PER_BATCH)
         return [EventRecords(work.stream, decided, some, slice_commits) for some in together]
 
     def _settle(self, book: publication_log_writer.PublicationLog, mark: PublicationMark | None) -> int:
@@ -285,7 +285,7 @@ class _Run:
 
 def split_transactions(window: PublicationWindow) -> Iterator[PublicationWindow]:
     """Parts that fit a transaction; a row that is too large by itself is a part of its own."""
-    for start, end in compute_batch_ranges(window.measure_sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+    for start, end in compute_batch_ranges(window.measure_sizes(), RECORDS_PER_TRANSACTION, BYTES_PER_TRANSACTION):
         yield window.select_range(start, end)
 
 

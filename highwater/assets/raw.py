@@ -20,7 +20,7 @@ from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.unreadable_slices import list_unreadable_slices
 from highwater.assets.work import SliceReport, Work, do_nothing
 from highwater.balancing import combine_pairwise
-from highwater.envelope import LEAST_MILLISECONDS, MOST_MILLISECONDS
+from highwater.envelope import MIN_MILLISECONDS, MAX_MILLISECONDS
 from highwater.erasing import to_milliseconds, until
 from highwater.errors import NothingFetchedError, OffsetsExpiredError, TopicAbsentError, TopicTruncatedError
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, subtract_losses
@@ -42,15 +42,15 @@ COLUMNS = (
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 
-SEARCHED = ("slice", "partition", "offset", "timestamp")
+STATISTICS_COLUMNS = ("slice", "partition", "offset", "timestamp")
 
 # A read is cut by offsets, not by partitions, into `TASKS` or more where there are enough: a partition that holds most
 # records still uses as many cores. Each task costs a consumer's start, 20 a quarter more than 4 at a million records.
-LEAST_RECORDS_A_TASK = 40_000
-MOST_RECORDS_A_TASK = 250_000
+MIN_RECORDS_PER_TASK = 40_000
+MAX_RECORDS_PER_TASK = 250_000
 # Offsets in a file where several slices are gathered from the tasks that read them. A single slice that is larger than
 # a task is written by the tasks that read it, a file each: to gather it would take as long as to write it.
-RECORDS_A_FILE = 100_000
+RECORDS_PER_FILE = 100_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
 # default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
 # A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. Spark asks again
@@ -61,7 +61,7 @@ PATIENCE_MS = "10000"
 LONGEST_TIERED_FETCH_MS = "5000"
 # After each poll Spark asks the broker where the log begins and ends, and waits for either answer. With Kafka's default
 # of 500 records that was nearly half of a read. A poll is of one fetch, so its bytes are bounded as well.
-RECORDS_A_POLL = "10000"
+RECORDS_PER_POLL = "10000"
 # Each time that the planner or another run is first, losses are worked out again.
 TRIES = 5
 SHORT_WAIT: Mapping[str, str] = MappingProxyType({"kafka.fetch.max.wait.ms": LONGEST_FETCH_MS})
@@ -87,7 +87,7 @@ def materialise(work: Work) -> list[SliceReport]:
             cannot give a slice that was never read.
         DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
     """
-    ensure_table(work, TABLE, COLUMNS, SEARCHED)
+    ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
     committed = CommittedSlices.read(work, TABLE)
     mine = _select_slices_of_run(work.run, committed)
     left = _load_slices_to_read(work, committed, mine)
@@ -404,7 +404,7 @@ def _read_topic_rows(work: Work, slices: Sequence[Slice], source: _SparkRead | _
 def _build_columns(slices: Sequence[Slice], source: _SparkRead | _ClientRead) -> list[str]:
     """The columns of a record, in SQL, as one step of the plan: Spark analyses each step for milliseconds."""
     named = [f"{_build_literal(slices[0].key)} AS slice"] if len(slices) == 1 else []
-    is_time = f"{source.ms} BETWEEN {LEAST_MILLISECONDS} AND {MOST_MILLISECONDS}"
+    is_time = f"{source.ms} BETWEEN {MIN_MILLISECONDS} AND {MAX_MILLISECONDS}"
     times = f"IF({is_time}, TIMESTAMP_MILLIS({source.ms}), NULL) AS timestamp", f"{source.ms} AS timestamp_ms"
     taken = "topic", "partition", "offset", *times, f"{source.type_} AS timestamp_type", "key", "headers"
     return [*named, f"{slices[0].generation} AS generation", *taken, _build_fenced_value(slices, source.ms)]
@@ -414,7 +414,7 @@ def _read_ranges(
     work: Work, topic: str, ranges: Mapping[int, OffsetRange], options: Mapping[str, str] = SHORT_WAIT
 ) -> DataFrame:
     options = {
-        "kafka.max.poll.records": RECORDS_A_POLL,
+        "kafka.max.poll.records": RECORDS_PER_POLL,
         **options,
         **work.kafka.build_spark_options(),
         "assign": json.dumps({topic: sorted(ranges)}),
@@ -431,11 +431,11 @@ def _read_ranges(
 def compute_file_count(records: Sequence[int]) -> int:
     """Data files at the most, for slices with these record counts that are committed together."""
     total = sum(records)
-    return max(1, math.ceil(total / (_compute_records_per_task(total) if len(records) == 1 else RECORDS_A_FILE)))
+    return max(1, math.ceil(total / (_compute_records_per_task(total) if len(records) == 1 else RECORDS_PER_FILE)))
 
 
 def _compute_records_per_task(offsets: int) -> int:
-    return min(MOST_RECORDS_A_TASK, max(LEAST_RECORDS_A_TASK, math.ceil(offsets / TASKS)))
+    return min(MAX_RECORDS_PER_TASK, max(MIN_RECORDS_PER_TASK, math.ceil(offsets / TASKS)))
 
 
 def _with_slice_keys(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:

@@ -46,7 +46,7 @@ COLUMNS = (
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING, first_failed_at TIMESTAMP, "
     "published_at TIMESTAMP"
 )
-SEARCHED = ("slice", "origin_partition", "origin_offset", "origin_timestamp", "reason")
+STATISTICS_COLUMNS = ("slice", "origin_partition", "origin_offset", "origin_timestamp", "reason")
 # Of a reject that was published before a lost lake was rebuilt, when it was; else null.
 PUBLISHED_AT = "published_at"
 TRIES = 3
@@ -61,7 +61,7 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
     work = with_added_fields(work)
-    ensure_table(work, TABLE, COLUMNS, SEARCHED)
+    ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
     for tries in range(1, TRIES + 1):
         try:
             found = _follow_decision(work, require(work, events.TABLE), CommittedSlices.read(work, TABLE), Clock())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 # An error names some of at most this many.
-MOST_RETRACTED = 1_000
+MAX_RETRACTED = 1_000
 # The time without sending after a run died during the commit of a decision: Spark may go on with it. A Connect server
 # notices within 120 s that a client is gone, and ends its query 300 s later (`detachedTimeout`) or 330 s. That
 # is 450 s, the least that is left of a term that was renewed a quarter of it ago.
@@ -75,7 +75,7 @@ def _load_retracted_events(work: Work, keys: Sequence[str], accepted: DataFrame)
     sent = was.select("slice", *ORIGIN, F.unix_micros("published_at").alias("us"))
     # The last that were sent first: a leave that covers them covers the rest.
     gone = sent.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
-    return gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect()
+    return gone.orderBy(F.col("us").desc_nulls_first()).limit(MAX_RETRACTED).collect()
 
 
 def list_exposed_slices(work: Work, committed: Mapping[str, SliceCommit]) -> set[str]:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 # A slice through all tables, in seconds, with generated code and without (2 cores, `orders`, medians): 8.3 and 6.0 of
 # 1,000 records, 7.1 and 5.4 of 10,000, 9.3 and 8.3 of 40,000, where classifying alone is slower already.
-MOST_OFFSETS = 20_000
+MAX_OFFSETS = 20_000
 # Of a table that is read beside them, such as `current` by its MERGE.
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 
 INTERPRETED: Mapping[str, str] = MappingProxyType(
     {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
@@ -34,7 +34,7 @@ def interpret_if_small(work: Work, tables: Sequence[str] = ()) -> Iterator[None]
         work: the slices, and the session.
         tables: the paths of the tables that are read beyond the slices' own rows.
     """
-    few = sum(slice_.offsets for slice_ in work.slices) <= MOST_OFFSETS and all(map(_has_few_rows, tables))
+    few = sum(slice_.offsets for slice_ in work.slices) <= MAX_OFFSETS and all(map(_has_few_rows, tables))
     with session_settings(work.spark, INTERPRETED if few else {}):
         yield
 
@@ -55,4 +55,4 @@ def _has_few_rows(path: str) -> bool:
         counts = [] if table is None else add_actions(table)["num_records"].to_pylist()
     except DependencyAwayError:
         return False
-    return None not in counts and sum(counts) <= MOST_ROWS
+    return None not in counts and sum(counts) <= MAX_ROWS

@@ -39,7 +39,7 @@ PRODUCER = "urn:highwater"
 DEFAULT_NAMESPACE = "highwater"
 KAFKA_PORT = "9092"
 # 1,000 ranges are some 50 KB. The facet says how many ranges it leaves out.
-MOST_RANGES = 1000
+MAX_RANGES = 1000
 
 
 @attr.define
@@ -188,9 +188,9 @@ def _build_output(dataset: DatasetNaming, reports: Sequence[SliceReport]) -> Out
 
 
 def _to_plain_slices(slices: Sequence[Slice], reports: dict[str, SliceReport]) -> tuple[list[dict[str, Any]], int]:
-    """The slices as plain values with at most `MOST_RANGES` ranges in all, and how many ranges are left out."""
+    """The slices as plain values with at most `MAX_RANGES` ranges in all, and how many ranges are left out."""
     found: list[dict[str, Any]] = []
-    room = MOST_RANGES
+    room = MAX_RANGES
     for one in slices:
         some = list(encode_ranges(one.ranges).items())[:room]
         room -= len(some)
@@ -199,7 +199,7 @@ def _to_plain_slices(slices: Sequence[Slice], reports: dict[str, SliceReport]) -
         if (report := reports.get(one.key)) is not None:
             plain |= {"attempt": report.attempt, "rows": report.rows}
         found.append(plain)
-    return found, sum(len(one.ranges) for one in slices) - (MOST_RANGES - room)
+    return found, sum(len(one.ranges) for one in slices) - (MAX_RANGES - room)
 
 
 def _describe_error(error: BaseException) -> str:

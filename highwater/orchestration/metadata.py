@@ -20,7 +20,7 @@ Metadata = dict[str, dg.MetadataValue]
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES = ("first_event_us", "last_event_us")
 # Dagster stores all metadata, so a table shows at most this many partitions; `highwater explain` shows all.
-MOST_SHOWN = 50
+MAX_SHOWN = 50
 
 
 def build_slice_metadata(report: SliceReport, together: int = 1) -> Metadata:
@@ -73,7 +73,7 @@ def build_sample_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataVal
 
 def build_offset_table(slice_: Slice) -> dg.TableMetadataValue:
     """The ranges of a slice, one row a Kafka partition: of those with most offsets, where there are many."""
-    most = sorted(slice_.ranges.items(), key=lambda one: -len(one[1]))[:MOST_SHOWN]
+    most = sorted(slice_.ranges.items(), key=lambda one: -len(one[1]))[:MAX_SHOWN]
     rows = [
         dg.TableRecord({"partition": p, "start": r.start, "end": r.end, "offsets": len(r)}) for p, r in sorted(most)
     ]
@@ -84,8 +84,8 @@ def build_offset_table(slice_: Slice) -> dg.TableMetadataValue:
 def _build_offset_metadata(slice_: Slice) -> Metadata:
     """The ranges of a slice, how many there are, and that some are not shown, where that is so."""
     found: Metadata = {"offsets": build_offset_table(slice_), "partitions": dg.MetadataValue.int(len(slice_.ranges))}
-    if len(slice_.ranges) > MOST_SHOWN:
-        note = f"the {MOST_SHOWN} with most offsets; highwater explain '{slice_.key}' shows all {len(slice_.ranges):,}"
+    if len(slice_.ranges) > MAX_SHOWN:
+        note = f"the {MAX_SHOWN} with most offsets; highwater explain '{slice_.key}' shows all {len(slice_.ranges):,}"
         found["partitions_shown"] = dg.MetadataValue.text(note)
     return found
 

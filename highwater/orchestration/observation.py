@@ -9,7 +9,7 @@ import dagster as dg
 
 from highwater.orchestration.asset_keys import build_topic_key, build_topic_spec
 from highwater.orchestration.failures import translate_errors
-from highwater.orchestration.metadata import MOST_SHOWN, Metadata
+from highwater.orchestration.metadata import MAX_SHOWN, Metadata
 from highwater.resources.deleted_topics import read_state
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def build_topic_metadata(found: list[PlanningPosition], left_out: Mapping[int, s
     """
     names = ("partition", "planned", "log_start", "last_stable", "high_watermark", "lag", "held_back")
     # Those with most lag: of a thousand partitions each observation would be 140 KB, and Dagster keeps them all.
-    shown = sorted(sorted(found, key=lambda one: -(one.lag or 0))[:MOST_SHOWN], key=lambda one: one.partition)
+    shown = sorted(sorted(found, key=lambda one: -(one.lag or 0))[:MAX_SHOWN], key=lambda one: one.partition)
     records = [dg.TableRecord({name: getattr(position, name) for name in names}) for position in shown]
     schema = dg.TableSchema([dg.TableColumn(name, "int") for name in names])
     lags = [position.lag for position in found if position.lag is not None]

@@ -78,7 +78,7 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
             ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it, or another client of ours.
         """
         from highwater.resources.kafka_options import refuse_weakening
-        from highwater.resources.producer import MOST_WITH_CLIENT, ReliableProducer
+        from highwater.resources.producer import MAX_WITH_CLIENT, ReliableProducer
         from highwater.resources.producer_properties import build_producer_properties
         from highwater.resources.producer_records import OnFailure
 
@@ -87,7 +87,7 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
         return ReliableProducer(
             build_producer_properties(found.kafka_bootstrap, found.kafka_config),
             on_failure=on_failure or OnFailure.STOP_KEY,
-            most_with_client=most_with_client or MOST_WITH_CLIENT,
+            most_with_client=most_with_client or MAX_WITH_CLIENT,
             clients=clients,
         )
 

@@ -22,7 +22,7 @@ from highwater.orchestration.resources import list_known_secrets, read_settings
 from highwater.orchestration.sensing.planning_rounds import PlannerRound, RetriesRound
 from highwater.orchestration.sensing.rounds import (
     BUDGET_SECONDS,
-    MOST_RUNS,
+    MAX_RUNS,
     Cursor,
     Round,
     RoundContext,
@@ -232,7 +232,7 @@ def _evaluate(
     visits = visit_all(round_, active, cursor, known.keys(), deadline)
     unread = {} if files is None else index_file_faults(files)
     visits.faults |= unread
-    faults, ticks = _build_faults(shell, known, visits, now), limit_runs(visits.ticks, MOST_RUNS)
+    faults, ticks = _build_faults(shell, known, visits, now), limit_runs(visits.ticks, MAX_RUNS)
     read = [] if files is None else [one for one in known if is_in(files, one) and one not in unread]
     lines = [*round_.lines, *_record(ledger, shell, known, faults, [*visits.served, *paused, *read])]
     _log(context, ticks, visits, faults)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 # With this many small files of records, a look at all slices takes 0.1 s.
-MOST_FILES = 100
+MAX_FILES = 100
 # Each try takes some 50 ms; some ten writers of one stream's tables add to `_commits` at once at the most.
 TRIES = 50
 
@@ -82,7 +82,7 @@ def _join_files(log: DeltaTable, name: str) -> None:
     """Join the small files of one table's records when they are many: a look at all slices opens each of them."""
     log.update_incremental()
     mine = add_actions(log)["partition.table"].to_pylist().count(name)
-    if mine > MOST_FILES:
+    if mine > MAX_FILES:
         compact(log, [("table", "=", name)])
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from highwater.resources.topic_state import PartitionState, TopicState
 
 # Markers, aborted and compacted records are passed over: so far back, in offsets, a record is looked for.
-MOST_BACK = 4096
+MAX_BACK = 4096
 _STEP = 16
 # A sensor's tick shall end within seconds: longer than this no answer is waited for.
 LOOK_SECONDS = 3.0
 # Limits for one tick after an election of many leaders: partitions compared together, and their time.
-PARTITIONS_A_LOOK = 100
+PARTITIONS_PER_LOOK = 100
 COMPARE_SECONDS = 15.0
 
 
@@ -62,7 +62,7 @@ def compare(
     others: list[int] = []
     diverged: dict[int, int] = {}
     unsure: dict[int, str] = {}
-    for looked_at in split_by_count(ordered, PARTITIONS_A_LOOK):
+    for looked_at in split_by_count(ordered, PARTITIONS_PER_LOOK):
         some = {p: suspect[p] for p in looked_at}
         try:
             _ensure_time(deadline)
@@ -149,7 +149,7 @@ def has_new_leader(was: PlannedFacts, seen: PartitionState | None) -> bool:
 def _read_last_records(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, SeenRecord]:
     found: dict[int, SeenRecord] = {}
     left, back = {p: offsets for p, offsets in ranges.items() if len(offsets)}, 1
-    while left and back <= MOST_BACK:
+    while left and back <= MAX_BACK:
         windows = {p: OffsetRange(max(offsets.start, offsets.end - back), offsets.end) for p, offsets in left.items()}
         for message in kafka.read(topic, windows, seconds=LOOK_SECONDS):
             found[message.partition() or 0] = _build_seen_record(message)  # in the order of offsets: the last one stays

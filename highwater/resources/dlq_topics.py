@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from highwater.envelope import MOST_BYTES
+from highwater.envelope import MAX_BYTES
 from highwater.errors import ConfigurationError, HighwaterError, TopicAbsentError, TopicDriftError
 from highwater.message_size import configure
 from highwater.resources.topic_facts import fetch_topic_facts, fetch_topic_settings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 10.0
 LOOK_EVERY = 0.1
 # A retry that fails for a week is found by somebody; a tier must never lose what still waits.
-LEAST_RETENTION = timedelta(days=7)
+MIN_RETENTION = timedelta(days=7)
 RETAINED_DELAYS = 10
 FOR_EVER = -1
 ROOM = "max.message.bytes"
@@ -136,7 +136,7 @@ def _read_accepted_shapes(kafka: Kafka, stream: Stream) -> tuple[str, TopicShape
     assert stream.publishes is not None, "only streams that publish have the topic"
     main = _read_shape(kafka, stream.topic)
     needed = {
-        ROOM: str(main.room + MOST_BYTES),
+        ROOM: str(main.room + MAX_BYTES),
         "min.insync.replicas": main.config["min.insync.replicas"],
     }
     return stream.publishes.topic, main, replace(main, config=needed)
@@ -188,8 +188,8 @@ def _validate_batch_limits(
     """
     drifts: list[TopicDriftError] = []
     for topic, shape in found.items():
-        enough = shape.room >= MOST_BYTES  # it takes a reference
-        least = {**wanted[topic].config, **({ROOM: str(MOST_BYTES)} if enough else {})}
+        enough = shape.room >= MAX_BYTES  # it takes a reference
+        least = {**wanted[topic].config, **({ROOM: str(MAX_BYTES)} if enough else {})}
         drifts += _list_drifts(kafka, topic, replace(wanted[topic], config=least), shape)
     _raise_together(drifts)
     return {topic: shape.config[ROOM] for topic, shape in found.items()}
@@ -308,7 +308,7 @@ def _await_partitions(kafka: Kafka, topics: Iterable[str], wanted: int) -> None:
 def _build_wanted_shapes(stream: Stream, main: TopicShape, others: Iterable[TopicShape] = ()) -> dict[str, TopicShape]:
     sources = [main, *others]
     largest = max(source.room for source in sources)
-    lifetimes = [max(LEAST_RETENTION, RETAINED_DELAYS * delay) for delay in stream.tiers]
+    lifetimes = [max(MIN_RETENTION, RETAINED_DELAYS * delay) for delay in stream.tiers]
     milliseconds = [int(span.total_seconds() * 1000) for span in lifetimes]
     found = {
         topic: _build_dlq_shape(main, ms, largest) for topic, ms in zip(stream.tier_topics, milliseconds, strict=True)
@@ -341,7 +341,7 @@ def _build_dlq_shape(main: TopicShape, retention_ms: int, largest: int) -> Topic
             "retention.ms": str(retention_ms),
             "retention.bytes": str(FOR_EVER),
             "message.timestamp.type": "LogAppendTime",
-            ROOM: str(largest + MOST_BYTES),
+            ROOM: str(largest + MAX_BYTES),
             "min.insync.replicas": main.config["min.insync.replicas"],
         },
     )

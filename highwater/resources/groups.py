@@ -29,7 +29,7 @@ COORDINATOR_SECONDS = 10.0
 PAUSE_SECONDS = 0.2
 POLL_SECONDS = 0.02
 # A request for thousands of groups would outlast its time-out.
-GROUPS_A_REQUEST = 100
+GROUPS_PER_REQUEST = 100
 _MOVING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_WAIT_COORD"})
 _DENIED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
 _ABSENT = frozenset({"GROUP_ID_NOT_FOUND"})
@@ -209,7 +209,7 @@ def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
     left: dict[str, str] = {}
     admin = kafka.get_admin()
     try:
-        for some in split_by_count(sorted(names), GROUPS_A_REQUEST):
+        for some in split_by_count(sorted(names), GROUPS_PER_REQUEST):
             futures = admin.delete_consumer_groups([*some], request_timeout=REQUEST_SECONDS)
             for name, future in futures.items():
                 try:

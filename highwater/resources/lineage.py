@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # A process waits so long at its end, once, for events that are still on their way.
 WAIT_SECONDS = 3.0
 # A step has two events. A run that takes slices through six tables, tried four times each, has 48.
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 FILE = "openlineage.yml"
 _LOG = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ class Sender:
         self._thread: threading.Thread | None = None
 
     def send(self, event: RunEvent) -> None:
-        """Put an event into the queue, and return at once; beyond `MOST_WAITING` the oldest ones are dropped."""
+        """Put an event into the queue, and return at once; beyond `MAX_WAITING` the oldest ones are dropped."""
         with self._changed:
-            if len(self._waiting) >= MOST_WAITING:
+            if len(self._waiting) >= MAX_WAITING:
                 self._waiting.popleft()
             self._waiting.append(event)
             if self._thread is None:

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.1
 CLOSE_SECONDS = 60.0
 # Records that the client has: as many as a fast producer writes within a tenth of a second.
-MOST_WITH_CLIENT = 50_000
+MAX_WITH_CLIENT = 50_000
 # Records that wait here for the client. More would be no faster: they only cost memory.
-MOST_QUEUED = 10_000
+MAX_QUEUED = 10_000
 # `send` takes in reports that often. At each record, taking in would cost more than sending.
 TAKE_IN_SECONDS = 0.005
 # `send_all` takes this many records at a time; they share one callback where their keys differ.
@@ -85,7 +85,7 @@ class ReliableProducer:
         properties: Mapping[str, str],
         *,
         on_failure: OnFailure = OnFailure.STOP_KEY,
-        most_with_client: int = MOST_WITH_CLIENT,
+        most_with_client: int = MAX_WITH_CLIENT,
         clients: int = 1,
     ) -> None:
         from confluent_kafka import KafkaException, Producer
@@ -295,7 +295,7 @@ class ReliableProducer:
         return self.counts.outstanding - len(self._queue)
 
     def _wait_for_room(self) -> None:
-        while len(self._queue) >= MOST_QUEUED:
+        while len(self._queue) >= MAX_QUEUED:
             self.poll(POLL_SECONDS)
 
     def _ensure_not_stopped(self, record: Record, sent: OutstandingRecord) -> None:

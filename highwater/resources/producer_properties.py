@@ -11,10 +11,10 @@ from highwater.producer_rules import ALIASES, normalize_name
 # An outage of brokers ends within a day, or a person decides; until then records wait in memory and in order.
 DELIVERY_TIMEOUT_MS = 24 * 60 * 60 * 1000
 # Below two minutes (Kafka's own default, KIP-91) a rolling restart of the brokers may already lose records.
-LEAST_DELIVERY_TIMEOUT_MS = 120_000
+MIN_DELIVERY_TIMEOUT_MS = 120_000
 # The broker's transaction.max.timeout.ms is 15 minutes by default; it refuses more.
 TRANSACTION_TIMEOUT_MS = 60_000
-MOST_IN_FLIGHT = 5
+MAX_IN_FLIGHT = 5
 # librdkafka's 5 make many small batches, which three replicas write each: records of a hundred bytes took a third
 # longer than with 20, the longest wait of a record.
 LINGER_MS = 20
@@ -57,7 +57,7 @@ def _build_defaults(given: Mapping[str, str]) -> dict[str, str]:
     found = {
         "acks": "all",
         "enable.idempotence": "true",
-        "max.in.flight.requests.per.connection": str(MOST_IN_FLIGHT),
+        "max.in.flight.requests.per.connection": str(MAX_IN_FLIGHT),
         "delivery.timeout.ms": str(DELIVERY_TIMEOUT_MS),
         # librdkafka's own default is another one than that of Kafka's Java clients: keys would part ways.
         "partitioner": "murmur2_random",
@@ -91,8 +91,8 @@ _RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
             "a retry could write a record twice, or out of order",
         ),
         "max.in.flight.requests.per.connection": (
-            lambda value: _is_in_range(value, 1, MOST_IN_FLIGHT),
-            f"brokers keep the order of at most {MOST_IN_FLIGHT} requests in flight (KIP-185)",
+            lambda value: _is_in_range(value, 1, MAX_IN_FLIGHT),
+            f"brokers keep the order of at most {MAX_IN_FLIGHT} requests in flight (KIP-185)",
         ),
         "queuing.strategy": (
             lambda value: value == "fifo",
@@ -107,8 +107,8 @@ _RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
             "attempts are bounded by delivery.timeout.ms alone (KIP-91), or a short outage uses them up",
         ),
         "delivery.timeout.ms": (
-            lambda value: _is_in_range(value, LEAST_DELIVERY_TIMEOUT_MS, 2**31 - 1),
-            f"below {LEAST_DELIVERY_TIMEOUT_MS} ms a restart of brokers may lose records (0 would never end)",
+            lambda value: _is_in_range(value, MIN_DELIVERY_TIMEOUT_MS, 2**31 - 1),
+            f"below {MIN_DELIVERY_TIMEOUT_MS} ms a restart of brokers may lose records (0 would never end)",
         ),
         "allow.auto.create.topics": (
             lambda value: value == "false",

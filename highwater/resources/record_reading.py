@@ -28,7 +28,7 @@ LONGEST_WAIT = "fetch.wait.max.ms"
 WAITS: Mapping[str, Any] = MappingProxyType({LONGEST_WAIT: 10})
 # A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. So a reader that
 # got nothing waits longer.
-MOST_WAIT_MS = 5_000
+MAX_WAIT_MS = 5_000
 
 
 def list_fetch_waits(configured: Mapping[str, str], seconds: float) -> list[tuple[Mapping[str, Any], float]]:
@@ -41,7 +41,7 @@ def list_fetch_waits(configured: Mapping[str, str], seconds: float) -> list[tupl
     if LONGEST_WAIT in configured:
         return [({}, seconds)]
     # A range that ends with a marker ends only after a whole wait, so three of them fit into the patience.
-    longest = min(MOST_WAIT_MS, int(1000 * seconds / 3))
+    longest = min(MAX_WAIT_MS, int(1000 * seconds / 3))
     return [(WAITS, seconds / 2), ({LONGEST_WAIT: longest}, seconds)]
 
 

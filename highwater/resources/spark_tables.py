@@ -29,7 +29,7 @@ CATALOG = "spark_catalog"
 # Sources are cut into at least this many tasks, so that one slice has work for as many cores.
 TASKS = 8
 # A task that writes the input of this many others does it one after the other; larger inputs are shuffled.
-READS_A_WRITER = 2
+READS_PER_WRITER = 2
 # Queries are not planned again between their shuffles. To find out what a shuffle holds Spark makes a job of it and
 # plans the rest again: a tenth of a small commit. Without that a shuffle that does not say how many tasks it wants gets
 # hundreds, so this is not for every query.
@@ -281,6 +281,6 @@ def _repartition_rows(whole: DataFrame, files: int, spread: str, tasks: int, key
     # By value, never by row number: a task that is run again must send every row where it went before.
     if len(keys) > 1:
         return whole.repartition(files, _build_file_key(files, spread, keys))
-    if tasks > READS_A_WRITER * files:
+    if tasks > READS_PER_WRITER * files:
         return whole.repartition(files, F.xxhash64(spread))
     return whole.coalesce(files)

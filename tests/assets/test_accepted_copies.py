@@ -136,7 +136,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
     monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: None)
-    monkeypatch.setattr(reading_accepted, "ROWS_A_BATCH", 2)
+    monkeypatch.setattr(reading_accepted, "ROWS_PER_BATCH", 2)
     return log
 
 
@@ -333,7 +333,7 @@ def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log
 def test_a_batch_that_breaks_off_among_what_had_been_sent(
     point: str, tables: Tables, log: Log, restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
     first = tables.plan(0, p0=(0, 6))
     tables.decide(first, [one for one in orders(0, 0, 6) if one.offset % 2])
     tables.publish(first)

@@ -104,7 +104,7 @@ def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(bench: Benc
 
 def test_slices_of_one_run_lie_beside_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for a slice opens few files; a large slice is in several of them."""
-    monkeypatch.setattr("highwater.assets.raw.RECORDS_A_FILE", 4)
+    monkeypatch.setattr("highwater.assets.raw.RECORDS_PER_FILE", 4)
     bench.send(*[order_message(f"o{n}", 1) for n in range(24)])
     slices = [bench.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(6)]
     raw.materialise(bench.work(*slices))

@@ -323,10 +323,10 @@ def test_an_overtaken_writer_gives_up_in_the_end(measured: Measured, tmp_path: P
 
 @pytest.mark.slow
 def test_many_events_are_asked_for_in_parts(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MOST_EVENTS", 3)
-    monkeypatch.setattr(metrics, "MOST_SPANS", 1)
+    monkeypatch.setattr(metrics, "MAX_EVENTS", 3)
+    monkeypatch.setattr(metrics, "MAX_SPANS", 1)
     for module in (metrics, minute_rows):
-        monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
+        monkeypatch.setattr(module, "MAX_PARTITIONS", 2)
     for ordinal in range(3):
         measured.decide(ordinal, *[Event(f"o{n}", ordinal % 2 + 1, 7200 * n, offset=ordinal) for n in range(30)])
     measured.measure(0, 1, 2)
@@ -337,8 +337,8 @@ def test_many_events_are_asked_for_in_parts(measured: Measured, monkeypatch: pyt
 
 def test_a_part_does_not_speak_for_minutes_between_its_own(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     """The question for 5000 and 7000 covers 6000 as well, and not 0, which has the event that counts."""
-    monkeypatch.setattr(metrics, "MOST_EVENTS", 1)
-    monkeypatch.setattr(metrics, "MOST_SPANS", 1)
+    monkeypatch.setattr(metrics, "MAX_EVENTS", 1)
+    monkeypatch.setattr(metrics, "MAX_SPANS", 1)
     pairs = {"o1": (0, 6000), "o2": (5000, 7000)}
     events = [Event(key, 1, 60 * minute, offset=at) for key, both in pairs.items() for at, minute in enumerate(both)]
     measured.decide(0, *events)

@@ -389,7 +389,7 @@ def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) ->
 def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, orders(0, 0, 3))
     tables.publish(slice_)
@@ -578,7 +578,7 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, window: int, held: int
 ) -> None:
     """Two slices of seven events in one batch, one a second delivery; read in windows, each once or again."""
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 3)
     monkeypatch.setattr(event_records, "WINDOW", window)
     monkeypatch.setattr(publication_batch, "HELD_BYTES", held)
     asked = count_reads(monkeypatch)
@@ -611,8 +611,8 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Three slices, each a batch of its own; wherever a run breaks off, the next one finds what was sent."""
-    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
+    monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 3)
     slices = [tables.plan(n, p0=(4 * n, 4 * n + 4)) for n in range(3)]
     for n, slice_ in enumerate(slices):
         tables.decide(slice_, orders(0, 4 * n, 4 * n + 2 + n))
@@ -635,7 +635,7 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
 def test_each_batch_is_written_down_once_and_settled_by_one_commit(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
+    monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     for n, slice_ in enumerate(slices):
         tables.decide(slice_, orders(0, n, n + 1))
@@ -654,7 +654,7 @@ def test_what_the_batch_before_has_sent_is_not_sent_again(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is settled before it is looked for second deliveries of it."""
-    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
+    monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
     slices = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
     tables.decide(slices[0], orders(0, 0, 2))
     tables.decide(slices[1], [Event(0, 2, "o0-1", minute=1, changes={"n": 1}), *orders(0, 3, 4)])
@@ -703,7 +703,7 @@ def test_what_was_reprocessed_after_a_run_broke_off_is_sent_as_it_is_now(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of six events were sent; then a rule was fixed, and accepts two more, one of them before the third."""
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 3)
     slice_ = tables.plan(0, p0=(0, 8))
     tables.decide(slice_, [*orders(0, 0, 1), *orders(0, 2, 7)])
     log.breaks = "committed 1"
@@ -725,7 +725,7 @@ def test_what_was_reprocessed_after_a_run_broke_off_is_sent_as_it_is_now(
 def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_there_from_kafka(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 2)
     slice_ = tables.plan(0, p0=(0, 6))
     tables.decide(slice_, orders(0, 0, 6))
     log.breaks = "before 2"

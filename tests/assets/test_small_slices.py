@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from highwater.assets import small_slices
-from highwater.assets.small_slices import INTERPRETED, MOST_OFFSETS, interpret_if_small, list_classification_tables
+from highwater.assets.small_slices import INTERPRETED, MAX_OFFSETS, interpret_if_small, list_classification_tables
 from highwater.assets.work import Work
 from highwater.declaration import Lookup
 from highwater.resources.lake import Lake
@@ -44,14 +44,14 @@ def settings(work: Work) -> dict[str, str]:
 
 
 def test_few_records_need_no_generated_code(tmp_path: Path) -> None:
-    assert in_force(work(MOST_OFFSETS, tmp_path)) == INTERPRETED
-    assert in_force(work(MOST_OFFSETS + 1, tmp_path)) == USUAL
-    several = work(MOST_OFFSETS, tmp_path)
+    assert in_force(work(MAX_OFFSETS, tmp_path)) == INTERPRETED
+    assert in_force(work(MAX_OFFSETS + 1, tmp_path)) == USUAL
+    several = work(MAX_OFFSETS, tmp_path)
     assert in_force(replace(several, slices=[*several.slices, a_slice(1, 1)])) == USUAL
 
 
 def test_a_large_table_beside_them_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_slices, "MOST_ROWS", 3)
+    monkeypatch.setattr(small_slices, "MAX_ROWS", 3)
     few, many = str(tmp_path / "few"), str(tmp_path / "many")
     write_deltalake(few, pa.table({"n": [1, 2, 3]}))
     write_deltalake(many, pa.table({"n": [1, 2, 3, 4]}))

@@ -30,7 +30,7 @@ from highwater.slices import OffsetRange, Slice
 
 def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rounds of 40 keys in five slices; each fault once in 25 records."""
-    for name, value in {"LIVING": 40, "FAULT_EVERY": 25, "SLICES_A_COMMIT": 2}.items():
+    for name, value in {"LIVING": 40, "FAULT_EVERY": 25, "SLICES_PER_COMMIT": 2}.items():
         monkeypatch.setattr(tables, name, value)
     lake, ledger = Lake(str(tmp_path / "lake")), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     maker = tables.Maker(STREAM, lake, ledger, "A" * 22, 360, 75)
@@ -77,13 +77,13 @@ def test_a_long_log_has_a_record_and_a_file_of_each_slice(tmp_path: Path) -> Non
     path = str(tmp_path / "events")
     tables.write_log(path, slices)
     table = DeltaTable(path)
-    expected = {one.key: tables.ROWS_A_FILE for one in slices}
+    expected = {one.key: tables.ROWS_PER_FILE for one in slices}
     assert {key: one.rows for key, one in read_written(table).items()} == expected
     assert [(file.first, file.last) for file in sorted(list_files(table), key=lambda file: file.first)] == [
         (one.key, one.key) for one in slices
     ]
-    assert count_logged_rows(table) == len(slices) * tables.ROWS_A_FILE
+    assert count_logged_rows(table) == len(slices) * tables.ROWS_PER_FILE
     last = slices[-3:]
     assert read_slice_commits(table, [one.key for one in last]) == {
-        one.key: SliceCommit(one, 1, tables.ROWS_A_FILE) for one in last
+        one.key: SliceCommit(one, 1, tables.ROWS_PER_FILE) for one in last
     }

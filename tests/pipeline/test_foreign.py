@@ -22,7 +22,7 @@ from assets.streams.orders import STREAM as ORDERS
 from highwater import envelope
 from highwater.assets.foreign import read_main_log
 from highwater.declaration import Foreign
-from highwater.envelope import MOST_BYTES, Envelope, Origin, open_envelope
+from highwater.envelope import MAX_BYTES, Envelope, Origin, open_envelope
 from highwater.errors import DeclarationError
 from highwater.foreign import MainLog, NamedOrigin, parse_foreign_origin, resolve_origin
 from highwater.orchestration.checking.origin_counts import count_ends
@@ -506,7 +506,7 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
     ensure_followed(bench, theirs)
     assert (
         int(ensure(bench.kafka, bench.stream)[bench.stream.parked_topic].config["max.message.bytes"])
-        == 2_000_000 + MOST_BYTES
+        == 2_000_000 + MAX_BYTES
     )
 
     customers(bench.lake, ["c1", "late", "later"])

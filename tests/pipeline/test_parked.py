@@ -18,7 +18,7 @@ from highwater import envelope
 from highwater.assets import dlq
 from highwater.declaration import OnReject
 from highwater.declaration_parts import ON_REJECT
-from highwater.envelope import MOST_COUNT, Envelope, Origin, add_envelope, open_envelope
+from highwater.envelope import MAX_COUNT, Envelope, Origin, add_envelope, open_envelope
 from highwater.erasing import Erasure, compute_digest
 from highwater.errors import ConfigurationError, RecordTooLargeError
 from highwater.orchestration.build import build_defs
@@ -99,13 +99,13 @@ def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) 
 
 def test_a_record_that_is_rejected_again_is_always_read_again() -> None:
     """One whose header named the greatest attempt came to the parked topic with one that no reader believed."""
-    for retries in (1, MOST_COUNT - 1, MOST_COUNT):
+    for retries in (1, MAX_COUNT - 1, MAX_COUNT):
         alike = dlq._build_envelope_template(
             "orders", 0, 0, "invalid", "orders.dlq.1@0000000", NOW, "orders.parked", "", retries, 0, None
         )
         found = open_envelope(alike.envelope.to_headers())
         assert found is not None
-        assert found.attempt == min(retries + 1, MOST_COUNT)
+        assert found.attempt == min(retries + 1, MAX_COUNT)
 
 
 def accept(lake: Lake, origins: Sequence[Origin]) -> None:
@@ -277,7 +277,7 @@ def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
 
 @pytest.mark.slow
 def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.orchestration.operations.redriving.RECORDS_A_TRANSACTION", 2)
+    monkeypatch.setattr("highwater.orchestration.operations.redriving.RECORDS_PER_TRANSACTION", 2)
     written = [parking.envelope(n, partition=n % 2) for n in range(5)]
     parking.park(*written[:4])
     parking.park(written[4], key=None, value=b"\xff")

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Alerts, Field
-from highwater.envelope import MOST_COUNT, RECLAIMS, Origin
+from highwater.envelope import MAX_COUNT, RECLAIMS, Origin
 from highwater.errors import ConfigurationError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.check_rules import CheckResult
@@ -283,7 +283,7 @@ def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(
 def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Reclaiming) -> None:
     """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
     for table in ("rejects", "dlq"):
-        taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
+        taking.world.at(table, FIRST, (0, 2))["reclaims"] = MAX_COUNT
     found = taking.reclaim(dry_run=False, by="ann", because="fixed")
     assert (found.meant, found.others, taking.world.ledger.reclaims.list_for_stream("orders")) == ({}, 1, [])
 

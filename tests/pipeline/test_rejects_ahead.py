@@ -141,7 +141,7 @@ class Watched(Fenced):
 @pytest.mark.parametrize(
     ("bounds", "most", "read"),
     # Values alone bound what is read by bytes; they are a small part of these records.
-    [({"RECORDS_A_READ": 10, "RECORDS_A_TRANSACTION": 5}, 5, 10), ({"BYTES_A_TRANSACTION": 3 * 700}, 3, 20)],
+    [({"RECORDS_PER_READ": 10, "RECORDS_PER_TRANSACTION": 5}, 5, 10), ({"BYTES_PER_TRANSACTION": 3 * 700}, 3, 20)],
     ids=["records", "bytes"],
 )
 def test_however_many_rejects_there_are_few_are_held_and_each_transaction_has_few(

@@ -199,7 +199,7 @@ def test_raw_holds_every_record_of_the_topic_byte_by_byte(taken: Taken) -> None:
 def test_a_partition_that_holds_most_records_is_read_by_many_tasks(
     bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raw, "LEAST_RECORDS_A_TASK", 100)
+    monkeypatch.setattr(raw, "MIN_RECORDS_PER_TASK", 100)
     bench.send(*[order_message(f"o{n}", 1, partition=0 if n % 10 else n // 10 % 2 + 1) for n in range(1000)])
     assert most_tasks(bench, spark_server, bench.plan(0, p0=(0, 900), p1=(0, 50), p2=(0, 50))) >= TASKS
     assert len(bench.rows("raw")) == 1000
@@ -212,8 +212,8 @@ def test_a_small_slice_is_one_file_and_slices_of_one_run_are_gathered(
     bench.send(*[order_message(f"o{n}", 1, partition=n % 3) for n in range(300)])
     raw.materialise(bench.work(bench.plan(0, p0=(0, 100), p1=(0, 100), p2=(0, 100))))
     assert files_of_raw(bench) == 1
-    monkeypatch.setattr(raw, "LEAST_RECORDS_A_TASK", 10)
-    monkeypatch.setattr(raw, "RECORDS_A_FILE", 400)
+    monkeypatch.setattr(raw, "MIN_RECORDS_PER_TASK", 10)
+    monkeypatch.setattr(raw, "RECORDS_PER_FILE", 400)
     bench.send(*[order_message(f"o{n}", 2, partition=0) for n in range(1500)])
     raw.materialise(bench.work(bench.plan(1, p0=(100, 1100)), bench.plan(2, p0=(1100, 1600))))
     assert len(bench.rows("raw")) == 1800
@@ -778,7 +778,7 @@ def test_a_table_is_made_where_one_that_made_it_was_killed(spark: SparkSession, 
     path = tmp_path / "raw"
     (path / "_delta_log").mkdir(parents=True)
     (path / "_delta_log" / ".00000000000000000000.json.tmp").write_text("half")
-    create_table(spark, str(path), raw.COLUMNS, raw.SEARCHED, nullcontext)
+    create_table(spark, str(path), raw.COLUMNS, raw.STATISTICS_COLUMNS, nullcontext)
     assert spark.read.format("delta").load(str(path)).count() == 0
     assert [*read_rows(str(path))] == []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from highwater.assets.work import SliceReport
-from highwater.orchestration.metadata import MOST_SHOWN, build_offset_table, build_slice_metadata
+from highwater.orchestration.metadata import MAX_SHOWN, build_offset_table, build_slice_metadata
 from highwater.orchestration.observation import PlanningPosition, build_topic_metadata
 from highwater.slices import OffsetRange, Slice
 
@@ -22,7 +22,7 @@ def rows(table: Any) -> list[dict[str, Any]]:
 def test_of_many_partitions_those_with_most_lag_are_shown_and_all_are_counted() -> None:
     found = build_topic_metadata([PlanningPosition(p, planned=0, log_start=0, last_stable=p) for p in range(MANY)])
     shown = rows(found["positions"])
-    assert [row["partition"] for row in shown] == [*range(MANY - MOST_SHOWN, MANY)]
+    assert [row["partition"] for row in shown] == [*range(MANY - MAX_SHOWN, MANY)]
     numbers: dict[str, Any] = {name: found[name] for name in ("lag", "partitions")}
     assert {name: one.value for name, one in numbers.items()} == {"lag": sum(range(MANY)), "partitions": MANY}
 
@@ -30,13 +30,13 @@ def test_of_many_partitions_those_with_most_lag_are_shown_and_all_are_counted() 
 def test_of_a_slice_of_many_partitions_those_with_most_offsets_are_shown() -> None:
     ranges = {p: OffsetRange(0, MANY - p) for p in range(MANY)}
     shown = rows(build_offset_table(Slice("orders", "orders", "A", 0, 0, ranges, datetime.now(UTC))))
-    assert [(row["partition"], row["offsets"]) for row in shown] == [(p, MANY - p) for p in range(MOST_SHOWN)]
+    assert [(row["partition"], row["offsets"]) for row in shown] == [(p, MANY - p) for p in range(MAX_SHOWN)]
 
 
 def test_of_few_partitions_all_are_shown() -> None:
     assert (
-        len(rows(build_topic_metadata([PlanningPosition(p, 0, 0, None) for p in range(MOST_SHOWN)])["positions"]))
-        == MOST_SHOWN
+        len(rows(build_topic_metadata([PlanningPosition(p, 0, 0, None) for p in range(MAX_SHOWN)])["positions"]))
+        == MAX_SHOWN
     )
 
 
@@ -46,8 +46,8 @@ def reported(partitions: int, **changes: Any) -> SliceReport:
 
 
 def test_of_offsets_that_are_not_shown_it_is_said_where_they_are() -> None:
-    many, few = build_slice_metadata(reported(MANY)), build_slice_metadata(reported(MOST_SHOWN))
-    assert (many["partitions"].value, few["partitions"].value) == (MANY, MOST_SHOWN)
+    many, few = build_slice_metadata(reported(MANY)), build_slice_metadata(reported(MAX_SHOWN))
+    assert (many["partitions"].value, few["partitions"].value) == (MANY, MAX_SHOWN)
     assert "highwater explain 'orders@0000007' shows all 1,000" in str(many["partitions_shown"].value)
     assert "partitions_shown" not in few
 

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from highwater.declaration import Accepted
-from highwater.envelope import MOST_BYTES
+from highwater.envelope import MAX_BYTES
 from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, TopicDriftError
 from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import (
@@ -65,7 +65,7 @@ def test_absent_topics_are_created_as_safe_as_the_main_topic(stream: Stream, boo
         found = config(bootstrap, topic)
         assert len(kafka.read_topic_state(topic).partitions) == 2
         assert (found["cleanup.policy"], found["message.timestamp.type"]) == ("delete", "LogAppendTime")
-        assert int(found["max.message.bytes"]) == 300_000 + MOST_BYTES
+        assert int(found["max.message.bytes"]) == 300_000 + MAX_BYTES
         retention[topic] = int(found["retention.ms"])
     assert [*retention.values()] == [7 * DAY_MS, 20 * DAY_MS, -1]
 
@@ -86,7 +86,7 @@ DRIFTED: dict[str, tuple[int, dict[str, str], str]] = {
     "the producer's clock": (2, {"message.timestamp.type": "CreateTime"}, "message.timestamp.type=LogAppendTime"),
     "a short retention": (2, {"retention.ms": "1000"}, f"retention.ms={7 * DAY_MS}"),
     "bounded bytes": (2, {"retention.bytes": "1000000"}, "retention.bytes=-1"),
-    "small records": (2, {"max.message.bytes": "1000"}, f"max.message.bytes={300_000 + MOST_BYTES}"),
+    "small records": (2, {"max.message.bytes": "1000"}, f"max.message.bytes={300_000 + MAX_BYTES}"),
 }
 
 
@@ -222,7 +222,7 @@ def test_a_topic_that_is_set_up_otherwise_is_reported_with_its_remedy(
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": str(7 * DAY_MS),
-        "max.message.bytes": str(300_000 + MOST_BYTES),
+        "max.message.bytes": str(300_000 + MAX_BYTES),
     }
     create_topic(bootstrap, tier, partitions, {**sound, **changes})
     with pytest.raises(TopicDriftError, match=tier) as caught:

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from highwater.assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _KafkaRows, compute_file_count
+from highwater.assets.raw import MAX_RECORDS_PER_TASK, RECORDS_PER_FILE, _KafkaRows, compute_file_count
 from highwater.maintenance import FEWEST_FILES, SMALL_BYTES, File, to_merge
 from highwater.resources.spark_tables import (
-    READS_A_WRITER,
+    READS_PER_WRITER,
     TASKS,
     _compute_murmur3,
     _repartition_rows,
@@ -46,7 +46,7 @@ def test_a_slice_by_itself_has_a_file_a_task_and_several_together_a_file_for_eve
     assert compute_file_count(records) == files
 
 
-@pytest.mark.parametrize("records", [[MOST_RECORDS_A_TASK * TASKS], [8 * RECORDS_A_FILE - 1, 1]])
+@pytest.mark.parametrize("records", [[MAX_RECORDS_PER_TASK * TASKS], [8 * RECORDS_PER_FILE - 1, 1]])
 def test_the_files_of_one_commit_wait_for_those_of_others(records: list[int]) -> None:
     """Joined by themselves, they would be rewritten for little, and again with their neighbours."""
     count, key = compute_file_count(records), "orders@0000000"
@@ -98,7 +98,7 @@ HASHED = ("hash", "offset")
         (1, 24, 1, [("repartition", 1)]),
         (1, 24, 20, [("repartition", 1)]),
         (2, 4, 1, [("coalesce", 2)]),
-        (2, 2 * READS_A_WRITER + 1, 1, [("repartition", 2, HASHED)]),
+        (2, 2 * READS_PER_WRITER + 1, 1, [("repartition", 2, HASHED)]),
         (8, 9, 1, [("coalesce", 8)]),
         (2, 4, 20, [("repartition", 2, "neighbours of 20")]),
         (9, 24, 2, [("repartition", 9, "neighbours of 2")]),

@@ -17,7 +17,7 @@ import highwater.resources.producer
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from highwater.resources import delivery
 from highwater.resources.delivery import DeliveryEnd, ErrorKind, classify_end, find_error_kind
-from highwater.resources.producer import MOST_WITH_CLIENT, ReliableProducer
+from highwater.resources.producer import MAX_WITH_CLIENT, ReliableProducer
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import OnFailure, Outcome, Record
 from highwater.resources.several_clients import SeveralClients, find_client_index
@@ -884,7 +884,7 @@ REFUSED = 200
 
 
 def send_with_one_too_large(
-    bootstrap: str, name: str, policy: OnFailure, most_with_client: int = MOST_WITH_CLIENT, clients: int = 1
+    bootstrap: str, name: str, policy: OnFailure, most_with_client: int = MAX_WITH_CLIENT, clients: int = 1
 ) -> tuple[ReliableProducer, list[str], list[str]]:
     """400 records of 4 keys; returns the producer, the ids that were ticked, and those that were not taken."""
     ticked: list[str] = []

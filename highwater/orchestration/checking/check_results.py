@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 # Executions of a check that are read from Dagster at once.
-CHECKS_A_PAGE = 1_000
+CHECKS_PER_PAGE = 1_000
 
 
 def count_failing_slices(instance: dg.DagsterInstance, stream: Stream) -> dict[str, int]:
@@ -40,14 +40,14 @@ def load_warned_slices(
     cursor = None
     while looked_at != set(slices):
         page = instance.event_log_storage.get_asset_check_execution_history(
-            key, limit=CHECKS_A_PAGE, cursor=cursor, status={AssetCheckExecutionRecordStatus.FAILED}
+            key, limit=CHECKS_PER_PAGE, cursor=cursor, status={AssetCheckExecutionRecordStatus.FAILED}
         )
         for record in page:
             if record.partition in slices and record.partition not in looked_at:
                 looked_at.add(record.partition)
                 if record.evaluation and record.evaluation.severity is dg.AssetCheckSeverity.WARN:
                     mild.add(record.partition)
-        if len(page) < CHECKS_A_PAGE:
+        if len(page) < CHECKS_PER_PAGE:
             break
         cursor = page[-1].id
     return mild

@@ -40,8 +40,8 @@ KEYS_EXPLAINED = 10_000
 # The shares of partitioners are estimated from about this many records: 2 % comes out as 1.8 to 2.2 %.
 RECORDS_SAMPLED = 50_000
 # Fewer records show no shares, and a smaller share is not reported as a fleet.
-LEAST_KEYS = 100
-LEAST_SHARE = 0.01
+MIN_KEYS = 100
+MIN_SHARE = 0.01
 # Records whose keys one query counts, some 100 bytes each; more are looked at in several ranges of keys.
 RECORDS_AT_ONCE = 5_000_000
 KEYS_OF_BOUNDS = 20_000
@@ -71,7 +71,7 @@ class KeyPlaces:
     @property
     def fleets(self) -> list[Partitioner]:
         """The partitioners that have a share."""
-        found = [one.partitioner for one, share in self.shares.items() if one is not None and share >= LEAST_SHARE]
+        found = [one.partitioner for one, share in self.shares.items() if one is not None and share >= MIN_SHARE]
         return list(dict.fromkeys(found))
 
     @property
@@ -146,7 +146,7 @@ def read_key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlace
                 {"key": _format_key(key), "generation": generation, "why": reason.value, "places": _format_places(rows)}
             )
     result = KeyPlaces(keys, several, dict(why.most_common()), samples)
-    if keys < LEAST_KEYS or max(map(max, queries.counts.values())) == 1:
+    if keys < MIN_KEYS or max(map(max, queries.counts.values())) == 1:
         return result
     return replace(result, **queries.measure_shares())
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FOLLOWS = "metrics_follow_events"
 TABLE = "metrics"
 # Ranges of time, and days, in one question: each is a branch that every file is compared with.
-MOST_RANGES = 100
+MAX_RANGES = 100
 _US = 60_000_000
 _MINUTE = f"(us - ((us % {_US}) + {_US}) % {_US}) / {_US}"
 # Sums have 38 digits; a quotient of twice as many is rounded where no tie can come about.
@@ -257,7 +257,7 @@ def _build_time_conditions(minutes: Collection[int]) -> list[str]:
     conditions = [
         f"(event_time >= {_format_time(start)} AND event_time < {_format_time(end)})" for start, end in ranges
     ]
-    return [f"({' OR '.join(some)})" for some in split_by_count(conditions, MOST_RANGES)]
+    return [f"({' OR '.join(some)})" for some in split_by_count(conditions, MAX_RANGES)]
 
 
 def _format_time(minute: int) -> str:
@@ -267,7 +267,7 @@ def _format_time(minute: int) -> str:
 def _read_stored_minutes(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> dict[int, list[Row]]:
     """The rows of these minutes."""
     days = sorted({format_day(minute) for minute in minutes})
-    where = slice_is_one_of(days) if len(days) <= MOST_RANGES else "true"
+    where = slice_is_one_of(days) if len(days) <= MAX_RANGES else "true"
     names = [name for name in build_schema(stream).names if name not in {"slice", "minute", "linked"}]
     columns = ", ".join(["slice", "arrow_cast(minute, 'Int64') AS us", *map(quote_column, names)])
     found: dict[int, list[Row]] = {minute: [] for minute in minutes}

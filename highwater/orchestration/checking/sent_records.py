@@ -28,7 +28,7 @@ SAMPLES = 5
 # transaction and its table is finished later, with a later time. Clocks differ by no more than this.
 MARGIN = timedelta(hours=1)
 # Some ten seconds of reading a topic.
-MOST_RECORDS = 2_000_000
+MAX_RECORDS = 2_000_000
 _ORIGIN = ", ".join(ORIGIN)
 
 
@@ -191,7 +191,7 @@ def _fetch_offset_ranges(kafka: Kafka, state: TopicState, since: datetime) -> tu
     ends = {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
     ranges = {p: OffsetRange(start, ends[p]) for p, start in starts.items()}
     total = sum(len(offsets) for offsets in ranges.values())
-    return ranges, None if total <= MOST_RECORDS else f"{total:,} offsets since {since:%Y-%m-%d %H:%M} UTC"
+    return ranges, None if total <= MAX_RECORDS else f"{total:,} offsets since {since:%Y-%m-%d %H:%M} UTC"
 
 
 def _is_unsure(state: TopicState, ranges: Mapping[int, OffsetRange]) -> bool:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # The lake is asked for this many slices at once.
 PAGE = 500
 # Deleting one takes Dagster some milliseconds; the rest is left to the next maintenance.
-MOST_KEYS = 20_000
+MAX_KEYS = 20_000
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def retire(
     planned, recalled = ledger.read_plan_times(live), ledger.retired.read_recall_times(stream.name)
     half_done = ledger.retired.list_retired(live)
     keys = [LiveKey(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
-    wanted = select_candidates(keys, stream.maintenance.live_slices, stream.maintenance.live_for, now)[:MOST_KEYS]
+    wanted = select_candidates(keys, stream.maintenance.live_slices, stream.maintenance.live_for, now)[:MAX_KEYS]
     named = list_keys_in_use(instance, stream, live, now)
     found, retained = to_retire(wanted, complete(lake, stream, wanted), named)
     gone = [*sorted(half_done - named), *found]

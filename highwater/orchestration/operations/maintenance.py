@@ -24,8 +24,8 @@ from highwater.batching import split_by_count
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.maintenance import (
     LONGEST_RUN,
-    MOST_BYTES,
-    PARTITIONS_A_COMMIT,
+    MAX_BYTES,
+    PARTITIONS_PER_COMMIT,
     RUN_RETRIES,
     Horizon,
     to_compact,
@@ -284,7 +284,7 @@ def _merge(task: _Task) -> None:
     """Join small files of slices, a group of neighbours at a time: writers take their turns in between."""
     rewritten = 0
     for group in to_merge(list_files(task.table)):
-        if rewritten + group.bytes > MOST_BYTES:
+        if rewritten + group.bytes > MAX_BYTES:
             return
         if task.dry_run or compact(task.work, task.name, group):
             task.joined += len(group.files)
@@ -309,7 +309,7 @@ def _join_small(task: _Task) -> None:
     wait = nullcontext() if task.dry_run else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()
-        for some in split_by_count(to_compact(list_partitions(task.table)), PARTITIONS_A_COMMIT):
+        for some in split_by_count(to_compact(list_partitions(task.table)), PARTITIONS_PER_COMMIT):
             if lease is not None:
                 lease.check()
                 join_small(task.table, some)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 # Deleting one takes Dagster some milliseconds; the rest is left to the next maintenance.
-MOST_RUNS = 2_000
+MAX_RUNS = 2_000
 PAGE = 500
 
 
@@ -66,7 +66,7 @@ def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, 
     gone: list[str] = []
     retained, more = 0, False
     for run in _fetch_finished_runs(instance, stream, now - age):
-        if more := len(gone) == MOST_RUNS:
+        if more := len(gone) == MAX_RUNS:
             break
         if _has_live_key(run.tags, live):
             retained += 1

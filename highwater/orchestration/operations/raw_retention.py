@@ -29,7 +29,7 @@ from highwater.orchestration.operations.pending_reprocessing import list_pending
 from highwater.resources.commit_log import ensure_all_rows_seen, read_recorded_rows
 from highwater.resources.delta import ensure_complete, query, query_all, slice_is_one_of
 from highwater.retention import (
-    MOST_SLICES,
+    MAX_SLICES,
     RetentionReasons,
     count_expired_rows,
     select_free_slices,
@@ -151,11 +151,11 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
         retained.update(stay)
         times, rows = _load_times_and_counts(table, found) if found else ({}, {})
         old |= {key: rows[key] for key in select_old_slices(found, times, age, now)}
-        if len(old) > MOST_SLICES:
+        if len(old) > MAX_SLICES:
             break
-    more = [f"{MOST_SLICES:,} slices are what one maintenance takes: the next one goes on"]
+    more = [f"{MAX_SLICES:,} slices are what one maintenance takes: the next one goes on"]
     return RetentionOutcome(
-        age, dict([*old.items()][:MOST_SLICES]), retained, notes=more if len(old) > MOST_SLICES else ()
+        age, dict([*old.items()][:MAX_SLICES]), retained, notes=more if len(old) > MAX_SLICES else ()
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 # A row takes at most 1 KB while it is made: this many are held at a time.
-ROWS_A_BATCH = 50_000
+ROWS_PER_BATCH = 50_000
 
 
 @dataclass
@@ -163,7 +163,7 @@ def _read_copy_batches(
             found.see(copy, partition, sent_ms, stream.topic)
             see(copy)
             batch.append(copy.build_row(sent_ms))
-            if len(batch) == ROWS_A_BATCH:
+            if len(batch) == ROWS_PER_BATCH:
                 yield batch
                 batch = []
     if batch:

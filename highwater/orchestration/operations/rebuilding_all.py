@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from highwater.resources.topic_state import TopicState
 
 # A copy takes at most 1.5 KB: this many are held at a time.
-COPIES_A_BATCH = 10_000
+COPIES_PER_BATCH = 10_000
 
 
 @dataclass
@@ -355,7 +355,7 @@ def _read_copy_batches(
             if topic in stream.delays and envelope.topic == stream.topic:
                 accepted.ensure_on_tier(topic, envelope.partition, message.timestamp()[1])
             batch.append(_build_row(topic, envelope, message.timestamp()[1]))
-            if len(batch) == COPIES_A_BATCH:
+            if len(batch) == COPIES_PER_BATCH:
                 yield batch
                 batch = []
     if batch:

@@ -18,7 +18,7 @@ from highwater.assets.events import build_retries_lease_name
 from highwater.assets.raw import TABLE as RAW
 from highwater.assets.reclaims import NUMBER, SEEN
 from highwater.batching import split_by_count
-from highwater.envelope import MOST_COUNT, ORIGIN, Origin
+from highwater.envelope import MAX_COUNT, ORIGIN, Origin
 from highwater.errors import ConfigurationError
 from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.last_rejections import build_left_over_clause, build_origin_condition
@@ -246,7 +246,7 @@ def look(
 
     def is_selected(one: DlqRecord) -> bool:
         # A header may name any number: beyond the greatest no copy could be believed.
-        return one.number < MOST_COUNT and _matches_selection(choice, one) and (not on or one.next_topic in on)
+        return one.number < MAX_COUNT and _matches_selection(choice, one) and (not on or one.next_topic in on)
 
     old = _list_aged_slices(lake, stream, sorted({one.home for one in in_dlq.values()}))
     there = {origin: one for origin, one in in_dlq.items() if one.home not in old}

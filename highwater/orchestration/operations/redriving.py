@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from highwater.slices import OffsetRange
 
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
-RECORDS_A_TRANSACTION = 1_000
-BYTES_A_TRANSACTION = 16 * 1024 * 1024
+RECORDS_PER_TRANSACTION = 1_000
+BYTES_PER_TRANSACTION = 16 * 1024 * 1024
 # At most this many of the remaining records are named.
 NAMED = 10
 
@@ -115,7 +115,7 @@ def redrive(
         found = _filter_by_size(
             _read_whole_records(kafka, lake, stream, wanted, ends, topics[to].partitions, stay), limits, stay
         )
-        for batch in split_by_size(found, lambda one: one.size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+        for batch in split_by_size(found, lambda one: one.size, RECORDS_PER_TRANSACTION, BYTES_PER_TRANSACTION):
             sent += _send_batch(transactions, batch, stay, sent)
             yield sent
         stay.raise_for(stream.name, to, transactions.most_bytes, kafka.bootstrap)

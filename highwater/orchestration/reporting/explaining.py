@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
-MOST_RUNS = 10
+MAX_RUNS = 10
 
 
 @dataclass(frozen=True)
@@ -392,10 +392,10 @@ def _fetch_runs(
     ids: set[str] = set()
     for asset in build_table_keys(stream):
         records_filter = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[key])
-        ids |= {record.run_id for record in instance.fetch_materializations(records_filter, limit=MOST_RUNS).records}
+        ids |= {record.run_id for record in instance.fetch_materializations(records_filter, limit=MAX_RUNS).records}
     for tag in (PARTITION, RANGE_START):
-        ids |= {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={tag: key}), limit=MOST_RUNS)}
-    records = instance.get_run_records(dg.RunsFilter(run_ids=sorted(ids)), limit=MOST_RUNS) if ids else []
+        ids |= {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={tag: key}), limit=MAX_RUNS)}
+    records = instance.get_run_records(dg.RunsFilter(run_ids=sorted(ids)), limit=MAX_RUNS) if ids else []
     alive = select_worker_leases(leases)
     return [_build_run(record, alive.get(record.dagster_run.run_id)) for record in records]
 

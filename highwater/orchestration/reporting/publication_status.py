@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # How many slices are looked up. First, slices whose events were written after they were sent, in case they were
 # reprocessed: half of them the oldest, half the newest, since files that maintenance joined are written later, too.
 # Second, the newest sent slices, in case they were sent in part: such a slice is recorded later than its events.
-MOST_OPENED = 50
+MAX_OPENED = 50
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,8 @@ def _list_waiting_slices(
         return fresh, [], 0
     after = [key for key in both if decided[key].at_ms > settled[key].at_ms]
     after.sort(key=lambda key: (decided[key].at_ms, key))
-    half = MOST_OPENED // 2
-    latest = nlargest(MOST_OPENED, both, key=lambda key: (settled[key].at_ms, key))
+    half = MAX_OPENED // 2
+    latest = nlargest(MAX_OPENED, both, key=lambda key: (settled[key].at_ms, key))
     some = sorted({*after[:half], *after[-half:], *latest, *(key for key in also if key in settled)})
     with ThreadPoolExecutor(2) as reading:
         decided_slice_commits, sent_slice_commits = reading.map(

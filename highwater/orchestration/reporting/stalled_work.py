@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from highwater.stream_files import Declarations
 
 # An alert names at most this number of faults; `highwater status` has all of them.
-MOST_FAULTS = 3
+MAX_FAULTS = 3
 # A sensor's ticks may fail now and then: a code server starts, a connection breaks. This many in a row do not pass.
 TICKS = 3
 # A fault that the next ticks do not find any more raises no alert: three ticks of the slowest sensor but one.
@@ -97,9 +97,9 @@ class _AlertTexts(NamedTuple):
 def _build_texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _AlertTexts:
     if not faults:
         return _AlertTexts("no fault", over=False, remedy="nothing is to be done")
-    first = [text for text, _ in faults[:MOST_FAULTS]]
-    more = [f"and {len(faults) - MOST_FAULTS:,} more"] if len(faults) > MOST_FAULTS else []
-    remedies = dict.fromkeys(remedy for _, remedy in faults[:MOST_FAULTS])
+    first = [text for text, _ in faults[:MAX_FAULTS]]
+    more = [f"and {len(faults) - MAX_FAULTS:,} more"] if len(faults) > MAX_FAULTS else []
+    remedies = dict.fromkeys(remedy for _, remedy in faults[:MAX_FAULTS])
     shown = f"highwater status {stream.name} shows every partition"
     return _AlertTexts("; ".join([*first, *more]), over=True, remedy="; ".join([*remedies, shown]))
 

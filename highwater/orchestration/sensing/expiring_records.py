@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 # Of a topic that keeps its records for less than the margin: they are read in their turn for a quarter of that time.
-MOST_OF_RETENTION = 0.75
+RETENTION_SHARE = 0.75
 
 
 def compute_margin(stream: Stream, retained_for: timedelta) -> timedelta:
     """The time before retention takes them at which unread records come first; never later than the alert."""
-    return min(max(stream.limits.retention_margin, stream.alerts.retention_left), retained_for * MOST_OF_RETENTION)
+    return min(max(stream.limits.retention_margin, stream.alerts.retention_left), retained_for * RETENTION_SHARE)
 
 
 def fetch_endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState | None = None) -> dict[int, int]:

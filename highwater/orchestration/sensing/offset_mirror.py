@@ -37,7 +37,7 @@ AGAIN = timedelta(hours=23)
 # The lake is asked for the first slices behind the prefix, and for twice as many while all of them are done: what waits
 # behind a slice that is stuck costs nothing. A group that restarts passes 100,000 slices in 50 minutes of ticks.
 FIRST_LOOK = 20
-MOST_A_TICK = 1_000
+MAX_PER_TICK = 1_000
 # Longer than a tick lasts, whose requests end by themselves.
 LEASE_SECONDS = 60.0
 
@@ -150,10 +150,10 @@ def _measure_progress(
         stream.name,
         one.topic,
         after=known.key if known else None,
-        limit=MOST_A_TICK + 1,
+        limit=MAX_PER_TICK + 1,
         topic_id=one.state.topic_id,
     )
-    done = count_done_prefix(lake, stream, behind[:MOST_A_TICK])
+    done = count_done_prefix(lake, stream, behind[:MAX_PER_TICK])
     generations = ledger.topics.list_generations(stream.name, one.topic)
     last = behind[done - 1] if done else known
     offsets = compute_finished_prefix(behind, {slice_.key for slice_ in behind[:done]}, one.planned, generations)

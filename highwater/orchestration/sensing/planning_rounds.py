@@ -27,7 +27,7 @@ _SOUND: dict[str, tuple[int, Mapping[int, int | None]]] = {}
 # Keys that a Dagster instance was seen to hold, by its ID and by stream: without it each tick asks for each stream.
 # Repair adds a key that somebody deletes.
 _HELD: dict[tuple[str, str], frozenset[str]] = {}
-MOST_HELD = 20
+MAX_HELD = 20
 
 
 class _TopicLooks:
@@ -81,7 +81,7 @@ class _TopicLooks:
             if unknown := list_missing_keys(self._context.instance, stream, newest):
                 missing[stream.name] = unknown
             else:
-                _HELD[self._id, stream.name] = frozenset(newest) if len(held) >= MOST_HELD else held | {*newest}
+                _HELD[self._id, stream.name] = frozenset(newest) if len(held) >= MAX_HELD else held | {*newest}
         retired = self._ledger.retired.list_retired([key for keys in missing.values() for key in keys])
         return {name for name, keys in missing.items() if not {*keys} <= {*retired}}
 

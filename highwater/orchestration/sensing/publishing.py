@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 # A run sends what it gets batch by batch, so that its memory does not grow with them.
-SLICES_A_RUN = 100
+SLICES_PER_RUN = 100
 # A slice that is done needs no grace: nobody else asks for it.
 RULES = RepairRules(first_wait=timedelta(minutes=1), grace=timedelta(0))
 
@@ -58,9 +58,9 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
         return Tick(lines=[f"a run is sending {len(busy)} slices"], cursor=cursor)
     with guard_dependencies(build_lake_guard(ledger, lake, stream)):
         following = ledger.list_slices(
-            stream.name, stream.topic, after=load_last_published(lake, stream), limit=SLICES_A_RUN + 1
+            stream.name, stream.topic, after=load_last_published(lake, stream), limit=SLICES_PER_RUN + 1
         )
-        done = count_done_prefix(lake, stream, following[:SLICES_A_RUN])
+        done = count_done_prefix(lake, stream, following[:SLICES_PER_RUN])
         late, cursor = _read_late_slices(ledger, lake, stream, following[0] if following else None, cursor)
     # One that a backfill is deciding again would fail the run, which finds it half done.
     deciding = read_past_runs(instance, stream, order, now) if late or done else []
@@ -127,7 +127,7 @@ def select_next_run(order: Sequence[str], main: Sequence[str], late: Sequence[st
         found: which of all these are due.
     """
     begin = list(takewhile(lambda key: key in found.due, main))
-    groups = group_neighbours(order, {*begin} or {key for key in late if key in found.due}, SLICES_A_RUN)
+    groups = group_neighbours(order, {*begin} or {key for key in late if key in found.due}, SLICES_PER_RUN)
     if not begin:
         return groups[0] if groups else ()
     group = next((one for one in groups if begin[0] in one), ())

@@ -30,7 +30,7 @@ FAULTY_SECONDS = 10.0
 # The daemon submits the runs of a tick before the sensor ticks again. It has 8 threads for it (dagster.yaml), and a run
 # takes 0.1 to 0.8 s: 100 runs take 1.3 to 10 s, the planner's interval. Of 100 streams each gets one run a tick, and a
 # run takes up to 20 slices of 200,000 records.
-MOST_RUNS = 100
+MAX_RUNS = 100
 
 
 @dataclass(frozen=True)
@@ -239,5 +239,5 @@ def _limit_requests(tick: Tick, many: int) -> Tick:
     first = [*takewhile(lambda key: key not in waiting, tick.keys)]
     cut = {*dropwhile(lambda key: key not in waiting, tick.keys)}
     requests = [request for request in tick.requests[:many] if not cut & {*request.keys}]
-    line = f"{len(tick.requests) - len(requests)} runs wait for the next tick: one tick requests {MOST_RUNS} at most"
+    line = f"{len(tick.requests) - len(requests)} runs wait for the next tick: one tick requests {MAX_RUNS} at most"
     return replace(tick, keys=first, requests=requests, lines=[*tick.lines, line])

@@ -17,7 +17,7 @@ from highwater.batching import split_by_count
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 
 # SQLite takes 32,766 parameters in a statement, and some builds 999.
-KEYS_A_STATEMENT = 500
+KEYS_PER_STATEMENT = 500
 # A run uses one connection, and another one for a moment when its lease is renewed.
 POOL_SIZE = 2
 # A code server ticks in eight threads (`dagster.yaml`); four may renew a lease at the same time: 2 + 10 = 12.
@@ -138,7 +138,7 @@ def transaction(engine: Engine, *, writes: bool) -> Iterator[Connection]:
 
 def read_slice_rows(connection: Connection, table: sa.Table, keys: Sequence[str]) -> Iterator[Any]:
     """The rows of slices, however many, in a table that has a column `slice_key`."""
-    for some in split_by_count(keys, KEYS_A_STATEMENT):
+    for some in split_by_count(keys, KEYS_PER_STATEMENT):
         yield from connection.execute(sa.select(table).where(table.c.slice_key.in_(some)))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TABLE = schema.leases
 # Four renewals fit into a term, so that two which fail do no harm: a term of 60 s is renewed every 15 s.
-RENEWALS_A_TERM = 4
+RENEWALS_PER_TERM = 4
 
 
 class Lease:
@@ -162,7 +162,7 @@ class Heartbeat:
                 lease.take()
             except HighwaterError:
                 pass  # tried again at the next beat; a reader meanwhile sees the lease expire
-            self._done.wait(self._seconds / RENEWALS_A_TERM)
+            self._done.wait(self._seconds / RENEWALS_PER_TERM)
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def _wait_for(lease: Lease, wait: float) -> None:
 
 def _renew(lease: Lease, done: threading.Event) -> None:
     """Renew until done; a failed renewal is tried again, and `check` shows when it was too late."""
-    while not done.wait(lease.seconds / RENEWALS_A_TERM):
+    while not done.wait(lease.seconds / RENEWALS_PER_TERM):
         try:
             if not lease.renew():
                 return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Row
 
 # SQLite takes 32,766 parameters in a statement, and a row has 11.
-ROWS_A_STATEMENT = 1_000
+ROWS_PER_STATEMENT = 1_000
 
 
 class ReclaimAct(NamedTuple):
@@ -97,7 +97,7 @@ class Reclaims(LedgerPart):
         newest = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
         with self._database.writing() as connection:
             act = max(int(connection.execute(newest).scalar_one()), after) + 1
-            for some in split_by_count(reclaims, ROWS_A_STATEMENT):
+            for some in split_by_count(reclaims, ROWS_PER_STATEMENT):
                 connection.execute(insert(table), [build_reclaim_row(stream, act, one) for one in some])
 
 

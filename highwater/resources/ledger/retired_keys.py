@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, insert, select, update
 from highwater.batching import split_by_count
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import KEYS_A_STATEMENT, read_slice_rows
+from highwater.resources.ledger.engine import KEYS_PER_STATEMENT, read_slice_rows
 
 _TABLE = schema.retired_keys
 
@@ -42,7 +42,7 @@ class RetiredKeys(LedgerPart):
     def retire(self, stream: str, keys: Sequence[str], now: datetime) -> None:
         """Mark keys as retired; one that was brought back before is retired again."""
         with self._database.writing() as connection:
-            for some in split_by_count(keys, KEYS_A_STATEMENT):
+            for some in split_by_count(keys, KEYS_PER_STATEMENT):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(some)))
                 rows = [{"slice_key": key, "stream": stream, "retired_at": now} for key in some]
                 connection.execute(insert(_TABLE), rows)
@@ -50,6 +50,6 @@ class RetiredKeys(LedgerPart):
     def recall(self, keys: Sequence[str], now: datetime) -> None:
         """Mark retired keys as brought back; other keys are ignored."""
         with self._database.writing() as connection:
-            for some in split_by_count(keys, KEYS_A_STATEMENT):
+            for some in split_by_count(keys, KEYS_PER_STATEMENT):
                 mine = update(_TABLE).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))
                 connection.execute(mine.values(recalled_at=now))

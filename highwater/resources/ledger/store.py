@@ -17,7 +17,7 @@ from highwater.resources.ledger.alerts import OpenAlerts
 from highwater.resources.ledger.breakers import Breakers
 from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.discards import Discards
-from highwater.resources.ledger.engine import KEYS_A_STATEMENT, read_slice_rows
+from highwater.resources.ledger.engine import KEYS_PER_STATEMENT, read_slice_rows
 from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlices
 from highwater.resources.ledger.gaps import RecordedGaps
@@ -248,7 +248,7 @@ class Ledger:
         found: dict[str, int] = {}
         with self.database.writing() as connection:
             for some in split_by_count(
-                sorted(set(keys)), KEYS_A_STATEMENT
+                sorted(set(keys)), KEYS_PER_STATEMENT
             ):  # in one order, so that two callers cannot wait for each other
                 counted = (
                     update(table)
@@ -276,7 +276,7 @@ class Ledger:
         table = schema.slices
         found: dict[str, datetime] = {}
         with self.database.reading() as connection:
-            for some in split_by_count(keys, KEYS_A_STATEMENT):
+            for some in split_by_count(keys, KEYS_PER_STATEMENT):
                 query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
                 found.update({row.slice_key: row.planned_at for row in connection.execute(query)})
         return found

@@ -137,7 +137,7 @@ def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion
 
 def test_minutes_that_lie_far_apart_are_asked_for_in_parts(made: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were asked for from the first to the last, with all events in between."""
-    monkeypatch.setattr(metrics_checks, "MOST_RANGES", 2)
+    monkeypatch.setattr(metrics_checks, "MAX_RANGES", 2)
     minutes: set[int] = set()
 
     def looking(table: DeltaTable, sql: str) -> list[dict[str, Any]]:

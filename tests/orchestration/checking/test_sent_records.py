@@ -205,7 +205,7 @@ def test_each_defect_is_reported_its_topic_and_no_other(scene: Scene, name: str)
 
 def test_what_cannot_be_counted_is_reported_and_no_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     del scene.topics.records[scene.tier]
-    monkeypatch.setattr(sent_records, "MOST_RECORDS", 0)
+    monkeypatch.setattr(sent_records, "MAX_RECORDS", 0)
     lines = [one.line for one in scene.held()]
     assert lines[0] == "orders.dlq.1: not counted: topic 'orders.dlq.1' does not exist"
     assert lines[1].startswith("orders.parked: not counted: 1 offsets since 20")

@@ -276,7 +276,7 @@ def test_the_time_of_a_version_is_its_own_where_another_commit_follows(tmp_path:
 @pytest.mark.slow
 def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files become fewer, rows and commit records stay, an old version stays readable, and the checks stay green."""
-    monkeypatch.setattr("highwater.assets.raw.LEAST_RECORDS_A_TASK", 1)  # so that a slice has several files
+    monkeypatch.setattr("highwater.assets.raw.MIN_RECORDS_PER_TASK", 1)  # so that a slice has several files
     monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
     bench.send(*[order_message(f"o{n}", 1) for n in range(9)])

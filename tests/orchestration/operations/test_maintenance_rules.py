@@ -290,11 +290,11 @@ def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
     young = delete_runs(ours.instance, ours.stream, NOW + timedelta(days=29), dry_run=False)
     assert young is not None
     assert (young.deleted, young.retained) == (0, 0)
-    monkeypatch.setattr(old_runs, "MOST_RUNS", 2)
+    monkeypatch.setattr(old_runs, "MAX_RUNS", 2)
     some = delete_runs(ours.instance, ours.stream, later, dry_run=True)
     assert some is not None
     assert (some.deleted, some.more, "those behind them are looked at next time" in some.line) == (2, True, True)
-    monkeypatch.setattr(old_runs, "MOST_RUNS", 3)
+    monkeypatch.setattr(old_runs, "MAX_RUNS", 3)
     dry = delete_runs(ours.instance, ours.stream, later, dry_run=True)
     assert dry is not None
     assert (dry.deleted, dry.retained, dry.more) == (3, 2, False)

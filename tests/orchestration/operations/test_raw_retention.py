@@ -483,7 +483,7 @@ def test_the_job_shows_what_went_on_the_page_of_raw(step: Step) -> None:
 def test_one_maintenance_takes_a_bounded_number_of_slices_the_oldest_first(
     step: Step, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raw_retention, "MOST_SLICES", 1)
+    monkeypatch.setattr(raw_retention, "MAX_SLICES", 1)
     first, second = step.maintain(), step.maintain()
     assert ([*first.rows], [*second.rows]) == ([world.second.key], [RETRIED.key])
     assert [len(one.notes) for one in (first, second)] == [1, 0]
@@ -499,7 +499,7 @@ def test_no_slice_is_looked_at_beyond_those_that_one_maintenance_takes(
         return complete(lake, stream, keys)
 
     monkeypatch.setattr(raw_retention, "complete", looking)
-    monkeypatch.setattr(raw_retention, "MOST_SLICES", 1)
+    monkeypatch.setattr(raw_retention, "MAX_SLICES", 1)
     monkeypatch.setattr(raw_retention, "PAGE", 1)
     give_up(world)
     found = step.maintain(dry_run=True)

@@ -111,7 +111,7 @@ def test_each_cause_is_named(scene: PublishingScene) -> None:
 
 
 def test_a_slice_that_was_sent_in_part_waits(scene: PublishingScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 2)
     first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 5))
     scene.decide(first, 0, 1)
     scene.decide(second, 2, 3, 4)
@@ -130,7 +130,7 @@ def test_a_slice_that_is_written_down_after_its_events_and_was_sent_in_part_wait
     scene: PublishingScene, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """What is settled of a batch that broke off is younger than the slice's events: times alone take it for sent."""
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 2)
     tables, restarted = scene.tables, kind == "reprocessed"
     first, retried = scene.plan(0, p0=(0, 3)), scene.plan(0, tables.stream.tier_topics[0], p0=(0, 3))
     scene.decide(first, 0, 1, 2)
@@ -158,7 +158,7 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
     scene: PublishingScene, monkeypatch: pytest.MonkeyPatch, *, joined: bool
 ) -> None:
     """Of more slices than are looked up it is not said that none waits, nor that no more do."""
-    monkeypatch.setattr(publication_status, "MOST_OPENED", 2)
+    monkeypatch.setattr(publication_status, "MAX_OPENED", 2)
     tables = scene.tables
     slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(8)]
     for n, slice_ in enumerate(slices):

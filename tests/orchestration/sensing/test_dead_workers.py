@@ -23,7 +23,7 @@ from highwater.orchestration.sensing.dead_workers import (
 from highwater.orchestration.sensors import REPAIR_SECONDS
 from highwater.orchestration.worker_leases import LEASE_SECONDS, build_lease_name, select_worker_leases
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.leases import RENEWALS_A_TERM, Lease
+from highwater.resources.ledger.leases import RENEWALS_PER_TERM, Lease
 from tests.support import make_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -143,7 +143,7 @@ def test_a_worker_that_reports_again_after_the_ledger_was_away_keeps_its_run(
     assert end_runs_without_worker(instance, ledger, [STREAM], later) == [dead]
     assert status(instance, alive) == dg.DagsterRunStatus.STARTED
     assert waited == [LOOK_AGAIN_SECONDS]
-    assert LOOK_AGAIN_SECONDS > LEASE_SECONDS / RENEWALS_A_TERM, "every living worker has had its beat"
+    assert LOOK_AGAIN_SECONDS > LEASE_SECONDS / RENEWALS_PER_TERM, "every living worker has had its beat"
 
 
 def starting(instance: dg.DagsterInstance) -> str:

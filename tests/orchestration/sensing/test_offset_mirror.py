@@ -208,7 +208,7 @@ def test_a_tick_looks_only_behind_what_is_known_to_be_done(played: Played) -> No
 
 
 def test_a_long_way_is_gone_in_ticks(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offset_mirror, "MOST_A_TICK", 30)
+    monkeypatch.setattr(offset_mirror, "MAX_PER_TICK", 30)
     played.open()
     played.settle(played.plan(*range(70)))
     was_committed = []

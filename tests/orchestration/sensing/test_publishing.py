@@ -25,7 +25,7 @@ from highwater.orchestration.checking.published_checks import check_events_publi
 from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
 from highwater.orchestration.sensing import publishing
-from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, select_next_run
+from highwater.orchestration.sensing.publishing import RULES, SLICES_PER_RUN, select_next_run
 from highwater.orchestration.sensing.run_requests import Repair
 from highwater.plans import Generation
 from highwater.publishing import PossibleCopy, select_second_deliveries
@@ -294,7 +294,7 @@ def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
         found = check_events_published(tables.ledger, tables.lake, tables.stream, every)["events_published"]
         return {key: one.text for key, one in found.items() if not one.passed}
 
-    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
+    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
     for broken in ("before 4", "before 5"):
         log.breaks = broken
         with pytest.raises(Broken):
@@ -372,7 +372,7 @@ def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *slices: Sl
 def test_a_batch_that_is_settled_is_not_settled_a_second_time(
     scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
+    monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
     tables, lake, stream = scene.tables, scene.tables.lake, scene.tables.stream
     slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
     for n, slice_ in enumerate(slices):
@@ -539,8 +539,8 @@ def test_a_run_takes_neighbours_and_begins_where_the_order_goes_on(
 
 
 def test_a_run_takes_so_many_slices_at_the_most() -> None:
-    keys = [f"t@{n:07}" for n in range(3 * SLICES_A_RUN)]
-    assert select_next_run(keys, keys, [], Repair(due=dict.fromkeys(keys, 1))) == tuple(keys[:SLICES_A_RUN])
+    keys = [f"t@{n:07}" for n in range(3 * SLICES_PER_RUN)]
+    assert select_next_run(keys, keys, [], Repair(due=dict.fromkeys(keys, 1))) == tuple(keys[:SLICES_PER_RUN])
 
 
 def test_only_streams_that_publish_have_the_asset(scene: PublishingScene) -> None:

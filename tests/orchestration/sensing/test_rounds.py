@@ -401,7 +401,7 @@ def test_keys_that_a_tick_planned_and_did_not_add_are_added_by_the_next(deployed
 def test_one_tick_requests_a_bounded_number_of_runs_and_the_next_ones_the_rest(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sensors, "MOST_RUNS", 8)
+    monkeypatch.setattr(sensors, "MAX_RUNS", 8)
     ours = deployed(4, limits=Limits(max_offsets=10, slices_per_run=1))
     ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 20)
     first = Counter(one.job_name for one in ours.tick("planner").run_requests)
