@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bench.harness import Result, Row, Target, alternate, timed
 from highwater.assets import dlq, published
 from highwater.declaration import Accepted
-from highwater.resources.dlq_topics import ensure, ensure_accepted
+from highwater.resources.dlq_topics import ensure_accepted, ensure_dlq_topics
 from highwater.resources.transactions import Transactions
 from tests.accepted import Event, Tables
 
@@ -95,7 +95,7 @@ def _events(world: World, rounds: int, records: int, slices: int) -> Row:
 
 def _rejects(world: World, rounds: int, records: int) -> Row:
     tables = _tables(world, "rejects")
-    topics = ensure(tables.kafka, tables.stream)
+    topics = ensure_dlq_topics(tables.kafka, tables.stream)
     sent: list[list[Record]] = []
     numbers = itertools.count()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from assets.streams.orders import STREAM as ORDERS
 from highwater.assets.raw import LONGEST_FETCH_MS, RECORDS_PER_POLL
 from highwater.assets.work import Work
-from highwater.resources.divergence import read_fingerprints
+from highwater.resources.divergence_detection import read_fingerprints
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

@@ -124,8 +124,8 @@ def class_path(name: SetName, tools: Path = paths.TOOLS) -> str:
 
 
 def ensure(name: SetName, tools: Path = paths.TOOLS, lock: Path = LOCK) -> Path:
-    """Have the jars of a set in place, as `highwater.resources.jars.ensure` does."""
-    return jars.ensure(name, tools, lock)
+    """Have the jars of a set in place, as `highwater.resources.jars.ensure_jars` does."""
+    return jars.ensure_jars(name, tools, lock)
 
 
 def record(tools: Path = paths.TOOLS, lock: Path = LOCK) -> None:

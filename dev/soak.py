@@ -377,9 +377,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--records", type=int, default=RECORDS, help="of all streams; default: %(default)s")
     parser.add_argument("--kills", type=int, default=KILLS, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
-    parser.add_argument(
-        "--least", type=float, default=MIN_SECONDS, help="seconds between kills; default: %(default)s"
-    )
+    parser.add_argument("--least", type=float, default=MIN_SECONDS, help="seconds between kills; default: %(default)s")
     parser.add_argument("--most", type=float, default=MAX_SECONDS, help="seconds between kills; default: %(default)s")
     parser.add_argument(
         "--s3-and-postgresql", action="store_true", help="the lake on an S3 server, ledger and Dagster on PostgreSQL"

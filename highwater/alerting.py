@@ -32,7 +32,7 @@ class Condition:
     remedy: str
 
     @classmethod
-    def without_subject(cls, stream: str, what: str, why: str) -> Condition:
+    def not_applicable(cls, stream: str, what: str, why: str) -> Condition:
         """The condition that ends an alert whose subject was removed; nothing else would end it."""
         return cls(stream, what, why, "none", over=False, remedy="nothing is to be done")
 

@@ -13,10 +13,10 @@ from highwater.declaration_parts import (
     CAN_BLOCK,
     CHECK_SEVERITIES,
     HOUR,
-    MIN_RUNS_FOR,
     LONGEST_DELAY,
     LONGEST_HORIZON,
     MAX_DIGITS,
+    MIN_RUNS_FOR,
     ON_REJECT,
     RESERVED_COLUMNS,
     SHORTEST_DELAY,
@@ -495,7 +495,5 @@ def _find_metrics_problems(stream: Stream) -> list[str]:
     digits = TYPE.fullmatch(stream.find_field(stream.metrics.amount).type)
     summed = digits and (digits[0] in {"integer", "long"} or (digits[1] and int(digits[1]) <= MAX_DIGITS))
     if not summed:
-        found.append(
-            f"metrics: the amount must be an integer, a long, or a decimal of {MAX_DIGITS} digits at the most"
-        )
+        found.append(f"metrics: the amount must be an integer, a long, or a decimal of {MAX_DIGITS} digits at the most")
     return found

@@ -74,7 +74,7 @@ class SizeLimits:
         raise build_too_large_error([(topic, measure_message(None, None, envelope))], self.client, rooms=self.topics)
 
 
-def configure(bootstrap: str, topic: str, setting: str) -> str:
+def format_config_command(bootstrap: str, topic: str, setting: str) -> str:
     """The command that sets something of a topic."""
     return (
         f"kafka-configs --bootstrap-server {bootstrap} --alter --entity-type topics --entity-name {topic} "
@@ -97,7 +97,10 @@ def build_too_large_error(
     largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}
     sizes_text = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
     small = {topic: size for topic, size in sorted(largest.items()) if size > (rooms or {}).get(topic, 0)}
-    fixes = [configure(bootstrap, topic, f"max.message.bytes={max(size, MAX_BYTES)}") for topic, size in small.items()]
+    fixes = [
+        format_config_command(bootstrap, topic, f"max.message.bytes={max(size, MAX_BYTES)}")
+        for topic, size in small.items()
+    ]
     if (most := max(largest.values(), default=0)) > client:
         fixes.append(f"raise message.max.bytes in HIGHWATER_KAFKA_CONFIG from {client} to {most}")
     return RecordTooLargeError(

@@ -35,27 +35,27 @@ def select_planned_before(planned: Mapping[str, datetime], age: timedelta, now: 
 
 
 @dataclass(frozen=True)
-class RetentionReasons:
-    """The reasons that keep rows of raw, however old they are.
+class RetentionFacts:
+    """The facts about slices by which rows of raw stay, however old they are.
 
     Args:
-        named: slices that an unfinished run or backfill names.
-        whole: slices that are complete in all tables and, of a stream that publishes its events, are sent.
+        in_unfinished_runs: slices that an unfinished run or backfill names.
+        complete: slices that are complete in all tables and, of a stream that publishes its events, are sent.
         in_dlq: slices that read or rejected a record which waits in a tier or is parked: it may be reclaimed, and
             where it is parked by reference it is in raw alone.
         reclaimed_slices: slices whose records were reclaimed from the DLQ, and that are not reprocessed yet.
     """
 
-    named: Collection[str] = ()
-    whole: Collection[str] = ()
+    in_unfinished_runs: Collection[str] = ()
+    complete: Collection[str] = ()
     in_dlq: Collection[str] = ()
     reclaimed_slices: Collection[str] = ()
 
     def find_reason(self, key: str) -> str | None:
         """The reason why a slice keeps its rows; None if nothing keeps them."""
-        if key in self.named:
+        if key in self.in_unfinished_runs:
             return "named by unfinished runs or backfills"
-        if key not in self.whole:
+        if key not in self.complete:
             return "incomplete in some table"
         if key in self.reclaimed_slices:
             return "reclaimed from the DLQ and not reprocessed yet"
@@ -64,7 +64,7 @@ class RetentionReasons:
         return None
 
 
-def select_free_slices(wanted: Sequence[str], needed: RetentionReasons) -> tuple[list[str], dict[str, int]]:
+def select_free_slices(wanted: Sequence[str], needed: RetentionFacts) -> tuple[list[str], dict[str, int]]:
     """The slices whose rows nothing keeps, in their order, and how many stay for what reason."""
     found, retained = list[str](), dict[str, int]()
     for key in wanted:

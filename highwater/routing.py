@@ -67,7 +67,7 @@ def build_stream_of_topic(stream: Stream, topic: str | None) -> Stream:
             found=f"planned are {', '.join([stream.topic, *stream.delays])}",
             remedy="name one of them, or none for the main topic",
         )
-    return on_tier(stream, topic)
+    return build_tier_stream(stream, topic)
 
 
 def is_stream_topic(stream: Stream, topic: str) -> bool:
@@ -81,7 +81,7 @@ def is_stream_topic(stream: Stream, topic: str) -> bool:
     return tier or topic in (stream.topic, *stream.foreign_topics)
 
 
-def on_tier(stream: Stream, topic: str) -> Stream:
+def build_tier_stream(stream: Stream, topic: str) -> Stream:
     """The stream as the planner sees it when it plans retries: another topic, read from its beginning at once.
 
     It publishes nothing: that events were accepted before the first retry is planned is no sign of a lost ledger.
@@ -97,6 +97,11 @@ def compute_retry_delay(delay: timedelta, slice_key: str) -> timedelta:
     the broker.
     """
     return delay * (1 + RETRY_JITTER * _compute_jitter(slice_key))
+
+
+def compute_longest_retry_delay(delay: timedelta) -> timedelta:
+    """The longest wait of a tier's records: the delay with all of the jitter."""
+    return delay * (1 + RETRY_JITTER)
 
 
 def _compute_jitter(slice_key: str) -> float:

@@ -14,7 +14,7 @@ from highwater.assets import dlq
 from highwater.assets.work import Work
 from highwater.errors import SupersededAttemptError
 from highwater.plans import Publication
-from highwater.resources.dlq_topics import ensure
+from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -51,7 +51,7 @@ def main(task: dict[str, Any]) -> int:
     decided = work.lake.load_commits_and_version(work.stream.name, "rejects", work.keys)
     [slice_] = work.slices
     try:
-        dlq._publish(work, slice_, decided[0][slice_.key], ensure(work.kafka, work.stream))
+        dlq._publish(work, slice_, decided[0][slice_.key], ensure_dlq_topics(work.kafka, work.stream))
     except SupersededAttemptError:
         return FENCED
     return 0

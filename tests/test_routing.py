@@ -18,11 +18,11 @@ from highwater.errors import DeclarationError
 from highwater.routing import (
     RETRY_JITTER,
     build_stream_of_topic,
+    build_tier_stream,
     compute_retry_delay,
     find_destination,
     find_tier,
     format_topic_option,
-    on_tier,
 )
 
 
@@ -107,7 +107,7 @@ def test_slices_of_a_tier_do_not_come_back_together() -> None:
 
 
 def test_a_tier_is_planned_from_its_beginning_and_at_once() -> None:
-    tier = on_tier(replace(ORDERS, start=Start.LATEST), "orders.dlq.2")
+    tier = build_tier_stream(replace(ORDERS, start=Start.LATEST), "orders.dlq.2")
     assert (tier.topic, tier.start, tier.limits.min_offsets) == ("orders.dlq.2", Start.EARLIEST, 1)
     assert tier.publishes is None, "what the stream has published is no sign that the tier was planned before"
     assert [find_tier(ORDERS, topic) for topic in ("orders", *ORDERS.tier_topics)] == [0, 1, 2, 3]

@@ -22,7 +22,7 @@ from highwater.assets.commit import (
     require_newer,
     write_cost,
 )
-from highwater.assets.events import require
+from highwater.assets.events import require_upstream_commits
 from highwater.assets.evolution import adapt_types, with_added_fields
 from highwater.assets.fields import build_sql_type
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP
@@ -143,7 +143,7 @@ def settle(work: Work) -> None:
 def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     with merge_lease(work) as lease:
         settle(work)
-        decided = require(work, events.TABLE)
+        decided = require_upstream_commits(work, events.TABLE)
         seen = work.lake.load_commits(work.stream.name, TABLE, work.keys)
         behind = [
             slice_commit

@@ -27,7 +27,7 @@ from highwater.assets.commit import (
 )
 from highwater.assets.dlq_marks import PREFIX, build_group_name, delete_marks
 from highwater.assets.dlq_sending import EnvelopeTemplate, RejectSending, RejectToSend
-from highwater.assets.events import ORIGIN_COLUMNS, ensure_held, require
+from highwater.assets.events import ORIGIN_COLUMNS, ensure_slices_present, require_upstream_commits
 from highwater.assets.origins import DLQ as TABLE
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP, build_origin_predicate
 from highwater.assets.parked_references import build_originals, find_value_reference
@@ -40,7 +40,7 @@ from highwater.plans import Publication
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.deleted_topics import find_vanished_error
 from highwater.resources.delta import has_column, query_arrow, read_count, slice_is_one_of
-from highwater.resources.dlq_topics import TopicShape, ensure
+from highwater.resources.dlq_topics import TopicShape, ensure_dlq_topics
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -87,7 +87,7 @@ def materialise(work: Work) -> list[SliceReport]:
         SupersededAttemptError: another run publishes the same slice, or decided it again.
         DependencyAwayError: Kafka, Spark or the lake is away; what was published so far is known and not sent again.
     """
-    decided = require(work, rejects.TABLE)
+    decided = require_upstream_commits(work, rejects.TABLE)
     decisions = decided.slice_commits
     committed = CommittedSlices.read(work, TABLE)
     open_ = [p for p in work.slices if _needs_publication(decisions[p.key], committed.find_attempt(p.key))]
@@ -98,7 +98,7 @@ def materialise(work: Work) -> list[SliceReport]:
         with clock.phase("publish"):
             rejected = [slice_ for slice_ in open_ if decisions[slice_.key].rows]
             gone = partial(find_vanished_error, work.ledger, work.stream)
-            topics = ensure(work.kafka, work.stream, gone) if rejected else {}
+            topics = ensure_dlq_topics(work.kafka, work.stream, gone) if rejected else {}
             sent = dict.fromkeys([slice_.key for slice_ in open_], 0)
             read = decided.version
             for slice_ in rejected:
@@ -172,7 +172,7 @@ def _open_decided_rejects(work: Work, slice_: Slice, decision: SliceCommit) -> D
     """
     table = work.lake.open_existing_table(work.stream.name, rejects.TABLE)
     held = read_slice_commits(table, [slice_.key])
-    ensure_held(work, rejects.TABLE, [slice_.key], held)
+    ensure_slices_present(work, rejects.TABLE, [slice_.key], held)
     if held[slice_.key].attempt != decision.attempt:
         raise SupersededAttemptError(
             f"{slice_.key} was reprocessed while it was to be published",

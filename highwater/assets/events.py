@@ -82,7 +82,7 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
     ensure_table(work, TABLE, build_sql_columns(work.stream), select_searched_columns(work.stream))
-    read = require(work, raw.TABLE)
+    read = require_upstream_commits(work, raw.TABLE)
     work = evolve(work, read_raw_rows(work, work.slices, read.version), TABLE)
     adapt_types(work, TABLE, build_sql_columns(work.stream))
     tiers = select_tier_slices(work, work.slices)
@@ -131,18 +131,18 @@ def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
     return found
 
 
-def require(work: Work, table: str) -> CommittedSlices:
+def require_upstream_commits(work: Work, table: str) -> CommittedSlices:
     """The commits of the slices in an upstream table.
 
     Raises:
         TemporaryError: a slice is not in it.
     """
     committed = CommittedSlices.read(work, table)
-    ensure_held(work, table, work.keys, committed.slice_commits)
+    ensure_slices_present(work, table, work.keys, committed.slice_commits)
     return committed
 
 
-def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, SliceCommit]) -> None:
+def ensure_slices_present(work: Work, table: str, keys: Sequence[str], held: Mapping[str, SliceCommit]) -> None:
     """Ensure that slices are in an upstream table, by the slice commits that were read there.
 
     Raises:

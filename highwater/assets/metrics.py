@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from highwater.assets import events
 from highwater.assets.commit import LEASE_SECONDS, Clock, CommittedSlices, require_newer
 from highwater.assets.minute_rows import (
+    MAX_PARTITIONS,
     MICROSECONDS,
     MINUTES,
-    MAX_PARTITIONS,
     StoredMinutes,
     build_row,
     build_schema,
@@ -90,7 +90,7 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
     path = work.lake.build_table_path(work.stream.name, TABLE)
     # Metrics first: a run that commits after this read has read events that are no older.
     table = open_or_create_table(path, build_schema(work.stream), describe_inputs(work.stream))
-    decided = events.require(work, events.TABLE)
+    decided = events.require_upstream_commits(work, events.TABLE)
     source = work.lake.open_existing_table(work.stream.name, events.TABLE, decided.version)
     committed = CommittedSlices(read_slice_commits(table, work.keys), table.version())
     require_newer(decided.slice_commits, {key: committed.find_attempt(key) for key in work.keys})

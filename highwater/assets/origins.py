@@ -12,8 +12,8 @@ from highwater.assets.dlq_copies import with_copies
 from highwater.balancing import combine_pairwise
 from highwater.declaration_parts import TOPIC_NAME
 from highwater.envelope import ORIGIN
-from highwater.resources.conditions import build_between, build_in_any
 from highwater.resources.delta import slice_is_one_of
+from highwater.resources.offset_predicates import build_between, build_in_any
 from highwater.resources.spark_tables import read_table_version
 from highwater.routing import find_tier
 

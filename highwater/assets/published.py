@@ -19,7 +19,7 @@ from highwater import envelope
 from highwater.assets import events, publication_log, publication_log_writer, rejects, retraction_guard
 from highwater.assets.commit import Clock, CommittedSlices, require_newer
 from highwater.assets.event_records import EventRecords
-from highwater.assets.events import require
+from highwater.assets.events import require_upstream_commits
 from highwater.assets.origins import DLQ
 from highwater.assets.publication_batch import PublicationBatch
 from highwater.assets.publication_window import RUN, PublicationWindow
@@ -60,7 +60,7 @@ def materialise(work: Work) -> list[SliceReport]:
         SupersededAttemptError: another run publishes the same stream, or a slice was reprocessed meanwhile.
         DependencyAwayError: Kafka or the lake is away; what was sent so far is known and not sent again.
     """
-    decided = require(work, events.TABLE)
+    decided = require_upstream_commits(work, events.TABLE)
     _ensure_done(work, decided)
     before = publication_log.read_published_commits(work.lake, work.stream, work.keys)
     require_newer(decided.slice_commits, {key: slice_commit.attempt for key, slice_commit in before.items()})

@@ -20,11 +20,11 @@ from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.unreadable_slices import list_unreadable_slices
 from highwater.assets.work import SliceReport, Work, do_nothing
 from highwater.balancing import combine_pairwise
-from highwater.envelope import MIN_MILLISECONDS, MAX_MILLISECONDS
+from highwater.envelope import MAX_MILLISECONDS, MIN_MILLISECONDS
 from highwater.erasing import to_milliseconds, until
 from highwater.errors import NothingFetchedError, OffsetsExpiredError, TopicAbsentError, TopicTruncatedError
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, subtract_losses
-from highwater.resources.divergence import read_fingerprints
+from highwater.resources.divergence_detection import read_fingerprints
 from highwater.resources.expired import list_expired_slices
 from highwater.resources.spark import DIVERGED, delta_errors
 from highwater.resources.spark_tables import TASKS, build_known_rows

@@ -17,7 +17,7 @@ from highwater.assets.commit import (
     require_newer,
 )
 from highwater.assets.dlq_copies import COPIED_AT
-from highwater.assets.events import require
+from highwater.assets.events import require_upstream_commits
 from highwater.assets.evolution import with_added_fields
 from highwater.assets.hold_gate import list_slices_to_park
 from highwater.assets.origins import DLQ, filter_first_per_origin, with_fate, with_origins
@@ -64,7 +64,9 @@ def materialise(work: Work) -> list[SliceReport]:
     ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
     for tries in range(1, TRIES + 1):
         try:
-            found = _follow_decision(work, require(work, events.TABLE), CommittedSlices.read(work, TABLE), Clock())
+            found = _follow_decision(
+                work, require_upstream_commits(work, events.TABLE), CommittedSlices.read(work, TABLE), Clock()
+            )
         except SupersededAttemptError:
             if tries == TRIES:
                 raise
@@ -87,7 +89,7 @@ def _follow_decision(
     require_newer(decisions, {key: committed.find_attempt(key) for key in open_})
     version = committed.version
     if open_:
-        read = require(work, raw.TABLE)
+        read = require_upstream_commits(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
         rows, tasks = _build_rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
         interpreted = interpret_if_small(work, list_classification_tables(work))

@@ -18,7 +18,7 @@ from highwater.errors import (
 )
 from highwater.plans import find_overtaking_generation
 from highwater.resources.deleted_topics import read_state
-from highwater.resources.divergence import compare
+from highwater.resources.divergence_detection import find_divergence
 from highwater.routing import format_topic_option
 from highwater.slices import OffsetRange, Slice
 
@@ -127,7 +127,7 @@ def _find_replaced_slices(
             for p, r in slice_.ranges.items()
             if r
         }
-        divergence = compare(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
+        divergence = find_divergence(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
         if divergence.unsure:
             raise DependencyAwayError(
                 f"{', '.join(slice_.key for slice_ in mine)}: " + next(iter(divergence.unsure.values())),

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from highwater.errors import OffsetsExpiredError, TopicAbsentError, TopicVanishedError
-from highwater.resources.dlq_topics import ensure
+from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.routing import format_topic_option
 
@@ -178,9 +178,9 @@ def recreate_topic(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> 
 
     Raises:
         TopicVanishedError: another of the stream's DLQ topics vanished too.
-        TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
+        TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure_dlq_topics`.
     """
-    ensure(kafka, stream, lambda name: None if name == topic else find_vanished_error(ledger, stream, name))
+    ensure_dlq_topics(kafka, stream, lambda name: None if name == topic else find_vanished_error(ledger, stream, name))
     deadline = time.monotonic() + HEARD_SECONDS
     while not is_there(kafka, topic) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from highwater.envelope import MAX_BYTES
 from highwater.errors import ConfigurationError, HighwaterError, TopicAbsentError, TopicDriftError
-from highwater.message_size import configure
+from highwater.message_size import format_config_command
 from highwater.resources.topic_facts import fetch_topic_facts, fetch_topic_settings
 from highwater.topic_rules import build_reassignment
 
@@ -53,7 +53,7 @@ class TopicShape:
 Gone = Callable[[str], "TopicVanishedError | None"]
 
 
-def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[str, TopicShape]:
+def ensure_dlq_topics(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[str, TopicShape]:
     """Create the tiers and the parked topic where they are absent, grow those that are too narrow, check the others.
 
     Args:
@@ -94,7 +94,7 @@ def ensure_accepted(kafka: Kafka, stream: Stream) -> TopicShape:
         How it is set up.
 
     Raises:
-        As `ensure`.
+        As `ensure_dlq_topics`.
     """
     topic, main, wanted = _read_accepted_shapes(kafka, stream)
     found = _grow_narrow_topics(kafka, stream, main, [topic]).get(topic)
@@ -116,7 +116,7 @@ def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) ->
         gone: is asked if it is absent.
 
     Raises:
-        As `ensure`.
+        As `ensure_dlq_topics`.
     """
     topic, main, wanted = _read_accepted_shapes(kafka, stream)
     found = _read_existing_shapes(kafka, [topic]).get(topic)
@@ -149,7 +149,8 @@ def ensure_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -
     They should have room for what the stream's foreign topics hold, too; what finds none is parked by reference.
 
     Raises:
-        TopicVanishedError, TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
+        TopicVanishedError, TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as in
+            `ensure_dlq_topics`.
     """
     others = _read_existing_shapes(kafka, stream.foreign_topics).values()
     main = _read_shape(kafka, stream.topic)
@@ -162,7 +163,7 @@ def ensure_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -
     for topic, room in rooms.items():
         if int(room) < (most := wanted[topic].room):
             text = f"{topic} takes no record above {int(room):,} bytes, the topics that are read hold up to {most:,}"
-            return f"{text}: {configure(kafka.bootstrap, topic, f'{ROOM}={most}')}", True
+            return f"{text}: {format_config_command(kafka.bootstrap, topic, f'{ROOM}={most}')}", True
     if narrow := [topic for topic, shape in there.items() if shape.partitions < main.partitions]:
         add_partitions(kafka, stream, main, narrow, only_asked=True)
         grow = f"{', '.join(narrow)} grow to {main.partitions} partitions with the next reject, which is allowed"
@@ -426,7 +427,7 @@ def _list_drifts(kafka: Kafka, topic: str, wanted: TopicShape, found: TopicShape
                 topic,
                 f"{name}={value}" + ("" if name in _EXACT else " or more"),
                 f"{name}={found.config.get(name)}",
-                configure(kafka.bootstrap, topic, f"{name}={value}"),
+                format_config_command(kafka.bootstrap, topic, f"{name}={value}"),
             )
 
 

@@ -115,7 +115,7 @@ def build_class_path(name: str, tools: Path) -> str:
     return f"{build_jars_path(name, tools)}{os.sep}*"
 
 
-def ensure(name: str, tools: Path, lock: Path = LOCK) -> Path:
+def ensure_jars(name: str, tools: Path, lock: Path = LOCK) -> Path:
     """Have the jars of a set in place; when they are, this is a look at their names and sizes.
 
     Args:

@@ -54,8 +54,8 @@ def names(folder: Path) -> set[str]:
 
 
 def test_jars_are_put_in_place_whole_and_looked_at_once(tmp_path: Path, lock: Path, ivy: FakeIvy) -> None:
-    place = jars.ensure("spark", tmp_path / "tools", lock)
-    assert jars.ensure("spark", tmp_path / "tools", lock) == place
+    place = jars.ensure_jars("spark", tmp_path / "tools", lock)
+    assert jars.ensure_jars("spark", tmp_path / "tools", lock) == place
     assert names(place) == {"a_2.13-1.0.jar", "b-2.0-rc1.jar", "sizes", "complete"}
     assert ivy.calls == 1
 
@@ -63,17 +63,17 @@ def test_jars_are_put_in_place_whole_and_looked_at_once(tmp_path: Path, lock: Pa
 def test_a_missing_jar_leaves_nothing_half_done_and_is_taken_up_again(tmp_path: Path, lock: Path, ivy: FakeIvy) -> None:
     del ivy.files[B]
     with pytest.raises(DownloadError, match=r"org\.example\.b:b:2\.0-rc1 was not fetched.*same command again"):
-        jars.ensure("spark", tmp_path / "tools", lock)
+        jars.ensure_jars("spark", tmp_path / "tools", lock)
     assert not jars.build_jars_path("spark", tmp_path / "tools").exists()
     assert names(tmp_path / "tools") == {"spark.busy"}
     ivy.files[B] = b"b"
-    assert "complete" in names(jars.ensure("spark", tmp_path / "tools", lock))
+    assert "complete" in names(jars.ensure_jars("spark", tmp_path / "tools", lock))
 
 
 def test_another_file_is_refused_with_both_checksums(tmp_path: Path, lock: Path, ivy: FakeIvy) -> None:
     ivy.files[A] = b"forged"
     with pytest.raises(JarError) as caught:
-        jars.ensure("spark", tmp_path / "tools", lock)
+        jars.ensure_jars("spark", tmp_path / "tools", lock)
     assert (caught.value.stored, caught.value.found) == (digest(b"a"), digest(b"forged"))
     assert str(A) in caught.value.problem
     assert not jars.build_jars_path("spark", tmp_path / "tools").exists()
@@ -87,14 +87,14 @@ def test_a_forged_jar_leaves_the_cache_so_that_the_next_call_fetches_it(
     cached.write_bytes(b"forged")
     ivy.files[A] = b"forged"
     with pytest.raises(JarError):
-        jars.ensure("spark", tmp_path / "tools", lock)
+        jars.ensure_jars("spark", tmp_path / "tools", lock)
     assert not cached.exists()
 
 
 def test_a_new_lock_replaces_the_whole_set(tmp_path: Path, lock: Path, ivy: FakeIvy) -> None:
-    jars.ensure("spark", tmp_path / "tools", lock)
+    jars.ensure_jars("spark", tmp_path / "tools", lock)
     lock.write_text(jars.write_lock({"spark": {A: digest(b"a")}}))
-    assert names(jars.ensure("spark", tmp_path / "tools", lock)) == {"a_2.13-1.0.jar", "sizes", "complete"}
+    assert names(jars.ensure_jars("spark", tmp_path / "tools", lock)) == {"a_2.13-1.0.jar", "sizes", "complete"}
     assert names(tmp_path / "tools") == {"jars", "spark.busy"}
 
 
@@ -112,11 +112,11 @@ def test_a_set_that_was_harmed_is_fetched_again(
     tmp_path: Path, lock: Path, ivy: FakeIvy, harm: Callable[[Path], object]
 ) -> None:
     """Such a set counted as ready, and the JVM reported a class that was not found."""
-    place = jars.ensure("spark", tmp_path / "tools", lock)
+    place = jars.ensure_jars("spark", tmp_path / "tools", lock)
     harm(place)
-    jars.ensure("spark", tmp_path / "tools", lock)
+    jars.ensure_jars("spark", tmp_path / "tools", lock)
     assert {file.name: file.read_bytes() for file in place.glob("*.jar")} == {A.file: b"a", B.file: b"b"}
-    jars.ensure("spark", tmp_path / "tools", lock)
+    jars.ensure_jars("spark", tmp_path / "tools", lock)
     assert ivy.calls == 2, "fetched again, and not again"
 
 
@@ -193,11 +193,11 @@ def test_ivy_itself_retrieves_by_coordinates_and_reports_what_it_cannot(
     tools, lock = tmp_path / "tools", tmp_path / "jars.lock"
     lock.write_text(jars.write_lock({"spark": {A: jars.compute_sha256(jar_of(repository, A)), B: "0" * 64}}))
     with pytest.raises(DownloadError, match=r"org\.example\.b#b;2\.0-rc1"):
-        jars.ensure("spark", tools, lock)
+        jars.ensure_jars("spark", tools, lock)
 
     put(repository, B)
     lock.write_text(jars.write_lock({"spark": {m: jars.compute_sha256(jar_of(repository, m)) for m in (A, B)}}))
-    place = jars.ensure("spark", tools, lock)
+    place = jars.ensure_jars("spark", tools, lock)
     assert names(place) == {A.file, B.file, "sizes", "complete"}
 
 

@@ -56,8 +56,8 @@ def test_an_archive_has_coordinates_like_gradles() -> None:
 
 
 def test_an_archive_is_unpacked_once_and_not_left_behind(tmp_path: Path, calls: list[Module]) -> None:
-    place = jars.ensure("registry", tmp_path / "tools", tmp_path / "jars.lock")
-    jars.ensure("registry", tmp_path / "tools", tmp_path / "jars.lock")
+    place = jars.ensure_jars("registry", tmp_path / "tools", tmp_path / "jars.lock")
+    jars.ensure_jars("registry", tmp_path / "tools", tmp_path / "jars.lock")
 
     unpacked = place / "app-1.0.Final-all"
     assert {str(f.relative_to(unpacked)): f.read_bytes() for f in unpacked.rglob("*") if f.is_file()} == FILES
@@ -76,9 +76,9 @@ def test_an_archive_is_unpacked_once_and_not_left_behind(tmp_path: Path, calls: 
 def test_an_unpacked_archive_that_was_harmed_is_fetched_again(
     tmp_path: Path, calls: list[Module], harm: Callable[[Path], object]
 ) -> None:
-    unpacked = jars.ensure("registry", tmp_path / "tools", tmp_path / "jars.lock") / "app-1.0.Final-all"
+    unpacked = jars.ensure_jars("registry", tmp_path / "tools", tmp_path / "jars.lock") / "app-1.0.Final-all"
     harm(unpacked)
-    jars.ensure("registry", tmp_path / "tools", tmp_path / "jars.lock")
+    jars.ensure_jars("registry", tmp_path / "tools", tmp_path / "jars.lock")
     assert (unpacked / "lib" / "a.jar").read_bytes() == b"a"
     assert (unpacked / "app-runner.jar").read_bytes() == b"runner"
     assert calls == [APP, APP]
@@ -103,7 +103,7 @@ def test_ivy_itself_retrieves_an_archive_by_its_classifier(tmp_path: Path, monke
     lock = tmp_path / "jars.lock"
     lock.write_text(jars.write_lock({"registry": {APP: jars.compute_sha256(published / APP.file)}}))
 
-    place = jars.ensure("registry", tmp_path / "tools", lock)
+    place = jars.ensure_jars("registry", tmp_path / "tools", lock)
 
     assert (place / "app-1.0.Final-all" / "lib" / "a.jar").read_bytes() == b"a"
 

@@ -20,7 +20,7 @@ from highwater.orchestration.sensing.topic_planner import Planner, PlanningResul
 from highwater.orchestration.stream_assets import read_planned_slices
 from highwater.plans import Generation
 from highwater.resources.ledger import Ledger
-from highwater.routing import on_tier
+from highwater.routing import build_tier_stream
 from highwater.slices import OffsetRange, Slice
 from highwater.tables import select_tables
 from tests.fake_topics import FakeTopics
@@ -134,7 +134,7 @@ def test_a_stream_under_another_name_is_reported_whose_the_topic_is(
     ours = replace(EAGER, name="bookings")
 
     def tick(stream: Stream) -> PlanningResult:
-        view = stream if topic == stream.topic else on_tier(stream, topic)
+        view = stream if topic == stream.topic else build_tier_stream(stream, topic)
         return Planner(ledger, kafka).tick(view, NOW)
 
     def opened(stream: Stream) -> None:

@@ -32,10 +32,10 @@ from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.stream_ticks import select_tiers_to_plan
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss
-from highwater.resources.dlq_topics import ensure
+from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.ledger import Ledger
 from highwater.routing import build_stream_of_topic as asked
-from highwater.routing import find_destination, find_tier, format_topic_option, on_tier
+from highwater.routing import build_tier_stream, find_destination, find_tier, format_topic_option
 from highwater.slices import OffsetRange, Slice
 from highwater.stream_files import load_streams
 from tests.conftest import create_topic
@@ -376,9 +376,9 @@ def test_what_another_system_rejected_counts_as_rejected_once() -> None:
 
 
 def test_commands_name_the_topic_that_they_mean() -> None:
-    assert on_tier(STREAM, "sink.errors").topic == "sink.errors"
-    assert asked(STREAM, "sink.errors") == on_tier(STREAM, "sink.errors")
-    assert format_topic_option(on_tier(STREAM, "sink.errors"), "sink.errors") == " --topic sink.errors"
+    assert build_tier_stream(STREAM, "sink.errors").topic == "sink.errors"
+    assert asked(STREAM, "sink.errors") == build_tier_stream(STREAM, "sink.errors")
+    assert format_topic_option(build_tier_stream(STREAM, "sink.errors"), "sink.errors") == " --topic sink.errors"
     assert format_topic_option(STREAM, "orders") == ""
 
 
@@ -505,7 +505,7 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
     ensure_the_sum(bench)
     ensure_followed(bench, theirs)
     assert (
-        int(ensure(bench.kafka, bench.stream)[bench.stream.parked_topic].config["max.message.bytes"])
+        int(ensure_dlq_topics(bench.kafka, bench.stream)[bench.stream.parked_topic].config["max.message.bytes"])
         == 2_000_000 + MAX_BYTES
     )
 

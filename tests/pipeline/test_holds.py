@@ -46,8 +46,8 @@ from highwater.orchestration.metadata import build_hold_metadata
 from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.open_metrics import MetricSamples, _measure_holds
 from highwater.orchestration.reporting.plan_status import read_stream_status
+from highwater.orchestration.reporting.prometheus_metrics import MetricSamples, _measure_holds
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.ordered_processing import (
     LOOK_BACK,

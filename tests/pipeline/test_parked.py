@@ -37,7 +37,7 @@ from highwater.orchestration.operations.parked import (
 from highwater.orchestration.reporting.locating import locate
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim
-from highwater.resources.dlq_topics import ensure
+from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -129,7 +129,7 @@ class Parking:
         self.stream = replace(self.scene.stream, tiers=(timedelta(days=1), timedelta(days=2)))
         self.lake = Lake(str(folder / "lake"))
         self.log: list[str] = []
-        ensure(self.scene.kafka, self.stream)
+        ensure_dlq_topics(self.scene.kafka, self.stream)
 
     def envelope(self, offset: int, reason: str = "malformed", **changes: Any) -> Envelope:
         return an_envelope(offset, reason, topic=self.stream.topic, **changes)

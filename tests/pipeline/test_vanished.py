@@ -38,7 +38,7 @@ from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss, Publication
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import find_parked_loss, find_vanished_error
-from highwater.resources.dlq_topics import ensure, ensure_no_drift
+from highwater.resources.dlq_topics import ensure_dlq_topics, ensure_no_drift
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
@@ -196,7 +196,7 @@ def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledg
     assert isinstance(_read_dlq_status(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
 
 
-@pytest.mark.parametrize("look", [ensure, ensure_no_drift])
+@pytest.mark.parametrize("look", [ensure_dlq_topics, ensure_no_drift])
 def test_the_ledger_is_asked_of_absent_topics_alone(
     look: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +230,7 @@ def test_a_tier_that_vanished_is_recreated_by_its_acceptance_alone(
     stream = replace(scene.stream, tiers=(timedelta(seconds=1),))
     scene.stream = stream
     [tier] = stream.tier_topics
-    ensure(scene.kafka, stream)
+    ensure_dlq_topics(scene.kafka, stream)
     send(bootstrap, tier, [Message(b"k", b"v")] * 3)
 
     def cut() -> bool:
@@ -239,10 +239,10 @@ def test_a_tier_that_vanished_is_recreated_by_its_acceptance_alone(
 
     wait_until(cut, 30, "its slice")
     gone = partial(find_vanished_error, scene.ledger, stream)
-    assert set(ensure(scene.kafka, stream, gone)) == {tier, stream.parked_topic}
+    assert set(ensure_dlq_topics(scene.kafka, stream, gone)) == {tier, stream.parked_topic}
     scene.admin.delete_topics([tier])[tier].result(30)
     wait_until(lambda: tier not in scene.kafka.list_topic_names(), 30, "the tier's end")
-    for asked in (ensure, ensure_no_drift):
+    for asked in (ensure_dlq_topics, ensure_no_drift):
         with pytest.raises(TopicVanishedError, match=tier):
             asked(scene.kafka, stream, gone)
     assert tier not in scene.kafka.list_topic_names(), "publication has not made it again"
@@ -260,7 +260,7 @@ def test_a_tier_that_vanished_is_recreated_by_its_acceptance_alone(
     wait_until(cut, 30, "the next slice")
     [_, after] = scene.ledger.list_slices("orders", tier)
     assert (after.generation, after.ordinal, after.ranges) == (1, 1, {0: OffsetRange(0, 2)})
-    ensure(scene.kafka, stream, gone)
+    ensure_dlq_topics(scene.kafka, stream, gone)
 
 
 # What waited there: over tables that are written row by row
@@ -471,7 +471,7 @@ def test_status_audit_and_the_list_report_what_was_deleted_from_the_parked_topic
     from confluent_kafka import TopicPartition
 
     scene = Scene(bootstrap, topic(), tmp_path)
-    ensure(scene.kafka, scene.stream)
+    ensure_dlq_topics(scene.kafka, scene.stream)
     parked = scene.stream.parked_topic
     some_parked(tmp_path, scene.stream)
     send(bootstrap, parked, [Message(b"k", b"v", 0) for _ in range(3)])

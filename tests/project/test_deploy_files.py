@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dev.paths import REPOSITORY
-from highwater.orchestration.reporting.open_metrics import FAMILIES
+from highwater.orchestration.reporting.prometheus_metrics import FAMILIES
 from tests.project.pages import RUNBOOK, anchors, entries, text_of
 
 DASHBOARD = json.loads((REPOSITORY / "deploy/grafana/highwater.json").read_text())

@@ -428,7 +428,7 @@ def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest
 
 
 def test_the_page_of_observability_has_every_metric_with_its_labels() -> None:
-    from highwater.orchestration.reporting.open_metrics import FAMILIES
+    from highwater.orchestration.reporting.prometheus_metrics import FAMILIES
 
     listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/observability.md", "Metrics"))}
 

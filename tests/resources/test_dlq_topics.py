@@ -23,8 +23,8 @@ from highwater.resources.dlq_topics import (
     _ensure_no_drift,
     add_partitions,
     check_accepted,
-    ensure,
     ensure_accepted,
+    ensure_dlq_topics,
     ensure_no_drift,
 )
 from highwater.resources.kafka import Kafka
@@ -59,7 +59,7 @@ def config(bootstrap: str, topic: str) -> dict[str, str]:
 def test_absent_topics_are_created_as_safe_as_the_main_topic(stream: Stream, bootstrap: str) -> None:
     kafka = Kafka(bootstrap)
     for _ in range(2):
-        assert set(ensure(kafka, stream)) == {*stream.tier_topics, stream.parked_topic}
+        assert set(ensure_dlq_topics(kafka, stream)) == {*stream.tier_topics, stream.parked_topic}
     retention = {}
     for topic in (*stream.tier_topics, stream.parked_topic):
         found = config(bootstrap, topic)
@@ -99,14 +99,14 @@ def partitions(bootstrap: str, topics: Iterable[str]) -> dict[str, int]:
 def test_topics_follow_a_main_topic_that_grew(stream: Stream, bootstrap: str) -> None:
     """The DLQ stopped, one topic at a time, until a person had grown each of them."""
     kafka, stream = Kafka(bootstrap), replace(stream, publishes=Accepted(f"{stream.topic}.accepted"))
-    ensure(kafka, stream)
+    ensure_dlq_topics(kafka, stream)
     ensure_accepted(kafka, stream)
     grow(bootstrap, stream.topic, 5)
     assert "grow to 5 partitions" in ensure_no_drift(kafka, stream)[0]
     assert check_accepted(kafka, stream) == "2 partitions: it grows to 5 with the next slice, which is allowed"
     assert partitions(bootstrap, stream.published_topics) == dict.fromkeys(stream.published_topics, 2), "only asked"
     with ThreadPoolExecutor(2) as runs:
-        shapes = [*runs.map(lambda _: ensure(Kafka(bootstrap), stream), range(2))]
+        shapes = [*runs.map(lambda _: ensure_dlq_topics(Kafka(bootstrap), stream), range(2))]
     assert {shape.partitions for found in shapes for shape in found.values()} == {5}
     assert partitions(bootstrap, stream.published_topics) == dict.fromkeys(stream.published_topics, 5)
     assert check_accepted(kafka, stream) == "5 partitions, safe settings"
@@ -206,7 +206,7 @@ def test_every_drift_of_every_topic_is_in_one_error(stream: Stream, bootstrap: s
     for tier in stream.tier_topics:
         create_topic(bootstrap, tier, 2, {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime"})
     with pytest.raises(TopicDriftError) as caught:
-        ensure(Kafka(bootstrap), stream)
+        ensure_dlq_topics(Kafka(bootstrap), stream)
     for tier in stream.tier_topics:
         for setting in ("cleanup.policy=delete", "message.timestamp.type=LogAppendTime"):
             assert f"--entity-name {tier} --add-config {setting}" in caught.value.remedy
@@ -226,7 +226,7 @@ def test_a_topic_that_is_set_up_otherwise_is_reported_with_its_remedy(
     }
     create_topic(bootstrap, tier, partitions, {**sound, **changes})
     with pytest.raises(TopicDriftError, match=tier) as caught:
-        ensure(Kafka(bootstrap), stream)
+        ensure_dlq_topics(Kafka(bootstrap), stream)
     assert command.format(topic=tier) in caught.value.remedy
     assert caught.value.found is not None
 
@@ -273,11 +273,11 @@ def test_a_topic_that_is_less_safe_than_the_main_topic_is_reported(
 def test_more_than_is_needed_is_no_drift(stream: Stream, bootstrap: str) -> None:
     more = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "max.message.bytes": "9000000"}
     create_topic(bootstrap, stream.tier_topics[0], 5, more)
-    ensure(Kafka(bootstrap), stream)
+    ensure_dlq_topics(Kafka(bootstrap), stream)
 
 
 def test_nothing_is_created_for_a_main_topic_that_is_gone(bootstrap: str) -> None:
     kafka = Kafka(bootstrap)
     with pytest.raises(TopicAbsentError):
-        ensure(kafka, make_stream("orders.never.made"))
+        ensure_dlq_topics(kafka, make_stream("orders.never.made"))
     assert not [topic for topic in kafka.list_topic_names() if topic.startswith("orders.never.made")]

@@ -14,7 +14,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted
 from highwater.errors import ConfigurationError, TopicDriftError
 from highwater.orchestration.reporting import doctor
-from highwater.resources.dlq_topics import check_accepted, ensure, ensure_accepted, ensure_no_drift
+from highwater.resources.dlq_topics import check_accepted, ensure_accepted, ensure_dlq_topics, ensure_no_drift
 from highwater.resources.kafka import Kafka
 from highwater.resources.permissions import fetch_allowed_operations
 from highwater.resources.topic_facts import fetch_topic_facts
@@ -118,10 +118,10 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
     assert [topic for topic in kafka.list_topic_names() if topic.startswith("bills")] == ["bills"]
 
     allow(free, "TOPIC", "bills.", "DESCRIBE", "DESCRIBE_CONFIGS")
-    ensure(kafka, bills)
+    ensure_dlq_topics(kafka, bills)
     ensure_accepted(kafka, bills)
     grow(free, "bills", 3)
-    for ask in (ensure, ensure_accepted, ensure_no_drift, check_accepted):
+    for ask in (ensure_dlq_topics, ensure_accepted, ensure_no_drift, check_accepted):
         with pytest.raises(TopicDriftError, match="may not be grown") as narrow:
             ask(kafka, bills)
         for topic in bills.published_topics:
@@ -130,8 +130,8 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
             )
     allow(free, "TOPIC", "bills.parked", "ALTER")
     with pytest.raises(TopicDriftError) as narrow:
-        ensure(kafka, bills)
+        ensure_dlq_topics(kafka, bills)
     assert "bills.parked" not in narrow.value.remedy, "it was grown"
     allow(free, "TOPIC", "bills.", "ALTER")
-    ensure(kafka, bills)
+    ensure_dlq_topics(kafka, bills)
     assert {len(kafka.read_topic_state(topic).partitions) for topic in bills.published_topics} == {3}

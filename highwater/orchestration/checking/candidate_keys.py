@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.version_questions import Scope
+    from highwater.orchestration.checking.version_queries import Scope
 
 
 class SuspectTrait(Enum):

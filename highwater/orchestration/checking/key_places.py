@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from highwater.orchestration.checking.version_questions import quote_text, read_key_ranges
+from highwater.orchestration.checking.version_queries import quote_text, read_key_ranges
 from highwater.partitioners import (
     KeyPlace,
     KeyPlaceReason,

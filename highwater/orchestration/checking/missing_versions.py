@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
-from highwater.orchestration.checking.version_questions import Questions, VersionFindings
+from highwater.orchestration.checking.version_queries import Questions, VersionFindings
 from highwater.reclaims import is_stale
 from highwater.resources.commit_log import read_slice_commits_since
 from highwater.resources.delta import query_all, read_count

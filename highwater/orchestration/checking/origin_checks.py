@@ -14,8 +14,8 @@ from highwater.orchestration.checking.plan_checks import find_plan_difference
 from highwater.orchestration.checking.slice_status import CONSERVED, check_record_counts
 from highwater.reclaims import count_reclaims, is_stale
 from highwater.resources.commit_log import read_slice_commits, with_row_counts
-from highwater.resources.conditions import build_in_any, build_in_none
 from highwater.resources.delta import has_column, query, query_all, read_count, slice_is_one_of, stream_rows
+from highwater.resources.offset_predicates import build_in_any, build_in_none
 from highwater.retention import count_expired_rows
 from highwater.routing import find_tier
 

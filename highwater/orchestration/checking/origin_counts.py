@@ -16,8 +16,8 @@ from highwater.orchestration.checking.last_rejections import build_left_over_cla
 from highwater.orchestration.checking.stranded_origins import read_loss_times
 from highwater.reclaims import count_reclaims, is_stale
 from highwater.resources.commit_log import read_slice_commits, with_row_counts
-from highwater.resources.conditions import build_in_none
 from highwater.resources.delta import count_logged_rows, query_all, slice_is_one_of
+from highwater.resources.offset_predicates import build_in_none
 from highwater.retention import count_records
 from highwater.slices import SliceKey, merge_ranges
 

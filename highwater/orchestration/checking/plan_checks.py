@@ -1,4 +1,4 @@
-"""Checks that slices tile, and that raw holds exactly the planned records (I2, I4)."""
+"""Results of `slices_tile` and `offsets_as_planned`: slices tile, and raw holds the planned records (I2, I4)."""
 
 from __future__ import annotations
 

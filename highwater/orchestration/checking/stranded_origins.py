@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from highwater.routing import RETRY_JITTER
+from highwater.routing import compute_longest_retry_delay
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -56,6 +56,6 @@ def _find_last_acceptance(
     others = [later.opened_at for one, later in pairwise(generations) if one.topic_id == later.topic_id]
     # The losses of a topic are recorded at the moment of its new generation.
     others += [loss.recorded_at for loss in losses if loss.recorded_at not in recreated_at]
-    waits = delay * (1 + RETRY_JITTER) + PLANNED_WITHIN
+    waits = compute_longest_retry_delay(delay) + PLANNED_WITHIN
     moments = [(at, at) for at in recreated_at] + [(at, at + waits) for at in others]
     return max(moments, default=None)

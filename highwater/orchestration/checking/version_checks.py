@@ -1,4 +1,4 @@
-"""The checks of versions: whether they fall, contradict each other, skip a state, or are missing."""
+"""Results of the checks of versions: whether they fall, contradict each other, skip a state, or are missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from highwater.orchestration.checking.check_rules import (
 )
 from highwater.orchestration.checking.missing_versions import NOWHERE, read_missing_versions
 from highwater.orchestration.checking.slice_status import compare_highest_versions, read_attempts
-from highwater.orchestration.checking.version_questions import STREAM, Questions, Scope, VersionFindings
+from highwater.orchestration.checking.version_queries import STREAM, Questions, Scope, VersionFindings
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

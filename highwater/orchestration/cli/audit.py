@@ -73,7 +73,7 @@ def audit(
     if (client or client_version) and not files:
         raise click.UsageError("--client and --client-version say what a --producer FILE is of; give the file")
     others = [_read_producer_file(file, client, client_version) for file in files]
-    red, unasked = ask_instance(
+    red, dagster_error = ask_instance(
         dagster_instance, lambda instance: {one.name: count_failing_slices(instance, one) for one in declared}
     )
     found = [
@@ -87,7 +87,7 @@ def audit(
             versions=versions,
             keys=keys,
             others=others,
-            unasked=unasked,
+            dagster_error=dagster_error,
         )
         for stream in declared
     ]

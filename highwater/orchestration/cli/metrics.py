@@ -21,7 +21,7 @@ def metrics(deployment: Deployment, streams: Sequence[str]) -> None:
     it
     and has highwater_up 0: the text is valid all the same, and the exit status is 75, or 2 where a person has to act.
     """
-    from highwater.orchestration.reporting.open_metrics import measure
+    from highwater.orchestration.reporting.prometheus_metrics import measure
 
     declared = [deployment.find_stream(name) for name in streams] or list(deployment.list_streams().values())
     found = measure(

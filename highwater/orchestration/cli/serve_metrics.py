@@ -18,16 +18,16 @@ from highwater.settings import DEFAULT_METRICS_LISTEN, METRICS_LISTEN, parse_met
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.reporting.open_metrics import MetricSamples
+    from highwater.orchestration.reporting.prometheus_metrics import MetricSamples
 
 
 def measure_streams(streams: Sequence[Stream]) -> MetricSamples:
     """Measure with the connections of the settings as they are now: secrets in files may have been replaced."""
-    from highwater.orchestration.reporting import open_metrics
+    from highwater.orchestration.reporting import prometheus_metrics
     from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource
 
     opened = LedgerResource().open(), KafkaResource().open(), LakeResource().open()
-    return open_metrics.measure(*opened, streams, dagster_instance)
+    return prometheus_metrics.measure(*opened, streams, dagster_instance)
 
 
 @click.command("serve-metrics")

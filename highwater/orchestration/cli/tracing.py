@@ -32,8 +32,8 @@ def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # n
         for names, rows in found.tables:
             click.echo()
             print_table(names, rows)
-    if found.unasked is not None:
-        raise found.unasked
+    if found.dagster_error is not None:
+        raise found.dagster_error
 
 
 @click.command()

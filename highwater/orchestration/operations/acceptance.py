@@ -26,7 +26,7 @@ from highwater.orchestration.sensing.topic_inspection import (
     has_lower_offset,
 )
 from highwater.plans import Generation, Loss, Planned, subtract_losses
-from highwater.resources.divergence import locate_divergence, look_back
+from highwater.resources.divergence_detection import detect_divergence, locate_divergence
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def accept_loss(
     left = [subtract_losses(slice_, recorded) for slice_ in unread(slices)]
 
     def compute_for_state(state: TopicState) -> Acceptance:
-        compared = look_back(kafka, state, planned, seconds=math.inf)
+        compared = detect_divergence(kafka, state, planned, seconds=math.inf)
         _ensure_sure(stream, compared, partitions)
         return compute_acceptance(
             stream,

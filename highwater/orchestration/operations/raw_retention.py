@@ -30,7 +30,7 @@ from highwater.resources.commit_log import ensure_all_rows_seen, read_recorded_r
 from highwater.resources.delta import ensure_complete, query, query_all, slice_is_one_of
 from highwater.retention import (
     MAX_SLICES,
-    RetentionReasons,
+    RetentionFacts,
     count_expired_rows,
     select_free_slices,
     select_old_slices,
@@ -147,7 +147,7 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     needed = replace(_load_needed_slices(work, instance, now), in_dlq=read_dlq_slices(work.ledger, work.lake, stream))
     old, retained = dict[str, int](), Counter[str]()
     for some in split_by_count(wanted, PAGE):
-        found, stay = select_free_slices(some, replace(needed, whole=complete(work.lake, stream, some)))
+        found, stay = select_free_slices(some, replace(needed, complete=complete(work.lake, stream, some)))
         retained.update(stay)
         times, rows = _load_times_and_counts(table, found) if found else ({}, {})
         old |= {key: rows[key] for key in select_old_slices(found, times, age, now)}
@@ -167,12 +167,12 @@ def _load_times_and_counts(table: DeltaTable, keys: Sequence[str]) -> tuple[dict
     return {row["slice"]: row["ms"] for row in rows}, {row["slice"]: row["n"] for row in rows}
 
 
-def _load_needed_slices(work: Work, instance: dg.DagsterInstance, now: datetime) -> RetentionReasons:
+def _load_needed_slices(work: Work, instance: dg.DagsterInstance, now: datetime) -> RetentionFacts:
     """The slices whose rows are needed now, but for the DLQ and incomplete slices."""
     ledger, lake, stream = work.ledger, work.lake, work.stream
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
-    return RetentionReasons(
-        named=list_keys_in_use(instance, stream, live, now),
+    return RetentionFacts(
+        in_unfinished_runs=list_keys_in_use(instance, stream, live, now),
         reclaimed_slices={one.slice_key for one in list_pending_slices(ledger, lake, stream)},
     )
 
@@ -259,7 +259,7 @@ def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: 
     ]
     if not gone:
         return []
-    needed = replace(_load_needed_slices(work, instance, now), whole=complete(work.lake, work.stream, gone))
+    needed = replace(_load_needed_slices(work, instance, now), complete=complete(work.lake, work.stream, gone))
     wanted = [key for key in gone if needed.find_reason(key) is not None]
     back: list[str] = []
     for some in split_by_count(wanted, work.stream.limits.slices_per_run):

@@ -11,7 +11,7 @@ from highwater.batching import split_by_size
 from highwater.envelope import Envelope, Place, add_envelope, open_envelope
 from highwater.errors import ConfigurationError, RecordTooLargeError, UnbalancedError
 from highwater.message_size import SizeLimits, build_too_large_error, measure_message
-from highwater.resources.dlq_topics import ensure
+from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
 
@@ -106,7 +106,7 @@ def redrive(
         )
     if not wanted:
         return
-    topics, to = ensure(kafka, stream, gone), stream.tier_topics[0]
+    topics, to = ensure_dlq_topics(kafka, stream, gone), stream.tier_topics[0]
     rooms = {topic: shape.room for topic, shape in topics.items()}
     name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _NotSent()
     with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:

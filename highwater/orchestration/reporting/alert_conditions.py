@@ -23,7 +23,7 @@ from highwater.orchestration.reporting.stalled_work import (
 from highwater.orchestration.reporting.topic_conditions import measure_open_transaction, measure_retention_left
 from highwater.resources.deleted_topics import find_parked_loss, read_state
 from highwater.resources.topic_facts import has_broker_timestamps
-from highwater.routing import RETRY_JITTER
+from highwater.routing import compute_longest_retry_delay
 from highwater.wording import format_duration
 
 
@@ -101,7 +101,7 @@ def _find_vanished_error(inputs: StreamInputs, topic: str) -> TopicVanishedError
 def _measure_retry_age(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     if not stream.delays:
-        return Condition.without_subject(stream.name, "age of retries", "no tier is declared")
+        return Condition.not_applicable(stream.name, "age of retries", "no tier is declared")
     try:
         found = [_measure_tier_lateness(inputs, topic) for topic in stream.delays]
     except TopicVanishedError as error:
@@ -138,7 +138,7 @@ def _measure_tier_lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta,
             raise gone from None
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
-    return max(age - stream.delays[topic] * (1 + RETRY_JITTER), timedelta(0)), ages.sure
+    return max(age - compute_longest_retry_delay(stream.delays[topic]), timedelta(0)), ages.sure
 
 
 def _measure_breaker(inputs: StreamInputs) -> Condition | None:
@@ -221,7 +221,7 @@ def _measure_publication_age(inputs: StreamInputs) -> Condition | None:
     now = datetime.now(UTC)
     found = measure_publication_lag(inputs.ledger, inputs.lake, stream)
     if found is None:
-        return Condition.without_subject(stream.name, "age of accepted events", "the stream sends none")
+        return Condition.not_applicable(stream.name, "age of accepted events", "the stream sends none")
     late, limit = found.compute_age(now), stream.alerts.published_late
     return Condition(
         stream.name,

@@ -180,7 +180,7 @@ def _close_undeclared_alerts(
     if found.added:
         ledger.alerts.watch(sorted(found.added), now)
     why = "nothing declares it any more: it was not measured for a day"
-    return [Condition.without_subject(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
+    return [Condition.not_applicable(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
 
 
 def _measure_dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Condition]:

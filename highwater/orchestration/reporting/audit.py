@@ -56,7 +56,7 @@ def audit(
     versions: bool = False,
     keys: bool = False,
     others: Sequence[ProducerFacts] = (),
-    unasked: HighwaterError | None = None,
+    dagster_error: HighwaterError | None = None,
 ) -> Audit:
     """Make the page. Kafka that is away is a problem on it; ledger and lake must answer.
 
@@ -69,7 +69,7 @@ def audit(
         versions: put the checks of versions to the whole stream too.
         keys: look in which partitions each key of the topic is.
         others: producers that are not ours.
-        unasked: why Dagster could not be asked.
+        dagster_error: why Dagster could not be asked.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -125,9 +125,9 @@ def audit(
         endurance="" if facts is None else describe_endurance(facts),
         problems=_deduplicate_errors([*status.errors, *dlq_errors, *problems, *unseen, *refused])
         | not_decided
-        | _build_dagster_problems(unasked),
+        | _build_dagster_problems(dagster_error),
         red=red,
-        dagster_unasked=unasked is not None,
+        has_dagster_error=dagster_error is not None,
         compared=compare_with_topic(ledger, kafka, lake, stream, newest),
         versions=_check_versions(ledger, lake, stream) if versions else {},
         tiling_faults=[fault.text for fault in list_all_tiling_faults(ledger, stream, slices)],
@@ -170,8 +170,8 @@ def _deduplicate_errors(errors: Iterable[HighwaterError]) -> dict[str, Highwater
     return {str(error): error for error in distinct.values()}
 
 
-def _build_dagster_problems(unasked: HighwaterError | None) -> dict[str, HighwaterError]:
-    return {} if unasked is None else {f"Dagster could not be asked: {unasked}": unasked}
+def _build_dagster_problems(dagster_error: HighwaterError | None) -> dict[str, HighwaterError]:
+    return {} if dagster_error is None else {f"Dagster could not be asked: {dagster_error}": dagster_error}
 
 
 def _run_slice_checks(

@@ -90,7 +90,7 @@ class Audit:
         endurance: how many brokers may fail.
         problems: errors that stop planning or reading, by their subject.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
-        dagster_unasked: whether Dagster was to be asked, and could not be; why is one of the problems.
+        has_dagster_error: whether Dagster was to be asked, and could not be; why is one of the problems.
         compared: slices whose records were compared with the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
         tiling_faults: where slices do not tile.
@@ -118,7 +118,7 @@ class Audit:
     endurance: str
     problems: Mapping[str, HighwaterError]
     red: Mapping[str, int] | None = None
-    dagster_unasked: bool = False
+    has_dagster_error: bool = False
     compared: Sequence[TopicComparison] = ()
     versions: Mapping[str, VersionResult] = field(default_factory=dict)
     tiling_faults: Sequence[str] = ()
@@ -186,7 +186,7 @@ class Audit:
         if self.red is not None:
             return []
         made = "" if self.checked else ", and none was made here: --records N makes those of the newest N slices"
-        why = "could not be asked for their last results" if self.dagster_unasked else _NO_HOME
+        why = "could not be asked for their last results" if self.has_dagster_error else _NO_HOME
         return [f"checks of slices: Dagster {why}{made}"]
 
     @property

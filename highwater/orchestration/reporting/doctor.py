@@ -25,12 +25,12 @@ from highwater.errors import (
 )
 from highwater.formats import Avro, Json, Protobuf
 from highwater.instances import ONE_INSTANCE
-from highwater.message_size import configure
+from highwater.message_size import format_config_command
 from highwater.orchestration.checking.topic_audit import check_published_topics
 from highwater.orchestration.dagster_home import ensure_home, translate_errors
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.orchestration.reporting.spark_trial import try_spark
-from highwater.orchestration.reporting.tried import TrialResult, Try, run_trial
+from highwater.orchestration.reporting.trial_results import TrialResult, Try, run_trial
 from highwater.resources.deleted_topics import find_vanished_error, read_state
 from highwater.resources.delta import open_table
 from highwater.resources.delta_rs_writes import try_storage
@@ -40,7 +40,7 @@ from highwater.resources.object_store import ensure_conditional_put, is_s3
 from highwater.resources.permissions import fetch_allowed_operations
 from highwater.resources.topic_facts import fetch_topic_facts, fetch_topic_settings, has_broker_timestamps
 from highwater.resources.transactions import Transactions
-from highwater.routing import RETRY_JITTER
+from highwater.routing import compute_longest_retry_delay
 from highwater.slices import OffsetRange
 from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, check_topic, find_retention
 from highwater.wording import format_duration
@@ -215,7 +215,7 @@ def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> 
     except HighwaterError as error:
         return TrialResult(what, error=error)
     found = f"{partitions} partitions, timestamps set by {clock}"
-    waits, retained_for = stream.delays[topic] * (1 + RETRY_JITTER), find_retention(settings)
+    waits, retained_for = compute_longest_retry_delay(stream.delays[topic]), find_retention(settings)
     if retained_for is None or retained_for >= RETENTION_PER_AGE * waits:
         return TrialResult(what, found)
     needed = f"retention.ms={int(RETENTION_PER_AGE * waits / timedelta(milliseconds=1))}"
@@ -224,7 +224,7 @@ def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> 
         f"{found}; it keeps a record for {format_duration(retained_for)}, "
         f"which waits there for up to {format_duration(waits)}",
         warning=True,
-        remedy=configure(kafka.bootstrap, topic, needed),
+        remedy=format_config_command(kafka.bootstrap, topic, needed),
     )
 
 

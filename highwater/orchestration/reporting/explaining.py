@@ -101,7 +101,7 @@ class ExplainedSlice:
         leases: those of its stream that somebody holds, and when each ends unless it is renewed.
         runs: the newest first; None where Dagster was not asked.
         checks: name and status of each check's last execution; None where Dagster was not asked.
-        unasked: why Dagster could not be asked; None if it was, or was not to be.
+        dagster_error: why Dagster could not be asked; None if it was, or was not to be.
         retired: whether its key was retired from Dagster.
         erased: what was erased of it, in sentences.
         aged: what expired of it, in sentences.
@@ -120,7 +120,7 @@ class ExplainedSlice:
     leases: Mapping[str, datetime] = field(default_factory=dict)
     runs: Sequence[SliceRun] | None = None
     checks: Mapping[str, str] | None = None
-    unasked: HighwaterError | None = None
+    dagster_error: HighwaterError | None = None
     retired: bool = False
     erased: Sequence[str] = ()
     aged: Sequence[str] = ()
@@ -162,8 +162,8 @@ class ExplainedSlice:
 
     @property
     def _not_asked(self) -> list[str]:
-        if self.unasked is not None:
-            return [f"runs and checks: Dagster could not be asked: {self.unasked}"]
+        if self.dagster_error is not None:
+            return [f"runs and checks: Dagster could not be asked: {self.dagster_error}"]
         return ["runs and checks: Dagster was not asked, DAGSTER_HOME is not set"] if self.runs is None else []
 
     @property
@@ -229,7 +229,7 @@ class ExplainedSlice:
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
             "runs": None if self.runs is None else [_describe_run(run) for run in self.runs],
             "checks": None if self.checks is None else dict(self.checks),
-            "dagster_error": None if self.unasked is None else str(self.unasked),
+            "dagster_error": None if self.dagster_error is None else str(self.dagster_error),
             "retired": self.retired,
             "erased": [*self.erased],
             "aged": [*self.aged],
@@ -276,7 +276,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
     commits = [_commit(table, slice_commits[table].get(key), rows[table]) for table in BY_SLICE]
     lost = [loss for loss in ledger.list_losses(stream.name) if subtract_losses(slice_, [loss]) != slice_]
     leases = ledger.read_leases()
-    of_dagster, unasked = (
+    of_dagster, dagster_error = (
         (None, None)
         if dagster is None
         else ask_instance(dagster, lambda one: _fetch_runs_and_checks(one, stream, key, leases))
@@ -296,7 +296,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
         leases={name: ends for name, ends in leases.items() if _is_stream_lease(name, stream)},
         runs=None if of_dagster is None else of_dagster[0],
         checks=None if of_dagster is None else of_dagster[1],
-        unasked=unasked,
+        dagster_error=dagster_error,
         retired=key in ledger.retired.list_retired([key]),
         erased=_describe_erasures(ledger, stream, key, by_age=False),
         aged=_describe_aged_rows(ledger, stream, key, slice_commits["raw"].get(key)),

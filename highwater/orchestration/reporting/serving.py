@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication
 
     from highwater.orchestration.reporting.health import Health
-    from highwater.orchestration.reporting.open_metrics import MetricSamples
+    from highwater.orchestration.reporting.prometheus_metrics import MetricSamples
 
 T = TypeVar("T")
 # Prometheus waits 10 s for a scrape by default.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TemporaryError
 from highwater.orchestration.redaction import SHORTEST, redact_secrets, select_secret_values
-from highwater.orchestration.reporting.tried import TrialResult
+from highwater.orchestration.reporting.trial_results import TrialResult
 from highwater.orchestration.resources import close_session, open_session
 from highwater.resources import spark_checks
 from highwater.resources.spark import is_connect

@@ -54,7 +54,7 @@ def measure_retry_planning(inputs: StreamInputs) -> Condition:
     """The planning of the topics whose records are retried; a vanished tier has the alert `age of retries`."""
     stream, faults = inputs.stream, list[tuple[str, str]]()
     if inputs.ledger.paused.read_parts_by_stream(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
-        return Condition.without_subject(stream.name, "planning of retries", "a person paused it")
+        return Condition.not_applicable(stream.name, "planning of retries", "a person paused it")
     paused = inputs.ledger.paused.read_for_stream(stream.name)
     begun = inputs.ledger.topics.read_planned_topic(stream.name, stream.topic) is not None
     for topic in stream.delays if begun else stream.tier_topics:

@@ -70,7 +70,7 @@ def measure_retention_left(inputs: StreamInputs) -> Condition | None:
     if worst.left is None:
         sizes = ", ".join(f"retention.bytes={one.size} of {one.topic}" for one in found if one.size is not None)
         why = f"no age ends a record; when {sizes} takes one is not known" if sizes else "the topics keep all"
-        return Condition.without_subject(stream.name, "retention before unread records", why)
+        return Condition.not_applicable(stream.name, "retention before unread records", why)
     return Condition(
         stream.name,
         "retention before unread records",
@@ -102,7 +102,7 @@ def measure_open_transaction(inputs: StreamInputs) -> Condition | None:
         for p, found in inputs.measure_ages(topic).held_back.items()
     ]
     if not held:
-        return Condition.without_subject(stream.name, "open transaction", "none holds records back")
+        return Condition.not_applicable(stream.name, "open transaction", "none holds records back")
     limits = {topic: _compute_held_back_limit(inputs, topic) for topic, _, _ in held}
     known = [(found.age, topic, p, found) for topic, p, found in held if found.age is not None]
     if not known:

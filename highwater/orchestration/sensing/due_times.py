@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
-from highwater.routing import RETRY_JITTER, compute_retry_delay
+from highwater.routing import compute_longest_retry_delay, compute_retry_delay
 from highwater.slices import OffsetRange, SliceKey
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class DueTimes:
     """The due times of waiting records.
 
     Args:
-        next: the first of it, by the delay of the slice that is planned next, in UTC.
-        all: all of it, at the latest, in UTC.
+        next: when the first waiting record is due, by the delay of the slice that is planned next, in UTC.
+        all: when all of them are due, at the latest, in UTC.
     """
 
     next: datetime
@@ -85,4 +85,4 @@ def _read_timestamps(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]
 
 def compute_due_times(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> DueTimes:
     """The due times of records of these times: the first in the slice that follows, the last in whatever slice."""
-    return DueTimes(first + compute_retry_delay(delay, str(following)), last + delay * (1 + RETRY_JITTER))
+    return DueTimes(first + compute_retry_delay(delay, str(following)), last + compute_longest_retry_delay(delay))

@@ -17,7 +17,7 @@ from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_there
 from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.resources.dependency_guards import guard_dependencies
-from highwater.resources.divergence import look_back
+from highwater.resources.divergence_detection import detect_divergence
 from highwater.resources.groups import commit, read_group_offsets
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _read_planned_topics(ledger: Ledger, kafka: Kafka, stream: Stream, lines: li
         except TopicAbsentError:
             lines.append(f"{topic}: is not there")
             continue
-        found.append(TopicLook(topic, planned, state, look_back(kafka, state, planned)))
+        found.append(TopicLook(topic, planned, state, detect_divergence(kafka, state, planned)))
     return found
 
 

@@ -11,12 +11,12 @@ from highwater.orchestration.sensing.run_history import read_instance_id
 from highwater.orchestration.sensing.slice_cutting import is_caught_up
 from highwater.orchestration.sensing.stream_ticks import Tick, plan_retries, plan_stream, select_tiers_to_plan
 from highwater.resources.dependency_guards import guard_dependencies, is_cooling_down
-from highwater.resources.divergence import has_new_leader
+from highwater.resources.divergence_detection import has_new_leader
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.orchestration.sensing.rounds import RoundContext
-    from highwater.orchestration.sensing.topic_planner import Look
+    from highwater.orchestration.sensing.topic_planner import PlanAndState
     from highwater.plans import Planned
     from highwater.resources.topic_state import TopicState
 
@@ -58,7 +58,7 @@ class _TopicLooks:
         dependencies = self._ledger.breakers.list_dependencies()
         self._resting = {one.name for one in dependencies if is_cooling_down(one, context.now)}
 
-    def look(self, stream: str, topic: str) -> Look | None:
+    def look(self, stream: str, topic: str) -> PlanAndState | None:
         """Plan and topic, where the topic was seen."""
         state = self._states.get(topic)
         return None if state is None else (self._plans.get((stream, topic)), state)

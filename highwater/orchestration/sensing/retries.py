@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import TopicAbsentError
-from highwater.orchestration.sensing.topic_planner import Look, Planner, PlanningResult
+from highwater.orchestration.sensing.topic_planner import PlanAndState, Planner, PlanningResult
 from highwater.resources.deleted_topics import find_vanished_error
-from highwater.routing import compute_retry_delay, on_tier
+from highwater.routing import build_tier_stream, compute_retry_delay
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def plan_tier(
     now: datetime,
     *,
     dry_run: bool = False,
-    look: Look | None = None,
+    look: PlanAndState | None = None,
 ) -> PlanningResult:
     """Plan the due offsets of a tier, or of a topic that another system fills.
 
@@ -47,7 +47,7 @@ def plan_tier(
         TopicRecreatedError: the tier is not the one that was planned.
         DependencyAwayError: Kafka or the ledger is away; nothing was planned.
     """
-    tier = on_tier(stream, topic)
+    tier = build_tier_stream(stream, topic)
 
     def select_due_offsets(state: TopicState, planned: Planned) -> TopicState:
         key = str(SliceKey(tier.topic, planned.next_ordinal))

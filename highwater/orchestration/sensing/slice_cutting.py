@@ -88,7 +88,7 @@ def cut_slices(
 def is_caught_up(planned: Planned, state: TopicState) -> bool:
     """Whether a topic holds exactly its plan, in every partition, so that planning has nothing to do.
 
-    Elections are not looked at: they may have replaced records (`highwater.resources.divergence.has_new_leader`).
+    Elections are not looked at: they may have replaced records (`has_new_leader`).
 
     Args:
         planned: how far the topic is planned; it was read before `state`.

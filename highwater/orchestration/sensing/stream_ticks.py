@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
     from highwater.holds import Hold
-    from highwater.orchestration.sensing.topic_planner import Look, PlanningResult
+    from highwater.orchestration.sensing.topic_planner import PlanAndState, PlanningResult
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
@@ -97,7 +97,7 @@ def plan_stream(
     resources: Any,
     stream: Stream,
     cursor: str | None = None,
-    look: Look | None = None,
+    look: PlanAndState | None = None,
 ) -> Tick:
     """Plan in the ledger, then name the keys that Dagster lacks and the runs for them.
 
@@ -231,7 +231,7 @@ def plan_retries(
     resources: Any,
     stream: Stream,
     cursor: str | None = None,
-    looks: Mapping[str, Look | None] | None = None,
+    looks: Mapping[str, PlanAndState | None] | None = None,
 ) -> Tick:
     """Plan the due offsets of the tiers, and name the keys and the runs for them.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from highwater.divergence import Divergence
 from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
 from highwater.orchestration.sensing.slice_cutting import find_partition_errors
-from highwater.resources.divergence import look_back
+from highwater.resources.divergence_detection import detect_divergence
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -40,14 +40,14 @@ def compare_with_plan(
         DependencyAwayError: the topic seems to be recreated, which could not be confirmed, or exists at the first look
             only.
     """
-    divergence = look_back(kafka, state, planned)
+    divergence = detect_divergence(kafka, state, planned)
     first = _select_fault_kinds(stream, planned, state, divergence)
     if not first:
         return state, divergence
     if state.unled:
         return state, _mark_unsure(planned, state, divergence, first, describe_missing_leaders(state))
     again = fetch_topic_again(kafka, state.topic)
-    divergence = look_back(kafka, again, planned)
+    divergence = detect_divergence(kafka, again, planned)
     second = _select_fault_kinds(stream, planned, again, divergence)
     if again.unled:
         return again, _mark_unsure(planned, again, divergence, {**first, **second}, describe_missing_leaders(again))

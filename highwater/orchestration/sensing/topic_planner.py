@@ -18,7 +18,7 @@ from highwater.orchestration.sensing.slice_cutting import SlicePlan, compute_pos
 from highwater.orchestration.sensing.topic_inspection import compare_with_plan
 from highwater.plans import Generation, Loss, Planned
 from highwater.resources.deleted_topics import read_state
-from highwater.resources.divergence import read_fingerprints
+from highwater.resources.divergence_detection import read_fingerprints
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ LOOKS_AT_ONCE = 4
 # At the end of each partition this many offsets are searched for sent records: the last are transactions' markers.
 TAIL = 100
 
-Due = Callable[["TopicState", Planned], "TopicState"]
+SelectDue = Callable[["TopicState", Planned], "TopicState"]
 # How far a topic is planned, and what it held a moment later.
-Look = tuple[Planned | None, "TopicState"]
+PlanAndState = tuple[Planned | None, "TopicState"]
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,15 @@ class Planner:
         self._kafka = kafka
 
     def tick(
-        self, stream: Stream, now: datetime, *, dry_run: bool = False, due: Due | None = None, look: Look | None = None
+        self,
+        stream: Stream,
+        now: datetime,
+        *,
+        dry_run: bool = False,
+        due: SelectDue | None = None,
+        look: PlanAndState | None = None,
     ) -> PlanningResult:
-        """Look at the stream's topic and record the next offsets to read.
+        """PlanAndState at the stream's topic and record the next offsets to read.
 
         Any number of planners may tick at once: each offset is planned by one of them.
 
@@ -174,7 +180,7 @@ class Planner:
             remedy="nothing to do: they planned the same topic, and the next tick looks again",
         )
 
-    def _look(self, stream: Stream) -> Look:
+    def _look(self, stream: Stream) -> PlanAndState:
         # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
         planned = self._ledger.topics.read_planned_topic(stream.name, stream.topic)
         return planned, read_state(self._ledger, self._kafka, stream, stream.topic)

@@ -1,4 +1,4 @@
-"""Rows that left the tables, in the ledger: by keys that a person erased, and of raw by age; what each slice lost."""
+"""Erased keys and expired rows by slice, in the ledger; a slice that is read again leaves the erased records out."""
 
 # The offsets of the erased records are kept, and of their key only a digest: so a slice that is read again leaves them
 # out, and the checks know what its gaps are.
@@ -26,7 +26,7 @@ _KEYS, _SLICES = schema.erasures, schema.erased_slices
 
 
 class Erasures(LedgerPart):
-    """The record of a ledger."""
+    """The erasures of a ledger, and what each removed from each slice."""
 
     def list_for_stream(self, stream: str) -> list[Erasure]:
         """All erasures of a stream, oldest first."""

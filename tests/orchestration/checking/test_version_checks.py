@@ -19,7 +19,7 @@ from dev.planted import plant as plant_table
 from dev.shapes import SHAPES
 from highwater.declaration import Field, Severity, Transitions
 from highwater.envelope import Origin
-from highwater.orchestration.checking import missing_versions, version_questions
+from highwater.orchestration.checking import missing_versions, version_queries
 from highwater.orchestration.checking.checks import build_evaluation
 from highwater.orchestration.checking.version_checks import (
     ALONG_OFFSETS,
@@ -33,7 +33,7 @@ from highwater.orchestration.checking.version_checks import (
     select_check_names,
     select_missing_check_names,
 )
-from highwater.orchestration.checking.version_questions import SAMPLES, STREAM, Scope
+from highwater.orchestration.checking.version_queries import SAMPLES, STREAM, Scope
 from highwater.resources import commit_log
 from highwater.resources.lake import Lake
 from highwater.slices import SliceKey
@@ -368,7 +368,7 @@ def test_far_away_slices_are_looked_at_before_a_version_is_nowhere(
     planted: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only neighbours are looked at; the second version is in none of them."""
-    monkeypatch.setattr(version_questions, "SLICES_AROUND", 0)
+    monkeypatch.setattr(version_queries, "SLICES_AROUND", 0)
     planted.events += [event(4, 2, "x"), event(14, 1, "x"), event(15, 4, "x"), event(24, 3, "x")]
     planted.write()
     assert not Scope.from_slice_keys(ORDERS, [SECOND]).whole
@@ -379,7 +379,7 @@ def test_far_away_slices_are_looked_at_before_a_version_is_nowhere(
 
 
 def test_a_slice_is_compared_with_those_around_it_and_a_tier_against_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version_questions, "SLICES_AROUND", 1)
+    monkeypatch.setattr(version_queries, "SLICES_AROUND", 1)
     key = str(SliceKey("orders", 7))
     assert Scope.from_slice_keys(ORDERS, [key]).among.endswith("BETWEEN 'orders@0000006' AND 'orders@0000008')")
     assert Scope.from_slice_keys(ORDERS, [key, TIER]).among == "true"
@@ -391,7 +391,7 @@ def test_records_of_slices_that_cannot_matter_are_not_read(
     planted: Planted, monkeypatch: pytest.MonkeyPatch, below: dict[str, int], slice_commits_of: list[bool]
 ) -> None:
     """They are as many as there are slices. Of a key that moved, though, the missing version may lie before all."""
-    monkeypatch.setattr(version_questions, "SLICES_AROUND", 0)
+    monkeypatch.setattr(version_queries, "SLICES_AROUND", 0)
     asked: list[str] = []
 
     def slice_commits_from(table: DeltaTable, topic: str, since: str) -> dict[str, SliceCommit]:
@@ -413,17 +413,17 @@ def test_ranges_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.Monk
         planted.events += [{**row, "key": f"x{number}"} for row in rows]
     at_once = planted.check_slices()
     assert set(red(ORDERS, at_once)) == {ALONG_OFFSETS, ONE_CONTENT, MISSING}
-    monkeypatch.setattr(version_questions, "EVENTS_AT_ONCE", 4)
+    monkeypatch.setattr(version_queries, "EVENTS_AT_ONCE", 4)
     in_ranges = planted.check_slices()
     for check, by_slice in at_once.items():
         for key, result in by_slice.items():
             assert (in_ranges[check][key].numbers, in_ranges[check][key].text) == (result.numbers, result.text)
 
 
-@pytest.mark.parametrize("at_once", [version_questions.EVENTS_AT_ONCE, 20])
+@pytest.mark.parametrize("at_once", [version_queries.EVENTS_AT_ONCE, 20])
 def test_samples_are_few_and_counts_exact(planted: Planted, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Each range of keys brought as many: of a large stream with many wrong keys hundreds were shown."""
-    monkeypatch.setattr(version_questions, "EVENTS_AT_ONCE", at_once)
+    monkeypatch.setattr(version_queries, "EVENTS_AT_ONCE", at_once)
     planted.events += [event(4, 1, f"x{n}", status="paid") for n in range(50)]
     planted.events += [event(5, 3, f"y{n}") for n in range(50)]
     planted.current = [row for row in winners(planted.events) if not row["key"].startswith(("x", "y"))]

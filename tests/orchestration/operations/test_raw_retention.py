@@ -45,7 +45,7 @@ from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.table_maintenance import TableSize
 from highwater.retention import (
     AGED_FROM,
-    RetentionReasons,
+    RetentionFacts,
     count_expired_rows,
     count_records,
     select_free_slices,
@@ -78,14 +78,16 @@ KEYS = st.sets(st.sampled_from("abcdef"))
 def test_only_slices_that_nothing_keeps_lose_rows(
     named: set[str], whole: set[str], in_dlq: set[str], reclaimed: set[str]
 ) -> None:
-    found, retained = select_free_slices("abcdef", RetentionReasons(named, whole, in_dlq, reclaimed))
+    found, retained = select_free_slices("abcdef", RetentionFacts(named, whole, in_dlq, reclaimed))
     assert {*found} == whole - named - in_dlq - reclaimed
     assert found == sorted(found)
     assert len(found) + sum(retained.values()) == 6
 
 
 def test_each_slice_reports_why_it_keeps_its_rows() -> None:
-    needed = RetentionReasons(named={"a"}, whole={"a", "c", "d", "e"}, in_dlq={"c", "d"}, reclaimed_slices={"d"})
+    needed = RetentionFacts(
+        in_unfinished_runs={"a"}, complete={"a", "c", "d", "e"}, in_dlq={"c", "d"}, reclaimed_slices={"d"}
+    )
     assert select_free_slices("abcde", needed) == (
         ["e"],
         {

@@ -21,7 +21,7 @@ from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.reporting import doctor
 from highwater.resources.delta_rs_writes import try_storage
-from highwater.resources.dlq_topics import ensure
+from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -305,7 +305,7 @@ def test_what_a_broker_forbids_or_has_otherwise_is_reported(
         return {row["tried"]: row["state"] for row in json.loads(scene.run("doctor", "--json").stdout)}
 
     assert (states()["transactions of orders"], states()["group highwater.orders"]) == ("ok", "ok")
-    ensure(scene.kafka, make_stream(scene.topic))
+    ensure_dlq_topics(scene.kafka, make_stream(scene.topic))
     found = states()
     expected = ("Kafka", f"topic {scene.topic}", "DLQ topics of orders", "transactions of orders")
     assert {found[name] for name in (*expected, "reference table reference/customers")} == {"ok"}

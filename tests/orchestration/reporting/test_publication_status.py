@@ -13,7 +13,7 @@ import pytest
 from highwater.assets import dlq, dlq_marks, events, raw, rejects
 from highwater.errors import ConfigurationError
 from highwater.mirroring import MirrorMark as GroupMark
-from highwater.resources.dlq_topics import ensure
+from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.groups import commit
 from highwater.resources.ledger import schema
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -128,7 +128,7 @@ def test_the_mark_of_another_plan_is_not_counted(bench: Bench) -> None:
     assert publishing.children.end() == 0
     other = replace(publishing.slice_, topic_id="another")
     with pytest.raises(ConfigurationError, match="another plan were published under this key"):
-        dlq._publish(bench.work(other), other, decision, ensure(bench.kafka, bench.stream))
+        dlq._publish(bench.work(other), other, decision, ensure_dlq_topics(bench.kafka, bench.stream))
     publishing.ensure_each_once()
 
 

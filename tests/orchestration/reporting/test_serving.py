@@ -34,12 +34,12 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.serve_metrics import measure_streams
 from highwater.orchestration.reporting.health import LIMIT, SENSORS, Health, HealthCondition, examine
-from highwater.orchestration.reporting.open_metrics import MetricSamples
+from highwater.orchestration.reporting.prometheus_metrics import MetricSamples
 from highwater.orchestration.reporting.serving import CachedValue, build_application, open_server
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.settings import parse_metrics_listen
-from tests.orchestration.reporting.open_metrics_text import read
+from tests.orchestration.reporting.prometheus_text import read
 
 DEADLINE = 60.0
 
@@ -284,7 +284,7 @@ def test_a_secret_that_is_replaced_in_its_file_is_used_by_the_next_measuring(
         asked.append((repr(ledger), kafka.build_spark_options()["kafka.sasl.jaas.config"]))
         return MetricSamples()
 
-    monkeypatch.setattr("highwater.orchestration.reporting.open_metrics.measure", measure)
+    monkeypatch.setattr("highwater.orchestration.reporting.prometheus_metrics.measure", measure)
     config, url = tmp_path / "config", tmp_path / "url"
     monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG_FILE", str(config))
     monkeypatch.setenv("HIGHWATER_LEDGER_URL_FILE", str(url))

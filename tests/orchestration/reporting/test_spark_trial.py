@@ -18,7 +18,7 @@ from dev.spark_standalone import SparkStandalone
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.orchestration.reporting import spark_trial
 from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESSION, from_plain, to_plain, try_spark
-from highwater.orchestration.reporting.tried import TrialResult
+from highwater.orchestration.reporting.trial_results import TrialResult
 from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.settings import Settings
 from tests.fake_session import FakeSession

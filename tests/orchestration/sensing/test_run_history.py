@@ -29,7 +29,7 @@ from highwater.orchestration.operations.acceptance import accept_loss, compute_a
 from highwater.orchestration.sensing.slice_cutting import cut_slices
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Planned, subtract_losses
-from highwater.resources.divergence import compare, locate_divergence
+from highwater.resources.divergence_detection import find_divergence, locate_divergence
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
 from tests.replaced_history import FakeReplacedTopic, planned, seen, topic
@@ -411,8 +411,8 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
         wait_until(lambda: _end(kafka) is not None, 60, "the new leader's offsets")
         now = kafka.read_topic_state(TOPIC)
         assert now.partitions[0].leader_epoch != recorded[0].epoch
-        assert compare(kafka, now, recorded).diverged == {}
-        assert compare(
+        assert find_divergence(kafka, now, recorded).diverged == {}
+        assert find_divergence(
             kafka, now, {0: PlannedFacts(20, before.partitions[0].leader_epoch, Fingerprint(19, "x"))}
         ).diverged
         offline.ensure_left_out()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from highwater.orchestration.reporting.open_metrics import FAMILIES
+from highwater.orchestration.reporting.prometheus_metrics import FAMILIES
 
 Found = dict[str, dict[tuple[str, ...], float]]
 

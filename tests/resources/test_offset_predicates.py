@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.envelope import ORIGIN, ORIGIN_TYPES
-from highwater.resources.conditions import build_between, build_in_any, build_in_none
 from highwater.resources.delta import query
+from highwater.resources.offset_predicates import build_between, build_in_any, build_in_none
 
 # A process of DataFusion's did not outlive three thousand alternatives.
 MANY = 4000

@@ -21,15 +21,15 @@ from highwater.declaration import Severity, Stream
 from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
-from highwater.orchestration.reporting import open_metrics
-from highwater.orchestration.reporting.open_metrics import FAMILIES, MetricSamples, measure
+from highwater.orchestration.reporting import prometheus_metrics
+from highwater.orchestration.reporting.prometheus_metrics import FAMILIES, MetricSamples, measure
 from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.database import Database
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
-from tests.orchestration.reporting.open_metrics_text import read
+from tests.orchestration.reporting.prometheus_text import read
 from tests.written_tables import PARKED, STREAM, TIER, Written
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -292,14 +292,14 @@ def test_an_error_of_one_stream_hides_no_number_of_the_others(
 ) -> None:
     """A permanent error of one stream ended the whole command without a number."""
     other = replace(STREAM, name="others", topic="others")
-    holds = open_metrics._measure_holds
+    holds = prometheus_metrics._measure_holds
 
     def broken(found: MetricSamples, ledger: Ledger, stream: Stream) -> None:
         if stream.name == "others":
             raise ValueError("hunter2")
         holds(found, ledger, stream)
 
-    monkeypatch.setattr(open_metrics, "_measure_holds", broken)
+    monkeypatch.setattr(prometheus_metrics, "_measure_holds", broken)
     kafka: Any = broker()
     found = measure(written.ledger, kafka, written.lake, [other, STREAM], nobody)
     numbers = read(found.text)

@@ -25,7 +25,7 @@ from highwater.orchestration.reporting.audit import compute_committed_ends
 from highwater.orchestration.reporting.consumer_lag import RecordAges, measure_unread_ages
 from highwater.orchestration.reporting.health import SENSORS, fetch_heartbeats, fetch_last_ticks
 from highwater.orchestration.reporting.plan_status import read_topic_status
-from highwater.routing import on_tier
+from highwater.routing import build_tier_stream
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -186,7 +186,7 @@ def _measure_stream(found: MetricSamples, ledger: Ledger, kafka: Kafka, lake: La
     committed = found.ask("lake", lambda: read_attempts(lake, stream))
     slices = found.ask("ledger", lambda: ledger.list_slices(stream.name))
     losses = found.ask("ledger", lambda: ledger.list_losses(stream.name))
-    for view in (stream, *(on_tier(stream, topic) for topic in stream.delays)):
+    for view in (stream, *(build_tier_stream(stream, topic) for topic in stream.delays)):
         _measure_slices(found, view, slices, committed)
         planned = _load_plan(found, ledger, view)
         _measure_plan_ends(found, view, planned, slices, committed)

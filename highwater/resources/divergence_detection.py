@@ -1,4 +1,4 @@
-"""Comparison of a topic in Kafka with its plan: the last records before an end, and whether they are still the same."""
+"""Detects whether an election of an unclean leader replaced records that are planned, by what Kafka holds there now."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def read_fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange
     return {p: Fingerprint(seen.offset, seen.digest) for p, seen in found.items()}
 
 
-def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: float = COMPARE_SECONDS) -> Divergence:
+def detect_divergence(
+    kafka: Kafka, state: TopicState, planned: Planned, *, seconds: float = COMPARE_SECONDS
+) -> Divergence:
     """Compare a planned topic with its plan; one that was recreated is another topic, and is not compared."""
     if state.topic_id != planned.generation.topic_id:
         return SOUND
-    return compare(kafka, state, planned.recorded, seconds=seconds)
+    return find_divergence(kafka, state, planned.recorded, seconds=seconds)
 
 
-def compare(
+def find_divergence(
     kafka: Kafka, state: TopicState, recorded: Mapping[int, PlannedFacts], *, seconds: float = COMPARE_SECONDS
 ) -> Divergence:
     """Compare Kafka with the recorded history; costs nothing while no leader changed.
@@ -84,10 +86,9 @@ def locate_divergence(
 ) -> int:
     """The offset at which a log parts from the plan, as older plans show it.
 
-    After two unclean elections, records may exist below the place that epochs show which no plan has seen: they are
-    older
-    than the plan that was compared. Behind the newest matching mark, none is missed; records that exist and were read
-    before come a second time, in the new generation.
+    After two unclean elections, records may exist below the place that epochs show which no plan has seen: such
+    records are older than the compared plan. Behind the newest matching mark, none is missed; records that exist and
+    were read before come a second time, in the new generation.
 
     Args:
         kafka: is read.
