@@ -45,7 +45,7 @@ class Stopping(Dying):
 def main(task: dict[str, Any]) -> int:
     """Send; the point says where this process ends."""
     published.RECORDS_PER_TRANSACTION = RECORDS
-    vars(retraction_guard)["alone"] = partial(retraction_guard.lease_sending, seconds=LEASE)
+    vars(retraction_guard)["lease_sending"] = partial(retraction_guard.lease_sending, seconds=LEASE)
     tables = Tables(Path(task["folder"]), task["topic"], bootstrap=task["bootstrap"])
     _arm(task["point"], signal.Signals(task["sign"]))
     try:

@@ -370,7 +370,7 @@ def _slow_winners(*, seconds: int) -> None:
         sleep = f"java_method('java.lang.Thread', 'sleep', {seconds * 1000}L) IS NOT NULL OR id >= 0"
         return real(rows, *by).crossJoin(rows.sparkSession.range(1).where(sleep).drop("id"))
 
-    vars(current)["winners"] = slow
+    vars(current)["select_winners"] = slow
 
 
 def _lose_leases() -> None:

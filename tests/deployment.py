@@ -36,7 +36,7 @@ from highwater.declaration import Limits
 from highwater.orchestration.build import build_defs
 from tests.support import make_stream
 
-_one_read = raw._one_read
+_one_read = raw._read_ranges
 
 def _slowly(*args):
     rows = _one_read(*args)
@@ -44,7 +44,7 @@ def _slowly(*args):
         return rows
     return rows.where("reflect('java.lang.Thread', 'sleep', 500L) IS NULL")
 
-raw._one_read = _slowly
+raw._read_ranges = _slowly
 stream = make_stream(
     os.environ["TEST_TOPIC"],
     limits=Limits(max_offsets=int(os.environ["TEST_RECORDS"]), slices_per_run=int(os.environ["TEST_SLICES_PER_RUN"])),

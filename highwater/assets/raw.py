@@ -377,7 +377,7 @@ def _build_literal(value: int | str) -> str:
     return f"'{value}'" if isinstance(value, str) else f"{value}L"
 
 
-# `highwater.divergence.digest` as an expression of Spark.
+# `highwater.divergence.compute_digest` as an expression of Spark.
 _DIGEST = (
     "SHA2(CONCAT(CAST(CAST({ms} AS STRING) AS BINARY), "
     "COALESCE(CONCAT(X'01', key), X'00'), COALESCE(CONCAT(X'01', value), X'00')), 256)"

@@ -258,7 +258,7 @@ def _read_unaccepted_rows(
 
 
 def _build_next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
-    """The topic that `highwater.routing.destination` gives for each reason and each number of retries.
+    """The topic that `highwater.routing.find_destination` gives for each reason and each number of retries.
 
     Args:
         stream: its declaration.

@@ -165,7 +165,7 @@ def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
     rows, records = by_slice(bench, "raw"), bench.lake.load_commits("orders", "raw").records
     group = FileGroup(tuple(small_files(bench, "raw")))
     place = {
-        "before the write": "highwater.assets.compaction._unchecked",
+        "before the write": "highwater.assets.compaction._skip_replace_check",
         "before it is recorded": "highwater.resources.numbered_commits._complete",
     }
     with monkeypatch.context() as patched:

@@ -238,7 +238,7 @@ def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(
 
         return do
 
-    for name, answer in (("ensure_table", None), ("ensure", {}), ("_publish", (3, 1)), ("_commit", 1)):
+    for name, answer in (("ensure_table", None), ("ensure_dlq_topics", {}), ("_publish", (3, 1)), ("_commit", 1)):
         early.monkeypatch.setattr(dlq, name, doing(name, answer))
     early.monkeypatch.setattr("highwater.assets.dlq_marks.delete_groups", doing("delete", {}))
     early.monkeypatch.setattr("highwater.assets.commit.write_cost", lambda *_: {})  # `_commit` wrote nothing
@@ -248,5 +248,5 @@ def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(
             dlq.materialise(work)
     else:
         dlq.materialise(work)
-    steps = ["ensure_table", "ensure", "_publish", "_commit", f"delete ['{group}']"]
+    steps = ["ensure_table", "ensure_dlq_topics", "_publish", "_commit", f"delete ['{group}']"]
     assert done == steps[: steps.index(point) + 1 if point else None]

@@ -238,7 +238,7 @@ def test_the_jars_of_a_server_have_the_log_store_of_this_release(
     place = jars.build_jars_path("spark", tmp_path)
     place.mkdir(parents=True)
     (place / LOG_STORE_JAR.name).write_bytes(b"of another release")
-    monkeypatch.setattr(jars, "ensure", jars.build_jars_path)
+    monkeypatch.setattr(jars, "ensure_jars", jars.build_jars_path)
     done = CliRunner().invoke(main, ["jars", "--to", str(tmp_path)], catch_exceptions=False)
     assert done.output == f"the jars are in {place}\n"
     assert {file.name: file.read_bytes() for file in place.iterdir()} == {

@@ -81,7 +81,7 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
     send(free, "orders", [order_message("o1", 1)])
     login = {"sasl.mechanisms": "PLAIN", "sasl.username": "limited", "sasl.password": PASSWORD}
     kafka = Kafka(address, {"security.protocol": "SASL_PLAINTEXT", **login})
-    deployment: Any = cast("Any", SimpleNamespace(kafka=lambda: kafka))
+    deployment: Any = cast("Any", SimpleNamespace(open_kafka=lambda: kafka))
     allow(free, "TOPIC", "orders", "READ", "DESCRIBE")
 
     facts = fetch_topic_facts(kafka, "orders")

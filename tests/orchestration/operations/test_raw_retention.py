@@ -151,7 +151,7 @@ class Step:
         monkeypatch.setattr(maintenance, "_maintain_table", lambda task: task)
         monkeypatch.setattr(raw_expiry, "_commit", self.commit)
         monkeypatch.setattr(raw_expiry, "_read_expired_rows", self.held)
-        for after, (name, before) in {"begin": ("begin", "add"), "done": ("done", "")}.items():
+        for after, (name, before) in {"begin": ("begin", "add"), "done": ("mark_done", "")}.items():
             monkeypatch.setattr(Erasures, name, self.dying(getattr(Erasures, name), before, after))
 
     def held(self, work: Work, slice_commits: Mapping[str, SliceCommit]) -> list[dict[str, Any]]:

@@ -140,7 +140,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     monkeypatch.setattr(slice_status, "list_settled_slices", settled)
     monkeypatch.setattr(offset_mirror, "read_group_offsets", made.held)
     monkeypatch.setattr(offset_mirror, "commit", made.commit)
-    monkeypatch.setattr(offset_mirror, "look_back", lambda *_: made.divergence)
+    monkeypatch.setattr(offset_mirror, "detect_divergence", lambda *_: made.divergence)
     return made
 
 
