@@ -119,6 +119,7 @@ def test_each_page_works_when_it_is_pasted(deployed: Bench, spark_server: SparkC
         "orders.dlq": f"{topic}.dlq",
         "orders@0000100": f"{topic}@0000000",
         "orders@0000199": f"{topic}@0000001",
+        "postgresql+psycopg2://highwater_owner:…@postgres:5432/drill": f"sqlite:///{tmp_path / 'drill.sqlite'}",
         # "point HIGHWATER_LEDGER_URL at an empty database", and "without ledger and lake"
         "highwater rebuild-ledger": f"HIGHWATER_LEDGER_URL={empty} highwater rebuild-ledger",
         "highwater rebuild-all": f"HIGHWATER_HOME={tmp_path / 'new'} highwater rebuild-all",
