@@ -40,13 +40,13 @@ test-long: class-archives ## What `make test` leaves out: long series of process
 	$(RUN) $(TEST) -m long
 
 test-s3: class-archives ## A lake on an S3 server of this machine: two drivers at once, a kill, backfill, maintenance, erasure, audit
-	$(RUN) pytest --durations 10 tests/pipeline/test_s3.py tests/resources/test_object_store.py
+	$(RUN) pytest --durations 10 tests/integration/test_s3.py tests/resources/test_object_store.py
 
 soak: class-archives ## A million faulty records while 100 processes are killed, then each is accounted for: an hour or two
 	@$(RUN) dev.soak $(ARGS)
 
 soak-producer: class-archives ## Producers for minutes while brokers are killed, hang and are all away; then slices of what they wrote
-	$(RUN) pytest tests/pipeline/test_acknowledged.py -m long
+	$(RUN) pytest tests/integration/test_acknowledged.py -m long
 
 infer-trial: setup ## Six unknown topics of 100,000 records to tables by a new user's commands, by the clock: half an hour
 	@$(RUN) dev.infer_trial $(ARGS)

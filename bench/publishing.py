@@ -16,7 +16,7 @@ from highwater.assets import dlq, published
 from highwater.declaration import Accepted
 from highwater.resources.dlq_topics import ensure_accepted, ensure_dlq_topics
 from highwater.resources.transactions import Transactions
-from tests.accepted import Event, Tables
+from tests.helpers.accepted import Event, Tables
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dev.postgresql import Server
     from dev.spark_connect import SparkConnect
     from highwater.resources.ledger import Ledger
-    from tests.support import Bench
+    from tests.helpers.support import Bench
 
 TopicFactory = Callable[..., str]
 
@@ -210,7 +210,7 @@ def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bootstrap(session_home: Path) -> str:
     """The address of a real broker, shared by all workers; tests that kill one start their own."""
-    from tests.services import joined_broker
+    from tests.helpers.services import joined_broker
 
     return joined_broker(session_home).bootstrap
 
@@ -218,7 +218,7 @@ def bootstrap(session_home: Path) -> str:
 @pytest.fixture(scope="session")
 def spark_server(session_home: Path) -> SparkConnect:
     """A warm Spark Connect server, shared by all workers; tests that kill one start their own."""
-    from tests.services import joined_spark
+    from tests.helpers.services import joined_spark
 
     return joined_spark(session_home)
 
@@ -283,6 +283,6 @@ def grow(bootstrap: str, name: str, partitions: int) -> None:
 @pytest.fixture
 def bench(topic: TopicFactory, spark: SparkSession, bootstrap: str, tmp_path: Path) -> Bench:
     """A stream on a topic of three partitions of its own, with a lake and a ledger of its own."""
-    from tests.support import make_bench
+    from tests.helpers.support import make_bench
 
     return make_bench(topic(partitions=3), bootstrap, spark, tmp_path)

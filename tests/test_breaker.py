@@ -48,8 +48,8 @@ from highwater.resources.ledger import Ledger, breakers
 from highwater.resources.ledger.breakers import AcceptedReason, AcceptedSlice, Judgement
 from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
-from tests.commits import commit_empty
-from tests.repairing import (
+from tests.helpers.commits import commit_empty
+from tests.helpers.repairing import (
     FOUR,
     HALF,
     NOON,
@@ -64,7 +64,7 @@ from tests.repairing import (
     minutes,
     opened,
 )
-from tests.written_tables import a_slice
+from tests.helpers.written_tables import a_slice
 
 RULES = Breaker()
 

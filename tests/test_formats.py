@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.format_streams import FORMATS, find_schema, records
-from tests.support import LONG_TIERS, Message
+from tests.helpers.format_streams import FORMATS, find_schema, records
+from tests.helpers.support import LONG_TIERS, Message
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from tests.support import Bench
+    from tests.helpers.support import Bench
 
 pytestmark = pytest.mark.slow
 

@@ -28,9 +28,9 @@ from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
 from highwater.tiling import detect_tiling_faults
-from tests.commits import store_raw
 from tests.conftest import create_topic
-from tests.scene import Scene
+from tests.helpers.commits import store_raw
+from tests.helpers.scene import Scene
 
 if TYPE_CHECKING:
     from highwater.orchestration.checking.check_rules import CheckResult

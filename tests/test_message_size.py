@@ -49,8 +49,8 @@ from highwater.resources.lake import Lake
 from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions, _call_client
 from tests.conftest import create_topic
-from tests.support import read_topic
-from tests.world import STREAM
+from tests.helpers.support import read_topic
+from tests.helpers.world import STREAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,8 +15,8 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.live_producer import list_own_producers, read_producer_facts
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.topic_rules import Finding, Level
-from tests.scene import Scene
-from tests.support import make_stream
+from tests.helpers.scene import Scene
+from tests.helpers.support import make_stream
 
 JAVA, LIBRDKAFKA = Client.JAVA, Client.LIBRDKAFKA
 NEWEST: dict[Client, Version] = {JAVA: (4, 1), LIBRDKAFKA: (2, 16)}

@@ -28,7 +28,7 @@ from highwater.protobuf import compile_schema
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord, MisfitError
 from highwater.sources import Key, Meta
-from tests.format_streams import FORMATS, find_schema, records
+from tests.helpers.format_streams import FORMATS, find_schema, records
 
 
 def outcomes(name: str) -> list[Classification]:

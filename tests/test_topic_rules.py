@@ -23,8 +23,8 @@ from highwater.topic_rules import (
     describe_endurance,
     merge_broker_settings,
 )
-from tests.support import make_stream
-from tests.topic_facts import OF_BROKER, SAFE, with_setting
+from tests.helpers.support import make_stream
+from tests.helpers.topic_facts import OF_BROKER, SAFE, with_setting
 
 ONE = replace(SAFE, brokers=1, replicas={0: 1, 1: 1}, in_sync={0: 1, 1: 1})
 

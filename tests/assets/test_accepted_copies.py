@@ -28,8 +28,8 @@ from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.resources.transactions import PublicationMark
 from highwater.slices import OffsetRange, Slice
-from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables, orders, places
-from tests.support import Bench, Message, order_message, read_rows
+from tests.helpers.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables, orders, places
+from tests.helpers.support import Bench, Message, order_message, read_rows
 
 HEADERS = {
     "highwater.origin.topic": b"orders",

@@ -17,7 +17,7 @@ from highwater.errors import SupersededAttemptError
 from highwater.maintenance import FileGroup
 from highwater.resources.delta import open_table
 from highwater.resources.table_maintenance import list_files
-from tests.support import Bench, order_message
+from tests.helpers.support import Bench, order_message
 
 if TYPE_CHECKING:
     from highwater.maintenance import File

@@ -22,7 +22,7 @@ from highwater.plans import Discard
 from highwater.resources.delta_rs_writes import append
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from tests.world import NOON, STREAM, World
+from tests.helpers.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(list_group_names=list))

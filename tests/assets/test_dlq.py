@@ -29,8 +29,8 @@ from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Discard, Generation
 from highwater.routing import build_stream_of_topic, compute_retry_delay, is_stream_topic
-from tests.bench_records import due, ends, published
-from tests.support import Bench, Message, customers, order_message
+from tests.helpers.bench_records import due, ends, published
+from tests.helpers.support import Bench, Message, customers, order_message
 
 if TYPE_CHECKING:
     from highwater.slices import Slice

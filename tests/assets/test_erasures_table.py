@@ -26,8 +26,8 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange
-from tests.erasure_commits import Committed
-from tests.world import FIRST, NOON, RETRIED, STREAM, World, slice_
+from tests.helpers.erasure_commits import Committed
+from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World, slice_
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow

@@ -15,11 +15,11 @@ from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Json
 from highwater.schemas import Schema
 from highwater.sources import Rest
-from tests.support import LONG_TIERS, Message
+from tests.helpers.support import LONG_TIERS, Message
 
 if TYPE_CHECKING:
     from highwater.slices import Slice
-    from tests.support import Bench
+    from tests.helpers.support import Bench
 
 pytestmark = pytest.mark.slow
 

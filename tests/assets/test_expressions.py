@@ -12,10 +12,10 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Deletes, Field
 from highwater.errors import ConfigurationError, DeclarationError
-from tests.support import Message, make_stream
+from tests.helpers.support import Message, make_stream
 
 if TYPE_CHECKING:
-    from tests.support import Bench
+    from tests.helpers.support import Bench
 
 FIELDS = (
     Field("id", "string"),

@@ -15,7 +15,7 @@ from highwater.assets.origins import PROBLEM
 from highwater.declaration import Field
 from highwater.formats import Avro
 from highwater.sources import Header, Meta
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from highwater.decoding import decode_record_key
 from highwater.formats import BigEndian, Json, KeyFormat, Raw, Text
 from highwater.second_reader import KafkaRecord, MisfitError, convert_field, parse_document
 from highwater.sources import Header, Key, Meta, Source, split_path
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

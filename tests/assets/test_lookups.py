@@ -16,10 +16,10 @@ from highwater.errors import ConfigurationError, DeclarationError
 from highwater.second_reader import KafkaRecord
 from highwater.sources import Reference
 from highwater.stream_source import to_source
-from tests.support import order_message
+from tests.helpers.support import order_message
 
 if TYPE_CHECKING:
-    from tests.support import Bench
+    from tests.helpers.support import Bench
 
 REGION = Field("region", "string", source=Reference("region"))
 SCORE = Field("score", "long", source=Reference("points"), nullable=True)

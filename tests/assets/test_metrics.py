@@ -1,7 +1,7 @@
 """Metrics against simple models: whatever the order, the repetition and the moment of a crash, one answer.
 
 The tables of events are written here, row by row; the expected minutes are worked out from the same rows by a plain
-model (`tests.plain_minutes`).
+model (`tests.helpers.plain_minutes`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from highwater.minutes import (
 from highwater.orchestration.checking import metrics_checks
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
-from tests.measured import NOON, Event, Measured
-from tests.plain_minutes import STATUSES
+from tests.helpers.measured import NOON, Event, Measured
+from tests.helpers.plain_minutes import STATUSES
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from highwater.assets.fields import _extract_digits, _to_plain_number, convert_v
 from highwater.assets.origins import PROBLEM
 from highwater.assets.parsing import parse_records
 from highwater.declaration import Field
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -50,7 +50,7 @@ from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import TopicState
 from highwater.slices import Slice
-from tests.accepted import NOON, Broken, Event, Log, Tables, orders, places, said
+from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, orders, places, said
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -192,7 +192,7 @@ def test_second_deliveries_within_the_horizon_are_left_out(tables: Tables, log: 
 
 
 def rows_of(tables: Tables) -> list[dict[str, Any]]:
-    from tests.support import read_rows
+    from tests.helpers.support import read_rows
 
     return read_rows(tables.lake.build_table_path("orders", "published"))
 

@@ -16,9 +16,9 @@ from highwater.assets.small_slices import INTERPRETED, MAX_OFFSETS, interpret_if
 from highwater.assets.work import Work
 from highwater.declaration import Lookup
 from highwater.resources.lake import Lake
-from tests.fake_session import FakeSession
-from tests.support import make_stream
-from tests.written_tables import a_slice
+from tests.helpers.fake_session import FakeSession
+from tests.helpers.support import make_stream
+from tests.helpers.written_tables import a_slice
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

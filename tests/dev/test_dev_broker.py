@@ -13,7 +13,7 @@ import pytest
 from dev.broker import EmbeddedBroker, Node, _new_cluster_id, properties
 from dev.processes import LOOPBACK, ChildFailedError, wait_until
 from tests.conftest import create_topic
-from tests.support import Message, read_topic, send
+from tests.helpers.support import Message, read_topic, send
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

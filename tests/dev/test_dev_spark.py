@@ -15,7 +15,7 @@ from dev.processes import LOOPBACK
 from dev.spark_connect import SparkConnect
 from dev.spark_local import environment, escaped, write_conf_dir
 from tests.conftest import TopicFactory, create_topic
-from tests.support import PAGE_SECONDS, Message, read_rows, send
+from tests.helpers.support import PAGE_SECONDS, Message, read_rows, send
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.orchestration.build import build_defs
-from tests.orchestration.operator_calls import OTHERS, SAME, WORK, Calls
+from tests.helpers.operator_calls import OTHERS, SAME, WORK, Calls
 
 
 @pytest.fixture

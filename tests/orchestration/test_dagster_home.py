@@ -18,7 +18,7 @@ from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.dagster_home import ask_instance, dagster_instance
 from highwater.orchestration.reporting import doctor
 from highwater.slices import OffsetRange, Slice
-from tests.scene import Scene
+from tests.helpers.scene import Scene
 
 SLICE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
 SECRET = "planted"

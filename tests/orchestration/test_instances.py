@@ -18,10 +18,10 @@ from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from tests.commits import commit_empty
-from tests.lagging import FakeCluster
-from tests.repairing import FOUR, ONE, THREE, TWO, Repairing
-from tests.support import make_stream
+from tests.helpers.commits import commit_empty
+from tests.helpers.lagging import FakeCluster
+from tests.helpers.repairing import FOUR, ONE, THREE, TWO, Repairing
+from tests.helpers.support import make_stream
 
 STREAM = make_stream("orders")
 

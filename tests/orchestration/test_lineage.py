@@ -22,7 +22,7 @@ from highwater.orchestration.lineage import emit_lineage
 from highwater.orchestration.lineage_events import LineageStep, build_delta_dataset, build_kafka_dataset
 from highwater.resources import lineage as sending
 from highwater.resources.lineage import Sender, is_configured
-from tests.lineage_receiver import DEADLINE, FIRST, RUN, Receiver, a_slice, is_valid, receiving, work
+from tests.helpers.lineage_receiver import DEADLINE, FIRST, RUN, Receiver, a_slice, is_valid, receiving, work
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_process_delivers_its_last_events_when_it_ends(receiver: Receiver) -> 
 from highwater.assets.work import SliceReport
 from highwater.orchestration.lineage import emit_lineage
 from highwater.orchestration.stream_assets import BY_NAME
-from tests.lineage_receiver import FIRST, work
+from tests.helpers.lineage_receiver import FIRST, work
 
 with emit_lineage(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
     report([SliceReport(FIRST, 1, 9, 0)])

@@ -17,7 +17,7 @@ from highwater.orchestration.operations import maintenance
 from highwater.orchestration.operations.maintenance import Report, TableReport
 from highwater.orchestration.operator_jobs import AUDIT_PRIORITY, OPERATIONS
 from highwater.resources.table_maintenance import TableSize
-from tests.orchestration.operator_calls import SAME, SLICE, Calls
+from tests.helpers.operator_calls import SAME, SLICE, Calls
 
 
 def error_of(defs: dg.Definitions, job: str, config: Mapping[str, Any]) -> str:

@@ -26,8 +26,8 @@ from highwater.orchestration.sensing.rounds import Cursor
 from highwater.resources.groups import read_group_offsets
 from highwater.resources.kafka import Kafka
 from tests.conftest import create_topic
-from tests.support import BOUNDED, Message, make_stream, send
-from tests.ticking import Ticking
+from tests.helpers.support import BOUNDED, Message, make_stream, send
+from tests.helpers.ticking import Ticking
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory

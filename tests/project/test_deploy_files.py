@@ -12,7 +12,7 @@ import yaml
 
 from dev.paths import REPOSITORY
 from highwater.orchestration.reporting.prometheus_metrics import FAMILIES
-from tests.project.pages import RUNBOOK, anchors, entries, text_of
+from tests.helpers.pages import RUNBOOK, anchors, entries, text_of
 
 DASHBOARD = json.loads((REPOSITORY / "deploy/grafana/highwater.json").read_text())
 RULES = yaml.safe_load((REPOSITORY / "deploy/prometheus/highwater.rules.yaml").read_text())

@@ -24,7 +24,7 @@ from dev.paths import REPOSITORY
 from highwater import declaration, declaration_parts, errors, field_rules, settings
 from highwater.errors import ConfigurationError
 from highwater.stream_files import load_streams
-from tests.project.pages import DOCS, PAGES, RUNBOOK, anchors, blocks, entries, rows, section, spans, text_of
+from tests.helpers.pages import DOCS, PAGES, RUNBOOK, anchors, blocks, entries, rows, section, spans, text_of
 
 CODE = ("highwater", "resources", "assets", "orchestration", "dev")
 
@@ -567,7 +567,7 @@ def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
 
-    from tests.measured import Event, Measured
+    from tests.helpers.measured import Event, Measured
 
     made = Measured(tmp_path)
     conflict, copy = Event("a", 1, 7200, amount="9.00", published=1), Event("a", 1, 0, offset=5)
@@ -660,7 +660,7 @@ def rules_listed(page: str, title: str) -> list[str]:
 
 def test_the_page_of_the_audit_has_every_rule_for_topics() -> None:
     from highwater.topic_rules import check_topic
-    from tests.topic_facts import SAFE
+    from tests.helpers.topic_facts import SAFE
 
     assert rules_listed("docs/audit.md", "Rules for topics") == [one.rule for one in check_topic(SAFE)]
 

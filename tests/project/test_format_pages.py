@@ -15,7 +15,7 @@ from highwater.declaration import Stream
 from highwater.formats import Format, KeyFormat
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
-from tests.project.pages import blocks, rows, section, spans
+from tests.helpers.pages import blocks, rows, section, spans
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs/formats").glob("*.md"))

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dev.spark_local import SHORT_LIVED
+from tests.integration import test_stages
 from tests.orchestration.sensing import test_run_history
-from tests.pipeline import test_stages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dev.spark_connect import SparkConnect
-    from tests.support import Bench
+    from tests.helpers.support import Bench
 
 pytestmark = pytest.mark.slow
 

@@ -36,8 +36,8 @@ def imported_tests(text: str) -> list[str]:
     [
         "from tests.test_slices import a_slice",
         "from tests import test_slices",
-        "import tests.pipeline.test_stages",
-        "def load():\n    from tests.pipeline.test_stages import a_slice as one",
+        "import tests.integration.test_stages",
+        "def load():\n    from tests.integration.test_stages import a_slice as one",
     ],
 )
 def test_an_import_of_a_test_module_is_found(text: str) -> None:

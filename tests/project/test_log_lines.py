@@ -26,8 +26,8 @@ from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.resources.ledger import Ledger
 from highwater.settings import LOG_FORMAT
 from highwater.slices import OffsetRange, Slice
-from tests.project.pages import rows, section, spans
-from tests.support import make_stream
+from tests.helpers.pages import rows, section, spans
+from tests.helpers.support import make_stream
 
 STREAM = make_stream("orders")
 KEYS = ["orders@0000007", "orders@0000008"]

@@ -13,7 +13,7 @@ import pytest
 
 from dev.paths import REPOSITORY
 from highwater.orchestration.cli.main import main
-from tests.project.pages import PAGES, SHELL_BLOCK, spans, text_of
+from tests.helpers.pages import PAGES, SHELL_BLOCK, spans, text_of
 
 SEPARATORS = {"|", "||", ";", "&&", "&"}
 REDIRECTIONS = {">", ">>", "<"}

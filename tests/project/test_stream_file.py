@@ -14,7 +14,7 @@ from highwater.errors import DeclarationError
 from highwater.orchestration.asset_keys import TABLES, build_table_key
 from highwater.orchestration.build import build_defs
 from highwater.stream_files import find_streams_folder, load_streams
-from tests.support import Message, read_rows, send
+from tests.helpers.support import Message, read_rows, send
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect

@@ -22,7 +22,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.spark import close, connect, prepare
 from highwater.settings import CATALOG, Settings
-from tests.support import SilentKafka
+from tests.helpers.support import SilentKafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -44,8 +44,8 @@ from highwater.resources.spark_tables import write_slices
 from highwater.resources.transactions import Transactions
 from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import OffsetRange, Slice
-from tests.spark_pages import answers, page
-from tests.support import (
+from tests.helpers.spark_pages import answers, page
+from tests.helpers.support import (
     BOUNDED,
     STAGES,
     Bench,
@@ -57,7 +57,7 @@ from tests.support import (
     quick,
     rest,
 )
-from tests.ticking import Ticking
+from tests.helpers.ticking import Ticking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -277,7 +277,7 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
 @contextmanager
 def stopped() -> Iterator[str]:
     """A Connect server that hangs as soon as it is asked for more than settings; its address."""
-    server = subprocess.Popen([sys.executable, "-m", "tests.connect_child"], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([sys.executable, "-m", "tests.helpers.connect_child"], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         yield f"sc://{LOOPBACK}:{int(server.stdout.readline())}"

@@ -36,8 +36,8 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.commits import commit_current
-from tests.support import Bench, customers, order_message
+from tests.helpers.commits import commit_current
+from tests.helpers.support import Bench, customers, order_message
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -33,10 +33,10 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Dependency
-from tests.commits import commit_empty
-from tests.repairing import OPEN, UNDECIDED, UNREAD, Repairing
-from tests.support import customers, make_stream
-from tests.written_tables import a_slice
+from tests.helpers.commits import commit_empty
+from tests.helpers.repairing import OPEN, UNDECIDED, UNREAD, Repairing
+from tests.helpers.support import customers, make_stream
+from tests.helpers.written_tables import a_slice
 
 STREAM = make_stream("orders")
 

@@ -30,7 +30,7 @@ from highwater.resources.dlq_topics import (
 from highwater.resources.kafka import Kafka
 from highwater.topic_rules import TopicFacts
 from tests.conftest import create_topic, grow
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

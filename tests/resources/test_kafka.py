@@ -32,7 +32,7 @@ from highwater.resources.topic_state import PartitionState
 from highwater.resources.transactions import build_publishing_properties
 from highwater.slices import OffsetRange
 from tests.conftest import create_topic
-from tests.support import BOUNDED, make_bench, order_message
+from tests.helpers.support import BOUNDED, make_bench, order_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from highwater.resources.kafka_logins import build_librdkafka_login
 from highwater.resources.kafka_tls import build_java_keys
 from highwater.resources.schema_registry import build_schema_finder
 from highwater.settings import Settings
-from tests.identities import Authority, Identity
+from tests.helpers.identities import Authority, Identity
 
 PHRASE = "phrase-of-the-key"
 

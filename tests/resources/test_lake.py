@@ -25,7 +25,7 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.spark_tables import create_table, read_column_name, split_columns
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier

@@ -30,8 +30,8 @@ from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
 from tests.conftest import TopicFactory, create_topic
-from tests.resources.fake_client import FakeClient, fault
-from tests.support import forkserver, read_topic
+from tests.helpers.fake_client import FakeClient, fault
+from tests.helpers.support import forkserver, read_topic
 
 NOBODY = Kafka("127.0.0.1:1")
 # The longer series is of `make test-long`.

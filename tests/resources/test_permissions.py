@@ -20,7 +20,7 @@ from highwater.resources.permissions import fetch_allowed_operations
 from highwater.resources.topic_facts import fetch_topic_facts
 from highwater.topic_rules import Level, check_topic, describe_endurance
 from tests.conftest import create_topic, grow
-from tests.support import make_stream, order_message, send
+from tests.helpers.support import make_stream, order_message, send
 
 pytestmark = pytest.mark.slow
 PASSWORD = "not-a-secret"

@@ -22,8 +22,8 @@ from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import OnFailure, Outcome, Record
 from highwater.resources.several_clients import SeveralClients, find_client_index
 from tests.conftest import TopicFactory, create_topic
-from tests.resources.fake_client import FakeClient, fault
-from tests.support import read_topic
+from tests.helpers.fake_client import FakeClient, fault
+from tests.helpers.support import read_topic
 
 if TYPE_CHECKING:
     from dev.broker import EmbeddedBroker

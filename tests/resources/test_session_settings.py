@@ -11,7 +11,7 @@ from highwater.errors import DependencyAwayError
 from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import ADAPTIVE
 from highwater.resources.spark_tables import AS_PLANNED
-from tests.fake_session import FakeConf, FakeSession
+from tests.helpers.fake_session import FakeConf, FakeSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from highwater.resources import spark_checks
 from highwater.resources.object_store import LOG_STORE, LOG_STORE_SETTING
 from highwater.resources.spark import SESSION_CONF, STATIC_CONF
 from highwater.settings import Settings
-from tests.fake_session import FakeSession
+from tests.helpers.fake_session import FakeSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
 from tests.conftest import TopicFactory, create_topic
-from tests.support import read_topic
+from tests.helpers.support import read_topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash]
 

@@ -31,7 +31,7 @@ from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.tables import select_stages
-from tests.version_tables import FIRST, SECOND, Planted, event
+from tests.helpers.version_tables import FIRST, SECOND, Planted, event
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work

@@ -14,13 +14,13 @@ from highwater.orchestration.checking.origin_checks import check_offsets_account
 from highwater.orchestration.checking.slice_status import check_version_order, read_attempts
 from highwater.resources.lake import Lake
 from tests.conftest import create_topic
-from tests.support import Message, make_bench, order_message
+from tests.helpers.support import Message, make_bench, order_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from highwater.slices import Slice
-    from tests.support import Bench
+    from tests.helpers.support import Bench
 
 pytestmark = pytest.mark.slow
 

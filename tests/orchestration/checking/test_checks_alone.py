@@ -16,8 +16,8 @@ from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.check_results import check_keys
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.topic_rules import Setting
-from tests.support import make_stream
-from tests.world import FIRST, World
+from tests.helpers.support import make_stream
+from tests.helpers.world import FIRST, World
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow

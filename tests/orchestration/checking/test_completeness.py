@@ -12,8 +12,8 @@ from highwater.orchestration.checking.completeness import TopicComparison, compa
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.resources.lake import Lake
 from highwater.slices import Slice
-from tests.commits import store_raw
-from tests.scene import Scene
+from tests.helpers.commits import store_raw
+from tests.helpers.scene import Scene
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory

@@ -19,7 +19,7 @@ from highwater.orchestration.checking.contents import (
     _select_suspect_rows,
 )
 from highwater.second_reader import KafkaRecord
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 STREAM = make_stream("orders")
 READER = _Reader(STREAM, None)

@@ -19,7 +19,7 @@ from highwater.plans import Generation
 from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 STREAM = make_stream("orders")
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

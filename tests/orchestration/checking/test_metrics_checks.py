@@ -15,7 +15,7 @@ from highwater.orchestration.checking.metrics_checks import FOLLOWS, check_metri
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import query
 from highwater.slice_commits import SliceCommit
-from tests.measured import Event, Measured
+from tests.helpers.measured import Event, Measured
 
 # In seconds.
 HOUR, DAY = 3600, 24 * 3600

@@ -20,8 +20,8 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
-from tests.support import make_stream
-from tests.world import schema_of
+from tests.helpers.support import make_stream
+from tests.helpers.world import schema_of
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory

@@ -37,7 +37,7 @@ from highwater.orchestration.checking.version_queries import SAMPLES, STREAM, Sc
 from highwater.resources import commit_log
 from highwater.resources.lake import Lake
 from highwater.slices import SliceKey
-from tests.version_tables import (
+from tests.helpers.version_tables import (
     BEGIN,
     FIRST,
     SECOND,

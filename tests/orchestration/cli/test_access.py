@@ -22,7 +22,7 @@ from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.operator_jobs import OPERATIONS, OperatorConfig
 from highwater.resources.ledger import Ledger
 from highwater.settings import parse_operators
-from tests.orchestration.operator_calls import SAME, Calls
+from tests.helpers.operator_calls import SAME, Calls
 
 ACTIONS = sorted(act.__name__ for act, config in OPERATIONS.items() if issubclass(config, OperatorConfig))
 LOGIN = pwd.getpwuid(os.getuid()).pw_name

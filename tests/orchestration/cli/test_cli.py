@@ -10,7 +10,7 @@ import pytest
 
 from dev.processes import LOOPBACK, free_port
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
-from tests.scene import Scene
+from tests.helpers.scene import Scene
 
 TopicFactory = Callable[..., str]
 

@@ -21,7 +21,7 @@ from highwater.resources.connect_server import SERVER, build_server_conf, parse_
 from highwater.resources.object_store import ensure_log_store
 from highwater.resources.spark import STATIC_CONF, close, connect, delta_errors, prepare
 from highwater.settings import Settings
-from tests.support import read_rows
+from tests.helpers.support import read_rows
 
 CONFIGURED = {"SPARK_CONF_DIR": "/etc/spark"}
 

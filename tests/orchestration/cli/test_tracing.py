@@ -25,10 +25,10 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.commits import store_raw
-from tests.fake_topics import FakeTopics
-from tests.scene import Scene
-from tests.support import make_stream
+from tests.helpers.commits import store_raw
+from tests.helpers.fake_topics import FakeTopics
+from tests.helpers.scene import Scene
+from tests.helpers.support import make_stream
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory

@@ -34,9 +34,9 @@ from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
-from tests.erasure_commits import Committed
-from tests.support import Bench, Message, order_message
-from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, slice_
+from tests.helpers.erasure_commits import Committed
+from tests.helpers.support import Bench, Message, order_message
+from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, Served, World, slice_
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow

@@ -39,9 +39,9 @@ from highwater.resources.table_maintenance import (
     read_commit_times,
     remove_files,
 )
-from tests.accepted import Event, Log, Tables
-from tests.support import Bench, order_message, read_rows
-from tests.world import COLUMNS, RETRIED, STREAM, World, schema_of
+from tests.helpers.accepted import Event, Log, Tables
+from tests.helpers.support import Bench, order_message, read_rows
+from tests.helpers.world import COLUMNS, RETRIED, STREAM, World, schema_of
 
 NOW = datetime.now(UTC)
 

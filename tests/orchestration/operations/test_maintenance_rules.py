@@ -46,8 +46,8 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.commits import commit_current
-from tests.support import SilentKafka, make_stream
+from tests.helpers.commits import commit_current
+from tests.helpers.support import SilentKafka, make_stream
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow

@@ -29,8 +29,8 @@ from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import ALL, RETRIES, Pause
-from tests.fake_topics import FakeTopics
-from tests.support import make_stream
+from tests.helpers.fake_topics import FakeTopics
+from tests.helpers.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 STREAM = replace(make_stream("orders"), tiers=(timedelta(seconds=10), timedelta(minutes=5)))

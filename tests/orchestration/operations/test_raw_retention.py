@@ -54,8 +54,8 @@ from highwater.retention import (
 )
 from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
-from tests.erasure_commits import Committed
-from tests.world import FIRST, NOON, RETRIED, STREAM, World
+from tests.helpers.erasure_commits import Committed
+from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow

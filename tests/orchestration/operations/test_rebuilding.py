@@ -18,9 +18,9 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.rebuilding import rebuild_plans
 from highwater.slices import OffsetRange, Slice
-from tests.scene import Scene
-from tests.support import make_stream
-from tests.written_tables import Written, slice_of
+from tests.helpers.scene import Scene
+from tests.helpers.support import make_stream
+from tests.helpers.written_tables import Written, slice_of
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory

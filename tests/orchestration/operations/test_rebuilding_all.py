@@ -39,10 +39,10 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
-from tests.bench_records import content, due, published
 from tests.conftest import create_topic
-from tests.scene import Scene, offsets
-from tests.support import Bench, Message, customers, make_stream, order_message, read_topic, send
+from tests.helpers.bench_records import content, due, published
+from tests.helpers.scene import Scene, offsets
+from tests.helpers.support import Bench, Message, customers, make_stream, order_message, read_topic, send
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer

@@ -19,9 +19,9 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.resources.commit_log import TableSlices
 from highwater.slice_commits import SliceCommit
-from tests.commits import commit_current
-from tests.support import Bench, customers, order_message
-from tests.written_tables import slice_of
+from tests.helpers.commits import commit_current
+from tests.helpers.support import Bench, customers, order_message
+from tests.helpers.written_tables import slice_of
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
@@ -116,7 +116,7 @@ def by_command(bench: Bench, server: SparkConnect, folder: Path) -> dict[str, An
     declarations = folder / "declarations"
     declarations.mkdir(exist_ok=True)
     (declarations / "orders.py").write_text(
-        f"from tests.support import make_stream\nSTREAM = make_stream({bench.stream.topic!r})\n"
+        f"from tests.helpers.support import make_stream\nSTREAM = make_stream({bench.stream.topic!r})\n"
     )
     ran = CliRunner().invoke(
         main,

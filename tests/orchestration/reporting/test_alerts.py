@@ -30,9 +30,9 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.resources.webhook import post
 from highwater.topic_rules import Setting
-from tests.scene import Scene
-from tests.support import make_stream
-from tests.written_tables import MAIN, PARKED, STREAM, Written
+from tests.helpers.scene import Scene
+from tests.helpers.support import make_stream
+from tests.helpers.written_tables import MAIN, PARKED, STREAM, Written
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -411,7 +411,7 @@ def test_the_sensor_reports_what_kafka_shows(
 ) -> None:
     """A retry that nobody plans, and a backlog that retention is about to take."""
     from tests.conftest import create_topic
-    from tests.support import Message, send
+    from tests.helpers.support import Message, send
 
     scene = Scene(bootstrap, topic(**{"retention.ms": "20000", "message.timestamp.type": "LogAppendTime"}), tmp_path)
     limits = Alerts(retries_late=timedelta(seconds=1), retention_left=timedelta(seconds=30))

@@ -23,8 +23,8 @@ from highwater.orchestration.checking.origin_counts import OriginEnds, count_end
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.plans import Discard
 from highwater.resources.kafka import Kafka
-from tests.scene import Scene
-from tests.written_tables import LATER, MAIN, NOW, PARKED, RETRIED, STREAM, TIER, Written, a_slice
+from tests.helpers.scene import Scene
+from tests.helpers.written_tables import LATER, MAIN, NOW, PARKED, RETRIED, STREAM, TIER, Written, a_slice
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory

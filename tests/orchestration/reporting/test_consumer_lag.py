@@ -26,8 +26,8 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
-from tests.lagging import Deployed, FakeCluster
-from tests.written_tables import NOW, STREAM, TIER
+from tests.helpers.lagging import Deployed, FakeCluster
+from tests.helpers.written_tables import NOW, STREAM, TIER
 
 
 class Wide(FakeCluster):

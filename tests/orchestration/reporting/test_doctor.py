@@ -28,9 +28,9 @@ from highwater.resources.ledger import Ledger
 from highwater.settings import Settings
 from highwater.topic_rules import Setting
 from tests.conftest import create_topic
-from tests.scene import Scene
-from tests.support import customers, make_stream
-from tests.topic_facts import SAFE, with_setting
+from tests.helpers.scene import Scene
+from tests.helpers.support import customers, make_stream
+from tests.helpers.topic_facts import SAFE, with_setting
 
 if TYPE_CHECKING:
     from highwater.orchestration.deployment import Deployment

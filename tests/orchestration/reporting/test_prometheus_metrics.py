@@ -29,8 +29,8 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.database import Database
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
-from tests.orchestration.reporting.prometheus_text import read
-from tests.written_tables import PARKED, STREAM, TIER, Written
+from tests.helpers.prometheus_text import read
+from tests.helpers.written_tables import PARKED, STREAM, TIER, Written
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 TOPIC_ID = "A" * 22

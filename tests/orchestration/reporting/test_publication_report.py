@@ -22,8 +22,8 @@ from highwater.orchestration.reporting.status_report import StreamStatus, Waitin
 from highwater.plans import Publication
 from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import Slice
-from tests.accepted import NOON, Broken, Event
-from tests.orchestration.publishing_scene import PublishingScene, open_scene
+from tests.helpers.accepted import NOON, Broken, Event
+from tests.helpers.publishing_scene import PublishingScene, open_scene
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.groups import commit
 from highwater.resources.ledger import schema
 from highwater.resources.transactions import PublicationMark, Transactions
-from tests.publish_child import FENCED, POINTS
-from tests.support import Bench, Children, order_message, read_topic
+from tests.helpers.publish_child import FENCED, POINTS
+from tests.helpers.support import Bench, Children, order_message, read_topic
 
 if TYPE_CHECKING:
     from highwater.slices import Slice
@@ -46,7 +46,7 @@ class Publishing:
             "ledger": str(bench.ledger.database.url),
             "bootstrap": bench.bootstrap,
         }
-        self.children = Children("tests.publish_child", task)
+        self.children = Children("tests.helpers.publish_child", task)
 
     def ensure_each_once(self) -> None:
         found = read_topic(self.bench.bootstrap, self.bench.stream.tier_topics[0])

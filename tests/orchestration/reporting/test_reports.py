@@ -14,7 +14,7 @@ from highwater.assets.work import Work
 from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 
 def test_a_committed_slice_is_reported_with_the_version_in_which_it_does(tmp_path: Path) -> None:

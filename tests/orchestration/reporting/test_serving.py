@@ -39,7 +39,7 @@ from highwater.orchestration.reporting.serving import CachedValue, build_applica
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.settings import parse_metrics_listen
-from tests.orchestration.reporting.prometheus_text import read
+from tests.helpers.prometheus_text import read
 
 DEADLINE = 60.0
 

@@ -21,7 +21,7 @@ from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESS
 from highwater.orchestration.reporting.trial_results import TrialResult
 from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.settings import Settings
-from tests.fake_session import FakeSession
+from tests.helpers.fake_session import FakeSession
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -50,9 +50,9 @@ from highwater.resources.ledger.pauses import Pause
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from tests.conftest import TopicFactory
-from tests.lagging import Deployed, FakeCluster
-from tests.scene import Scene
-from tests.written_tables import STREAM, TIER
+from tests.helpers.lagging import Deployed, FakeCluster
+from tests.helpers.scene import Scene
+from tests.helpers.written_tables import STREAM, TIER
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -24,7 +24,7 @@ from highwater.orchestration.sensors import REPAIR_SECONDS
 from highwater.orchestration.worker_leases import LEASE_SECONDS, build_lease_name, select_worker_leases
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.leases import RENEWALS_PER_TERM, Lease
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 STREAM = make_stream("orders")

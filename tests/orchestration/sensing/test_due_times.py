@@ -23,8 +23,8 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.conftest import create_topic
-from tests.support import Message as Record
-from tests.support import make_stream, send
+from tests.helpers.support import Message as Record
+from tests.helpers.support import make_stream, send
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory

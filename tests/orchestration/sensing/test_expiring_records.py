@@ -28,11 +28,11 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
-from tests.commits import commit_empty
 from tests.conftest import TopicFactory
-from tests.repairing import FOUR, ONE, THREE, TWO, Repairing
-from tests.scene import Scene
-from tests.support import make_stream
+from tests.helpers.commits import commit_empty
+from tests.helpers.repairing import FOUR, ONE, THREE, TWO, Repairing
+from tests.helpers.scene import Scene
+from tests.helpers.support import make_stream
 
 STREAM = make_stream("orders")
 HOUR = timedelta(hours=1)

@@ -39,8 +39,8 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.commits import commit_current
-from tests.support import Message, make_stream, send
+from tests.helpers.commits import commit_current
+from tests.helpers.support import Message, make_stream, send
 
 if TYPE_CHECKING:
     from highwater.resources.groups import Place

@@ -33,10 +33,10 @@ from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.delta import query
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slices import Slice
-from tests.accepted import NOON, Broken, Event, Tables
-from tests.orchestration.publishing_scene import PublishingScene, open_scene
-from tests.support import failed_by, make_stream
-from tests.written_tables import Written, a_slice
+from tests.helpers.accepted import NOON, Broken, Event, Tables
+from tests.helpers.publishing_scene import PublishingScene, open_scene
+from tests.helpers.support import failed_by, make_stream
+from tests.helpers.written_tables import Written, a_slice
 
 LATER = datetime.now(UTC) + timedelta(days=2)
 

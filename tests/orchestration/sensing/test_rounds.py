@@ -31,7 +31,7 @@ from highwater.resources.ledger.pauses import ALL, PLANNER, RETRIES, Pause
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.stream_files import Declarations
-from tests.support import make_stream
+from tests.helpers.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 MANY = 100

@@ -32,10 +32,10 @@ from highwater.plans import Generation, Planned, subtract_losses
 from highwater.resources.divergence_detection import find_divergence, locate_divergence
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
-from tests.replaced_history import FakeReplacedTopic, planned, seen, topic
-from tests.scene import Scene
-from tests.support import Bench, Message, make_bench, make_stream, order_message, send
-from tests.ticking import Ticking
+from tests.helpers.replaced_history import FakeReplacedTopic, planned, seen, topic
+from tests.helpers.scene import Scene
+from tests.helpers.support import Bench, Message, make_bench, make_stream, order_message, send
+from tests.helpers.ticking import Ticking
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

@@ -22,9 +22,9 @@ from highwater.orchestration.sensing import repairing
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules, decide_repair
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
-from tests.commits import commit_empty
-from tests.repairing import NAMED, ONE, STREAM, TWO, Repairing
-from tests.support import failed_by
+from tests.helpers.commits import commit_empty
+from tests.helpers.repairing import NAMED, ONE, STREAM, TWO, Repairing
+from tests.helpers.support import failed_by
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RULES = RepairRules()

@@ -30,7 +30,7 @@ from highwater.plans import Generation, Loss, Publication
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.leases import Lease
 from highwater.slices import OffsetRange, Slice
-from tests.support import BOUNDED
+from tests.helpers.support import BOUNDED
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 

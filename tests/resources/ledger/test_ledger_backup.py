@@ -25,7 +25,7 @@ from highwater.resources.ledger import Ledger, revisions, schema
 from highwater.resources.ledger.backup import ROWS_AT_ONCE, back_up, list_problems, restore
 from highwater.resources.ledger.database import Database
 from highwater.slices import OffsetRange
-from tests.world import FIRST, World
+from tests.helpers.world import FIRST, World
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 # More than one batch of rows.

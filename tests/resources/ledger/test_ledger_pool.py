@@ -20,7 +20,7 @@ from highwater.resources.ledger import Ledger, creation
 from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.engine import POOL_OVERFLOW, POOL_SIZE
 from highwater.slices import OffsetRange, Slice
-from tests.support import BOUNDED
+from tests.helpers.support import BOUNDED
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,11 @@ from highwater.orchestration.reporting import alert_conditions, alerts
 from highwater.orchestration.sensing import repairing
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.stalled_slices import StalledSlice
-from tests.commits import commit_empty
-from tests.holding import FOUND, STREAM
-from tests.repairing import NAMED, ONE, OPEN, TWO, Repairing, opened
-from tests.support import failed_by
-from tests.written_tables import NOW
+from tests.helpers.commits import commit_empty
+from tests.helpers.holding import FOUND, STREAM
+from tests.helpers.repairing import NAMED, ONE, OPEN, TWO, Repairing, opened
+from tests.helpers.support import failed_by
+from tests.helpers.written_tables import NOW
 
 ALL = ("events", "rejects", "current")
 

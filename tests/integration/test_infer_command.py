@@ -1,0 +1,134 @@
+"""The commands `infer` and `try` on a real broker."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.stream_files import find_streams_folder, load_streams
+from tests.helpers.support import Message, send
+
+TopicFactory = Callable[..., str]
+RECORDS = 60
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the folder of declared streams."""
+    copy = tmp_path / "streams"
+    shutil.copytree(find_streams_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Result]:
+    """Runs the command with a deployment of the test's own."""
+
+    def command(*arguments: str, bootstrap: str = "") -> Result:
+        environment = {
+            "HIGHWATER_HOME": str(tmp_path),
+            "HIGHWATER_KAFKA_BOOTSTRAP": bootstrap or request.getfixturevalue("bootstrap"),
+        }
+        return CliRunner().invoke(main, ["--declarations", str(folder), *arguments], env=environment)
+
+    return command
+
+
+def parcel(number: int) -> Message:
+    value: dict[str, Any] = {"parcel": f"p{number % 10}", "version": number // 10 + 1, "place": "depot"}
+    value["scanned_at"] = f"2026-03-01T10:00:{number:02d}Z"
+    return Message(value["parcel"].encode(), json.dumps(value).encode(), partition=number % 2)
+
+
+@pytest.mark.slow
+def test_a_topic_is_inferred_declared_and_tried(
+    run: Callable[..., Result], folder: Path, topic: TopicFactory, bootstrap: str
+) -> None:
+    name = topic("parcels", partitions=2)
+    send(bootstrap, name, map(parcel, range(RECORDS)))
+    shown = run("infer", name, "--name", "parcels")
+    assert shown.exit_code == 0, shown.output
+    assert "parcel equals the record key in all 60 sampled records" in shown.output
+    stream = load_streams(folder)["parcels"]
+    assert (stream.topic, stream.key, stream.version, stream.event_time) == (name, ("parcel",), "version", "scanned_at")
+
+    again = run("infer", name, "--name", "parcels")
+    assert (again.exit_code, "--force" in again.stderr) == (PERMANENT, True)
+    assert run("infer", name, "--name", "parcels", "--force").exit_code == 0
+
+    other = run("infer", name, "--name", "others")
+    assert (other.exit_code, "declared twice" in other.stderr) == (PERMANENT, True)
+    assert not (folder / "others.py").exists()
+
+    send(bootstrap, name, [Message(b"p1", b"{"), Message(b"p1", None)])
+    counts = json.loads(run("try", "parcels", "--json").output)
+    assert (counts["records"], counts["events"], counts["tombstones"], counts["rejected"]) == (62, 60, 1, 1)
+    assert "reject: malformed" in run("try", "parcels").output
+
+    few = json.loads(run("infer", name, "--records", "10", "--print", "--json").output)
+    assert few["classified"]["records"] == 10
+
+    empty = topic("empty")
+    assert "no committed records" in run("infer", empty, "--print").stderr
+    absent = run("infer", f"{name}x", "--print")
+    assert (absent.exit_code, name in absent.stderr) == (PERMANENT, True)
+
+
+@pytest.mark.slow
+def test_a_key_and_a_version_are_found_though_a_sample_has_each_key_once(
+    run: Callable[..., Result], folder: Path, topic: TopicFactory, bootstrap: str
+) -> None:
+    """The keys are bytes, so only records of the same sensor show which field is theirs."""
+
+    def reading(number: int) -> Message:
+        sensor = number % 200
+        value = {"sensor": f"s-{sensor}", "seq": number // 200, "ts": 1_767_225_600_000 + number}
+        return Message(b"\xff" + sensor.to_bytes(2, "big"), json.dumps(value).encode(), partition=sensor % 2)
+
+    name = topic("readings", partitions=2)
+    send(bootstrap, name, map(reading, range(600)))
+    shown = run("infer", name, "--name", "readings", "--records", "100")
+    assert shown.exit_code == 0, shown.output
+    stream = load_streams(folder)["readings"]
+    assert (stream.key, stream.version) == (("sensor",), "seq")
+
+
+def test_records_of_a_file_are_tried_without_a_broker(run: Callable[..., Result], tmp_path: Path) -> None:
+    value = {"order_id": "o-1", "version": 1, "status": "placed", "customer_id": "c1", "amount": 12.5}
+    value["event_time"] = "2026-03-01T10:00:00Z"
+    lines = [
+        {"key_hex": b"o-1".hex(), "value_hex": json.dumps(value).encode().hex(), "headers": [], "timestamp_ms": 1},
+        {"key_hex": b"o-2".hex(), "value_hex": b"{}".hex()},
+        {"key_hex": b"o-2".hex(), "value_hex": None},
+    ]
+    file = tmp_path / "records.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    result = run("try", "orders", "--file", str(file), "--json", bootstrap="127.0.0.1:1")
+    assert result.exit_code == 0, result.output
+    counts = json.loads(result.output)
+    assert (counts["events"], counts["tombstones"], counts["rejected"]) == (1, 1, 1)
+    assert counts["rejects"][0]["offset"] == 1
+    shown = run("try", "orders", "--file", str(file), bootstrap="127.0.0.1:1")
+    assert "reject: malformed" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("try", "nobody"), "declared are orders"),
+        (("infer", "t", "--subject", "s", "--print"), "HIGHWATER_SCHEMA_REGISTRY_URL"),
+        (("infer", "t", "--name", "orders"), "--force"),
+    ],
+)
+def test_errors_say_what_to_do(run: Callable[..., Result], arguments: tuple[str, ...], expected: str) -> None:
+    result = run(*arguments, bootstrap="127.0.0.1:1")
+    assert result.exit_code == PERMANENT
+    assert expected in result.stderr
