@@ -230,17 +230,19 @@ class Refusing:
         self.committed.append(([*records], mark))
 
 
-class Noting(RejectSending):
+class FakeRejectSending(RejectSending):
     """Writes nothing, and remembers what it is asked to."""
 
     def _record_parked(self, notes: Any) -> None:
         self.__dict__.setdefault("moved", []).append(notes)
 
 
-def a_sending(lake: Lake, transactions: Refusing, room: int) -> Noting:
+def a_sending(lake: Lake, transactions: Refusing, room: int) -> FakeRejectSending:
     shapes = {topic: TopicShape(2, 1, {"max.message.bytes": str(room)}) for topic in (TIER, PARKED)}
     work = SimpleNamespace(stream=STREAM, lake=lake, log=[].append)
-    return Noting(cast("Any", work), cast("Any", SimpleNamespace(key="s")), 0, shapes, cast("Any", transactions))
+    return FakeRejectSending(
+        cast("Any", work), cast("Any", SimpleNamespace(key="s")), 0, shapes, cast("Any", transactions)
+    )
 
 
 BEFORE, AFTER = PublicationMark(1, 4, "plan"), PublicationMark(1, 7, "plan")

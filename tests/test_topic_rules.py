@@ -258,7 +258,7 @@ def test_times_of_brokers_are_shown() -> None:
     assert shown["replica lag"].level is Level.UNKNOWN
 
 
-class Answering:
+class FakeCluster:
     """A cluster of one broker, with a topic without some leaders: the client writes -1 for unknown."""
 
     bootstrap = "broker:9092"
@@ -286,6 +286,6 @@ class Answering:
 
 def test_what_the_client_writes_for_unknown_is_no_fact() -> None:
     """Broker -1 led a partition and was counted as a broker, and the text "None" was the value of a setting."""
-    facts = topic_facts.fetch_topic_facts(cast("Any", Answering()), "orders")
+    facts = topic_facts.fetch_topic_facts(cast("Any", FakeCluster()), "orders")
     assert (facts.leaderless, facts.brokers) == (frozenset({0, 2}), 1)
     assert {name: one.value for name, one in (facts.settings or {}).items()} == {"retention.ms": "60000"}

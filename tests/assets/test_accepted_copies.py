@@ -146,7 +146,7 @@ def tables(tmp_path: Path, log: Log) -> Tables:
     return Tables(tmp_path / "first")
 
 
-class Topics:
+class FakeCluster:
     """A cluster, as far as it is asked: what is on the topic of accepted events, and the end of the main topic."""
 
     def __init__(self, log: Log, end: int) -> None:
@@ -180,7 +180,7 @@ def restarted(tmp_path: Path, log: Log) -> Restarted:
 
     def begin() -> Tables:
         found = Tables(tmp_path / "again")
-        topics: Any = Topics(log, 10)
+        topics: Any = FakeCluster(log, 10)
         seen = keep(found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, again=False)
         assert seen.count == len(log.records)
         return found
@@ -404,7 +404,7 @@ def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, l
 
 def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Tables, log: Log) -> None:
     sound = {name: text.decode() for name, text in HEADERS.items()}
-    topics: Any = Topics(log, 10)
+    topics: Any = FakeCluster(log, 10)
     given = tables.ledger, tables.lake, topics, tables.stream, lambda _: None
     for wrong, found in (
         ({**sound, "highwater.origin.topic": "payments"}, "of another stream: payments"),
@@ -423,7 +423,7 @@ def test_a_compacted_topic_does_not_show_what_was_sent(
 ) -> None:
     settings = {"cleanup.policy": SimpleNamespace(value="compact,delete")}
     monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: settings)
-    topics: Any = Topics(log, 10)
+    topics: Any = FakeCluster(log, 10)
     with pytest.raises(ConfigurationError, match="is compacted"):
         keep(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, again=False)
 

@@ -13,7 +13,7 @@ from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.plans import Publication
 from highwater.resources.ledger.publications import Publications
 from tests.helpers.accepted import Tables
-from tests.helpers.publish_child import FENCED, RECORDS, Dying
+from tests.helpers.publish_child import FENCED, RECORDS, FakeDyingTransactions
 
 # Steps of a transaction as in `tests.helpers.publish_child`, and those of the table around them.
 # Each is a process that restarts, so the others of these steps are left to `tests.assets.test_published`.
@@ -25,7 +25,7 @@ LEASE = 5.0
 BESIDE = {"half": "written down", "half of the second": "recorded"}
 
 
-class Stopping(Dying):
+class FakeStoppingTransactions(FakeDyingTransactions):
     """Transactions whose process hangs only when nothing is written beside them.
 
     A process that hung in a transaction of the ledger would lock it for all others.
@@ -58,8 +58,8 @@ def main(task: dict[str, Any]) -> int:
 
 
 def _arm(point: str | None, sign: signal.Signals) -> None:
-    Stopping.point, Stopping.sign = point, sign
-    vars(published)["Transactions"] = Stopping
+    FakeStoppingTransactions.point, FakeStoppingTransactions.sign = point, sign
+    vars(published)["Transactions"] = FakeStoppingTransactions
     record, write_down = Publications.record, publication_log_writer.PublicationLog.write_down
     settle, commit_settled = (
         publication_log_writer.PublicationLog.settle,
@@ -67,25 +67,25 @@ def _arm(point: str | None, sign: signal.Signals) -> None:
     )
 
     def recording(publications: Publications, stream: str, key: str, publication: Publication) -> None:
-        Stopping.die("unrecorded")
+        FakeStoppingTransactions.die("unrecorded")
         record(publications, stream, key, publication)
-        Stopping.die("recorded")
+        FakeStoppingTransactions.die("recorded")
 
     def writing(book: publication_log_writer.PublicationLog, *given: Any) -> None:
         write_down(book, *given)
-        Stopping.die("written down")
+        FakeStoppingTransactions.die("written down")
 
     def settling(book: publication_log_writer.PublicationLog, *given: Any) -> None:
         whole = given[0] == book.sending.total
         if whole:
-            Stopping.die("settling")
+            FakeStoppingTransactions.die("settling")
         settle(book, *given)
 
     def committing(book: publication_log_writer.PublicationLog) -> None:
         anything = book._settled is not None
         commit_settled(book)
         if anything:
-            Stopping.die("settled")
+            FakeStoppingTransactions.die("settled")
 
     setattr(Publications, "record", recording)  # noqa: B010 - a method, which an assignment may not replace
     setattr(publication_log_writer.PublicationLog, "write_down", writing)  # noqa: B010

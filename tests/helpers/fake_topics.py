@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from highwater.errors import TopicAbsentError
 from highwater.resources import dlq_topics
 from highwater.resources.topic_state import PartitionState, TopicState
-from tests.helpers.support import SilentKafka
+from tests.helpers.support import FakeSilentKafka
 
 MAIN_SHAPE = dlq_topics.TopicShape(1, 1, {"max.message.bytes": "1000000", "min.insync.replicas": "1"})
 
 
 @dataclass
-class FakeTopics(SilentKafka):
+class FakeTopics(FakeSilentKafka):
     """A test double for the cluster: the ID of each topic, and where its one partition ends."""
 
     there: dict[str, tuple[str, int]] = field(default_factory=dict)

@@ -57,7 +57,7 @@ def main(task: dict[str, Any]) -> int:
     return 0
 
 
-class Dying(Transactions):
+class FakeDyingTransactions(Transactions):
     """Transactions that end their process at a point."""
 
     point: str | None = None
@@ -102,15 +102,15 @@ class Dying(Transactions):
 
 
 def _arm(point: str | None, sign: signal.Signals) -> None:
-    Dying.point, Dying.sign = point, sign
-    vars(dlq)["Transactions"] = Dying
+    FakeDyingTransactions.point, FakeDyingTransactions.sign = point, sign
+    vars(dlq)["Transactions"] = FakeDyingTransactions
     record = Publications.record
 
     def recording(publications: Publications, stream: str, key: str, publication: Publication) -> None:
         if publication.sent:
-            Dying.die("unrecorded")
+            FakeDyingTransactions.die("unrecorded")
         record(publications, stream, key, publication)
         if publication.sent:
-            Dying.die("recorded")
+            FakeDyingTransactions.die("recorded")
 
     setattr(Publications, "record", recording)  # noqa: B010 - a method, which an assignment may not replace

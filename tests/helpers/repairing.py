@@ -18,7 +18,7 @@ from highwater.orchestration.sensing.repairing import repair
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slices import Slice
-from tests.helpers.support import SilentKafka, make_stream
+from tests.helpers.support import FakeSilentKafka, make_stream
 from tests.helpers.written_tables import a_slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -54,7 +54,7 @@ class Repairing:
         self.resources = SimpleNamespace(
             ledger=SimpleNamespace(open=lambda: self.ledger),
             lake=SimpleNamespace(open=lambda: self.lake),
-            kafka=SimpleNamespace(open=SilentKafka),
+            kafka=SimpleNamespace(open=FakeSilentKafka),
         )
 
     def fail_often(self, key: str) -> None:

@@ -109,7 +109,7 @@ def customers(lake: Lake, known: Sequence[str] = ("c1",)) -> None:
     write_deltalake(lake.build_reference_path("reference/customers"), table, mode="overwrite")
 
 
-class SilentKafka:
+class FakeSilentKafka:
     """A cluster that gives no answer: what is asked of it beside the matter of a test stays unknown."""
 
     def get_admin(self) -> Any:

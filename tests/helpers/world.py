@@ -107,7 +107,7 @@ class Served:
 
 
 @dataclass
-class Topics:
+class FakeCluster:
     """A test double for the cluster: what readers of each kind see in it."""
 
     committed: dict[str, set[Place]]
@@ -177,7 +177,7 @@ class World:
         self.minutes = {key: {minute_of(row) for row in self.of("events", slice=key)} for key in self.keys}
         for one in self.slices:
             self._prove(one)
-        self.topics = Topics(
+        self.topics = FakeCluster(
             committed={
                 topic: {(r["partition"], r["offset"]) for r in self.rows["raw"] if r["topic"] == topic}
                 for topic in ("orders", TIER)

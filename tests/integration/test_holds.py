@@ -67,7 +67,7 @@ from highwater.slices import Slice
 from tests.helpers.commits import commit_empty
 from tests.helpers.holding import FOUND, STREAM
 from tests.helpers.repairing import FOUR, ONE, OPEN, THREE, TWO, Repairing, opened
-from tests.helpers.support import SilentKafka, make_stream
+from tests.helpers.support import FakeSilentKafka, make_stream
 from tests.helpers.written_tables import a_slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -434,7 +434,9 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
     planned = SimpleNamespace(slices=[TWO], lines=[], errors={}, skipped={}, state=None)
     monkeypatch.setattr("highwater.orchestration.sensing.topic_planner.Planner.tick", lambda *_, **__: planned)
     monkeypatch.setattr(stream_ticks, "_with_observation", lambda tick, *_: tick)
-    resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=SilentKafka))
+    resources = SimpleNamespace(
+        ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=FakeSilentKafka)
+    )
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         instance.add_dynamic_partitions("orders_slices", [ONE.key])
 

@@ -191,11 +191,11 @@ HIDDEN: dict[str, Callable[[World], object]] = {
     "redrive and discard": lambda world: _load_settled_origins(
         world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]
     ),
-    "rebuild-ledger": lambda world: rebuilding.look(world.lake, cast("Any", Groups()), STREAM, []),
+    "rebuild-ledger": lambda world: rebuilding.look(world.lake, cast("Any", FakeCluster()), STREAM, []),
 }
 
 
-class Groups:
+class FakeCluster:
     """A test double for a cluster without consumer groups."""
 
     def list_group_names(self) -> list[str]:

@@ -283,7 +283,7 @@ def test_a_broker_that_is_away_is_a_tick_that_fails_in_seconds(own_broker: Embed
     scene.ensure_each_once(offsets(0, 0, 5))
 
 
-class LeaderGone(Kafka):
+class FakeLeaderlessCluster(Kafka):
     """A cluster that shows one partition without a leader: one broker alone cannot be brought to it.
 
     What it shows is what a cluster of three brokers was seen to show: no leader in the description, and `_NOENT` from
@@ -301,7 +301,7 @@ class LeaderGone(Kafka):
 @pytest.mark.parametrize("start", [Start.EARLIEST, Start.LATEST])
 def test_a_partition_without_a_leader_is_named_and_caught_up_with(scene: Scene, start: Start) -> None:
     scene.add_partitions(2)
-    kafka = LeaderGone(scene.bootstrap)
+    kafka = FakeLeaderlessCluster(scene.bootstrap)
     scene.kafka, kafka.gone = kafka, {1}
     tick = scene.tick(start=start)
     assert tick.skipped == {1: "no leader"}
@@ -328,7 +328,7 @@ def test_a_partition_without_a_leader_is_named_and_caught_up_with(scene: Scene, 
 def test_leaders_that_come_one_after_another_do_not_hold_up_the_others(scene: Scene) -> None:
     """Each look found one leader more, and the tick gave up as if other planners had been first each time."""
 
-    class Trickling(LeaderGone):
+    class Trickling(FakeLeaderlessCluster):
         def read_topic_state(self, topic: str) -> TopicState:
             state = super().read_topic_state(topic)
             self.gone = set(sorted(self.gone)[1:])

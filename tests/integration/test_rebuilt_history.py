@@ -49,7 +49,7 @@ def mark(offset: int) -> Fingerprint:
     return Fingerprint(offset, compute_digest(1, b"k", b"old %d" % offset))
 
 
-class Plain(FakeReplacedTopic):
+class FakeClusterWithoutGroups(FakeReplacedTopic):
     """Knows no consumer group."""
 
     def list_group_names(self) -> list[str]:
@@ -95,7 +95,7 @@ def test_a_rebuilt_ledger_knows_the_epochs_and_the_last_records(tmp_path: Path) 
     first = a_slice(0, {0: (0, 9), 1: (0, 4)}, epochs={0: 1, 1: 7}, fingerprints={0: mark(8), 1: mark(3)})
     second = a_slice(1, {0: (9, 20), 1: (4, 4)}, epochs={0: 2, 1: 7}, fingerprints={0: mark(19), 1: mark(3)})
     after = a_slice(3, {0: (25, 30), 1: (4, 4)}, epochs={0: 3, 1: 7}, fingerprints={0: mark(29), 1: mark(3)})
-    deployed = Deployed(tmp_path, Plain("nowhere:1"))
+    deployed = Deployed(tmp_path, FakeClusterWithoutGroups("nowhere:1"))
     deployed.commit(first, second, after)
     deployed.rebuild()
     found = deployed.ledger.list_slices("orders")
@@ -117,7 +117,7 @@ def test_a_fingerprint_goes_into_no_other_generation() -> None:
 
 
 def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> None:
-    deployed = Deployed(tmp_path, Plain("nowhere:1"))
+    deployed = Deployed(tmp_path, FakeClusterWithoutGroups("nowhere:1"))
     deployed.commit(a_slice(0, {0: (0, 9)}, epochs={0: 1}), past=False)
     assert any("of 1 slices the commits hold no leader epochs" in line for line in deployed.rebuild())
     assert [one.epochs for one in deployed.ledger.list_slices("orders")] == [{}]
@@ -128,7 +128,7 @@ def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: 
     """Every old slice passed for sound: it was read again over the only copy, and the planner went on behind it."""
     below = a_slice(0, {0: (0, 90)}, epochs={0: 1}, fingerprints={0: Fingerprint(89, compute_digest(0, b"k", b"89"))})
     across = a_slice(1, {0: (90, 200)}, epochs={0: 1}, fingerprints={0: mark(199)})
-    deployed = Deployed(tmp_path, Plain("nowhere:1"))
+    deployed = Deployed(tmp_path, FakeClusterWithoutGroups("nowhere:1"))
     deployed.commit(below, across)
     deployed.rebuild()
     read = {one.key: one for one in deployed.ledger.list_slices("orders")}
@@ -140,7 +140,7 @@ def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: 
     assert (tick.slices, "other records occupy" in str(tick.errors[0])) == ((), True)
 
 
-class Unled(Kafka):
+class FakeLeaderlessCluster(Kafka):
     """A cluster in which partition 1 has no leader, and partition 0 lost what is before offset 5."""
 
     def read_topic_state(self, topic: str) -> TopicState:
@@ -152,7 +152,7 @@ def test_a_partition_without_a_leader_is_not_read_and_holds_up_no_other(tmp_path
     """Spark waited for one, which an unclean election gave it: other records were read that nobody had looked at."""
     both, other = a_slice(0, {0: (10, 20), 1: (0, 10)}), a_slice(1, {0: (20, 30), 1: (10, 10)})
     expired = a_slice(2, {0: (0, 9), 1: (10, 20)})
-    deployed = Deployed(tmp_path, Unled("nowhere:1"))
+    deployed = Deployed(tmp_path, FakeLeaderlessCluster("nowhere:1"))
     deployed.ledger.topics.open_generation(Generation("orders", "orders", "id", 0, {0: 0, 1: 0}, NOON))
     with pytest.raises(DependencyAwayError, match="partitions 1 of orders have no leader") as caught:
         deployed.materialise(both)
@@ -167,7 +167,7 @@ def test_a_partition_without_a_leader_is_not_read_and_holds_up_no_other(tmp_path
     assert [*stored] == [expired.key], "its rows stay, so nothing of it is read"
 
 
-class Elected(Kafka):
+class FakeElectedCluster(Kafka):
     """The cluster after an election: all that it holds is of a later epoch, as if written again."""
 
     def read_topic_state(self, topic: str) -> TopicState:
@@ -196,7 +196,7 @@ def test_a_commit_of_raw_keeps_what_its_plan_recorded(bench: Bench, tmp_path: Pa
     assert slice_.fingerprints
     assert (found.epochs, found.fingerprints) == (slice_.epochs, slice_.fingerprints)
     assert lost.get([slice_.key]) == [found]
-    [again] = raw.materialise(bench.work(found, kafka=Elected(bench.bootstrap)))
+    [again] = raw.materialise(bench.work(found, kafka=FakeElectedCluster(bench.bootstrap)))
     assert "rows unchanged" in str(again.note)
     assert bench.rows("raw") == rows
     [sound] = raw.materialise(bench.work(found))

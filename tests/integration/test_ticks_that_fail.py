@@ -31,7 +31,7 @@ STREAM = replace(ORDERS, limits=Limits())
 FIRST, SECOND, *_ = STREAM.tier_topics
 
 
-class Cluster:
+class FakeCluster:
     """Of the topic two partitions lost what was planned next, and one what was planned last."""
 
     def read_topic_state(self, topic: str) -> TopicState:
@@ -87,7 +87,7 @@ def test_partitions_that_stopped_are_reported_together_and_behind_all_else(
     ledger: Ledger, instance: dg.DagsterInstance, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The first error alone was reported; the lag, the others and the breaker were not."""
-    resources = opened(ledger=ledger, kafka=Cluster())
+    resources = opened(ledger=ledger, kafka=FakeCluster())
     result, logged = evaluated(instance, resources), capfd.readouterr().err
     [fault] = ledger.sensor_faults.list_all()
     assert "the breaker is open" in logged

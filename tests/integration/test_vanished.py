@@ -345,7 +345,7 @@ def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_pat
     assert (ends.stranded, ends.reclaimed, ends.error) == ({}, 1, None)
 
 
-class SlowToHear(FakeTopics):
+class FakeSlowCluster(FakeTopics):
     """The broker that is asked first does not know a topic; another one does, some seconds later."""
 
     missing = ""
@@ -366,7 +366,7 @@ class SlowToHear(FakeTopics):
 def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_path: Path, topic: str) -> None:
     """Status and alerts named the remedy for a topic that was deleted: to make it again, without what waits there."""
     ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
-    kafka, lake = SlowToHear(WHOLE), Lake(str(tmp_path / "lake"))
+    kafka, lake = FakeSlowCluster(WHOLE), Lake(str(tmp_path / "lake"))
     kafka.missing = topic
     asked = alert_inputs.StreamInputs(ledger, cast("Any", kafka), lake, STREAM)
 

@@ -126,7 +126,7 @@ def test_partitions_are_added_only_where_two_looks_agree(monkeypatch: pytest.Mon
         add_partitions(kafka, make_stream("orders"), main, [])
 
 
-class Refusing:
+class FakeRefusingCluster:
     """A cluster with a main topic of 9 partitions whose other topics have 5, and that refuses to grow some of them."""
 
     bootstrap = "here:9092"
@@ -165,7 +165,7 @@ def test_one_error_names_the_command_for_each_topic_that_may_not_be_grown(only_a
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
     [first, *others] = stream.published_topics
     denied = {first: KafkaError.TOPIC_AUTHORIZATION_FAILED, others[-1]: KafkaError.POLICY_VIOLATION}
-    kafka: Any = Refusing(denied)
+    kafka: Any = FakeRefusingCluster(denied)
     with pytest.raises(TopicDriftError) as caught:
         add_partitions(kafka, stream, TopicShape(9, 1, {}), [first], only_asked=only_asked)
     commands = re.findall(
@@ -194,9 +194,9 @@ def test_narrow_topics_are_grown_before_anything_is_published_to_them(monkeypatc
 
 def test_topics_that_another_run_grew_or_that_cannot_be_asked_now_are_no_drift() -> None:
     stream = make_stream("orders")
-    kafka: Any = Refusing(dict.fromkeys(stream.published_topics, KafkaError.INVALID_PARTITIONS))
+    kafka: Any = FakeRefusingCluster(dict.fromkeys(stream.published_topics, KafkaError.INVALID_PARTITIONS))
     add_partitions(kafka, stream, TopicShape(9, 1, {}), [], only_asked=True)
-    kafka = Refusing(dict.fromkeys(stream.published_topics, KafkaError.NOT_CONTROLLER))
+    kafka = FakeRefusingCluster(dict.fromkeys(stream.published_topics, KafkaError.NOT_CONTROLLER))
     with pytest.raises(DependencyAwayError, match="could not be grown"):
         add_partitions(kafka, stream, TopicShape(9, 1, {}), [])
 

@@ -119,7 +119,7 @@ class Log:
                 yield Message(topic=topic, partition=0, offset=offset, headers=headers, timestamp=(1, 0))
 
 
-class Dying:
+class FakeDyingProducer:
     """A test double for a producer whose process dies before any report; what it was given may have arrived."""
 
     transactional = False
@@ -160,7 +160,7 @@ def die_amid(file: Path, log: Log, names: list[str], arrived: list[str]) -> None
     """Send records and die; `arrived` are those that the topic has."""
     box = log.outbox(file)
     box.put((name, record(name)) for name in names)
-    box.send(cast("Any", Dying(log, arrived)))
+    box.send(cast("Any", FakeDyingProducer(log, arrived)))
     box.close()
 
 
@@ -380,7 +380,7 @@ def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Pat
     file, log = tmp_path / "outbox.sqlite", Log()
     box = log.outbox(file)
     box.put((name, record(name)._replace(partition=p)) for name, p in (("of 0", 0), ("of 1", 1)))
-    box.send(cast("Any", Dying(log, [])))
+    box.send(cast("Any", FakeDyingProducer(log, [])))
     box.close()
     retention(log)
     assert sent_again(log.outbox(file))[0] == ["of 1"]

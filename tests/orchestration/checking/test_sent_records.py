@@ -31,7 +31,7 @@ ID = "A" * 22
 
 
 @dataclass
-class Topics:
+class FakeCluster:
     """A test double for the cluster: one partition a topic, and the headers of its records."""
 
     records: dict[str, list[Sequence[Header]]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Scene:
 
     def __init__(self, folder: Path, topic: str = "orders") -> None:
         self.stream = make_stream(topic, publishes=Accepted(f"{topic}.accepted"))
-        self.lake, self.topics = Lake(str(folder / "lake")), Topics()
+        self.lake, self.topics = Lake(str(folder / "lake")), FakeCluster()
         self.slice_ = Slice("orders", topic, ID, 0, 0, {0: OffsetRange(0, 4)}, NOW - timedelta(minutes=1))
         self.tier, self.parked, self.accepted = (
             self.stream.tier_topics[0],

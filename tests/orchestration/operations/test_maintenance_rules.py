@@ -47,7 +47,7 @@ from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.commits import commit_current
-from tests.helpers.support import SilentKafka, make_stream
+from tests.helpers.support import FakeSilentKafka, make_stream
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -203,7 +203,7 @@ class Deployment:
         return SimpleNamespace(
             ledger=SimpleNamespace(open=lambda: self.ledger),
             lake=SimpleNamespace(open=lambda: self.lake),
-            kafka=SimpleNamespace(open=SilentKafka),
+            kafka=SimpleNamespace(open=FakeSilentKafka),
         )
 
     def live(self) -> list[str]:

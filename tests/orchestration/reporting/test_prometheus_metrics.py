@@ -47,7 +47,7 @@ RETRIED = a_slice(TIER, 0, 0, 2)
 
 
 @dataclass
-class Broker:
+class FakeBroker:
     """A test double of the network: topics by name, and the age of what they hold."""
 
     topics: Mapping[str, TopicState] = field(default_factory=dict)
@@ -111,14 +111,14 @@ def written(tmp_path: Path) -> Written:
     return made
 
 
-def broker(**changes: Any) -> Broker:
+def broker(**changes: Any) -> FakeBroker:
     main = TopicState(
         "orders",
         TOPIC_ID,
         {0: PartitionState(0, 37, 40, 1), 1: PartitionState(9, 9, 9, 1), 2: PartitionState(*[None] * 4)},
     )
     tier = TopicState(TIER, TOPIC_ID, {0: PartitionState(0, 2, 2, 1)})
-    return Broker({"orders": main, TIER: tier}, timedelta(seconds=100), **changes)
+    return FakeBroker({"orders": main, TIER: tier}, timedelta(seconds=100), **changes)
 
 
 @contextmanager
@@ -319,7 +319,7 @@ def test_a_ledger_that_cannot_be_used_is_down(written: Written, tmp_path: Path) 
 def test_a_tier_that_is_not_there_yet_has_not_stopped(written: Written) -> None:
     """A main topic that was planned and is absent has."""
     kafka = broker()
-    numbers = read(asked(written.ledger, Broker({TIER: kafka.topics[TIER]}), written.lake).text)
+    numbers = read(asked(written.ledger, FakeBroker({TIER: kafka.topics[TIER]}), written.lake).text)
     assert numbers["highwater_stopped"] == {("orders", "orders", "TopicVanishedError"): 1}
     assert numbers["highwater_up"]["kafka",] == 1
 

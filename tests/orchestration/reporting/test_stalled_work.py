@@ -63,7 +63,7 @@ def asked(deployed: Any, kafka: Any = None, **changes: Any) -> alert_inputs.Stre
     )
 
 
-class Played(FakeCluster):
+class FakePartitions(FakeCluster):
     """Each partition as a test says it is."""
 
     def __init__(self, seen: dict[int, PartitionState], topic_id: str = "A") -> None:
@@ -85,11 +85,19 @@ SOUND, UNLED = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, 
 @pytest.mark.parametrize(
     ("kafka", "value", "remedy"),
     [
-        (Played({0: SOUND, 1: PartitionState(0, 40, 40, 1)}), "last stable offset 40", "accept-loss orders --part"),
-        (Played({0: PartitionState(70, 100, 100, 1), 1: SOUND}), "log start offset 70", "accept-loss orders --part"),
-        (Played({0: SOUND}), "partition 1 is gone", "accept-loss orders --partition 1"),
-        (Played({0: SOUND, 1: SOUND}, "B"), "stored: topic ID A; found: topic ID B", "accept-loss orders"),
-        (Played({0: SOUND, 1: UNLED}), "orders partition 1: no leader", "every partition has a leader"),
+        (
+            FakePartitions({0: SOUND, 1: PartitionState(0, 40, 40, 1)}),
+            "last stable offset 40",
+            "accept-loss orders --part",
+        ),
+        (
+            FakePartitions({0: PartitionState(70, 100, 100, 1), 1: SOUND}),
+            "log start offset 70",
+            "accept-loss orders --part",
+        ),
+        (FakePartitions({0: SOUND}), "partition 1 is gone", "accept-loss orders --partition 1"),
+        (FakePartitions({0: SOUND, 1: SOUND}, "B"), "stored: topic ID A; found: topic ID B", "accept-loss orders"),
+        (FakePartitions({0: SOUND, 1: UNLED}), "orders partition 1: no leader", "every partition has a leader"),
     ],
     ids=["truncated", "expired", "removed", "recreated", "without a leader"],
 )
@@ -98,7 +106,7 @@ def test_planning_that_stopped_is_an_alert(tmp_path: Path, kafka: Any, value: st
     deployed = Deployed(tmp_path)
     found = measure_planning(asked(deployed, kafka))
     assert (found.over, value in found.value, remedy in found.remedy) == (True, True, True)
-    assert not measure_planning(asked(deployed, Played({0: SOUND, 1: SOUND}))).over
+    assert not measure_planning(asked(deployed, FakePartitions({0: SOUND, 1: SOUND}))).over
     assert len(deployed.ledger.list_slices("orders")) == 6, "nothing is planned by it"
 
 
@@ -133,7 +141,7 @@ def test_planning_that_a_person_must_fix_is_reported_on_a_real_broker(
 def test_retries_that_are_not_planned_are_an_alert(tmp_path: Path) -> None:
     deployed = Deployed(tmp_path, topic=TIER)
     Deployed.__init__(deployed, tmp_path)  # the main topic is planned too
-    truncated = Played({0: SOUND, 1: PartitionState(0, 40, 40, 1)})
+    truncated = FakePartitions({0: SOUND, 1: PartitionState(0, 40, 40, 1)})
     tiers = STREAM.tiers[:1]
     found = measure_retry_planning(asked(deployed, truncated, tiers=tiers))
     assert (found.over, f"topic {TIER} partition 1" in found.value) == (True, True)
@@ -147,7 +155,7 @@ def test_a_planned_slice_that_lost_offsets_before_it_was_read_is_an_alert(
     """`status` ended with 0 and lag 0, and the slice failed on and on."""
     deployed = Deployed(tmp_path)
     deployed.read(0, 1)
-    gone = Played({0: PartitionState(25, 100, 100, 1), 1: PartitionState(18, 100, 100, 1)})
+    gone = FakePartitions({0: PartitionState(25, 100, 100, 1), 1: PartitionState(18, 100, 100, 1)})
     found = measure_expired_slices(asked(deployed, gone, tiers=()))
     assert found.over
     assert found.value == (
@@ -166,7 +174,7 @@ def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Pat
     """It ended with 0 and lag 0, since the plan goes on behind what retention took."""
     deployed = Deployed(tmp_path)
     deployed.read(0, 1)
-    gone = Played({0: PartitionState(25, 60, 60, 1), 1: PartitionState(18, 60, 60, 1)})
+    gone = FakePartitions({0: PartitionState(25, 60, 60, 1), 1: PartitionState(18, 60, 60, 1)})
 
     def errors(**changes: Any) -> list[str]:
         stream = replace(STREAM, tiers=(), **changes)
@@ -187,7 +195,7 @@ def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatc
     deployed.ledger.record_loss(
         [Loss("orders", "orders", 0, 1, OffsetRange(0, 5), "expired", "on_expired=record", datetime.now(UTC))]
     )
-    kafka: Any = Played({0: PartitionState(25, 100, 100, 1), 1: PartitionState(0, 40, 40, 1)})
+    kafka: Any = FakePartitions({0: PartitionState(25, 100, 100, 1), 1: PartitionState(0, 40, 40, 1)})
 
     def report(alert: Alert) -> None:
         heard[alert.what] = alert.value
@@ -253,7 +261,7 @@ def test_nothing_is_expired_by_a_single_look(tmp_path: Path, monkeypatch: pytest
     """A log start that only one answer has leads a person to give records up."""
     deployed = Deployed(tmp_path)
     looks = iter([{0: PartitionState(25, 100, 100, 1), 1: SOUND}, {0: SOUND, 1: SOUND}])
-    kafka = Played({})
+    kafka = FakePartitions({})
     for look in ("read_topic_state", "look_again"):
         monkeypatch.setattr(kafka, look, lambda topic: TopicState(topic, "A", next(looks)))
     assert expired.list_expired_slices(kafka, "orders", deployed.slices) == []  # type: ignore[arg-type]

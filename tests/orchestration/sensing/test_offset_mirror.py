@@ -66,7 +66,7 @@ def prove(lake: Lake, stream: str, slices: Sequence[Slice], *tables: str, attemp
 
 
 @dataclass
-class Played:
+class FakeDeployment:
     """A cluster whose topics and group are values, and a ledger and a lake that are real."""
 
     folder: Path
@@ -128,8 +128,8 @@ class Played:
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    made = Played(tmp_path)
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDeployment:
+    made = FakeDeployment(tmp_path)
     made.topic(1_000_000)
 
     def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
@@ -144,7 +144,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return made
 
 
-def test_slices_that_are_done_out_of_order_wait_for_those_before_them(played: Played) -> None:
+def test_slices_that_are_done_out_of_order_wait_for_those_before_them(played: FakeDeployment) -> None:
     assert "nothing is planned" in "; ".join(played.tick())
     assert played.group == {}
     played.open()
@@ -160,7 +160,7 @@ def test_slices_that_are_done_out_of_order_wait_for_those_before_them(played: Pl
     assert f"{TIER}: nothing is planned yet" in played.tick()
 
 
-def test_every_table_but_current_counts(played: Played) -> None:
+def test_every_table_but_current_counts(played: FakeDeployment) -> None:
     """A reject that is decided and not published is in nobody's hands yet; `current` follows events at its own pace."""
     played.open()
     [slice_] = played.plan(0)
@@ -171,7 +171,7 @@ def test_every_table_but_current_counts(played: Played) -> None:
         assert ("orders@0000000 is not" in reported) == (expected == 0)
 
 
-def test_rejects_of_another_decision_do_not_count(played: Played) -> None:
+def test_rejects_of_another_decision_do_not_count(played: FakeDeployment) -> None:
     played.open()
     [slice_] = played.plan(0)
     prove(played.lake, "orders", [slice_], "raw", "events", attempt=2)
@@ -180,7 +180,7 @@ def test_rejects_of_another_decision_do_not_count(played: Played) -> None:
     assert played.positions() == [0, 0]
 
 
-def test_nothing_is_written_while_nothing_changed_but_once_a_day(played: Played) -> None:
+def test_nothing_is_written_while_nothing_changed_but_once_a_day(played: FakeDeployment) -> None:
     played.open()
     played.settle(played.plan(0, 1))
     played.tick()
@@ -195,7 +195,7 @@ def test_nothing_is_written_while_nothing_changed_but_once_a_day(played: Played)
     assert played.positions() == [20, 20]
 
 
-def test_a_tick_looks_only_behind_what_is_known_to_be_done(played: Played) -> None:
+def test_a_tick_looks_only_behind_what_is_known_to_be_done(played: FakeDeployment) -> None:
     played.open()
     played.settle(played.plan(*range(60)))
     played.plan(*range(60, 200))
@@ -207,7 +207,7 @@ def test_a_tick_looks_only_behind_what_is_known_to_be_done(played: Played) -> No
     assert played.asked == [f"orders@{n:07d}" for n in range(60, 80)], "what waits behind it is not looked at"
 
 
-def test_a_long_way_is_gone_in_ticks(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_way_is_gone_in_ticks(played: FakeDeployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_mirror, "MAX_PER_TICK", 30)
     played.open()
     played.settle(played.plan(*range(70)))
@@ -219,7 +219,7 @@ def test_a_long_way_is_gone_in_ticks(played: Played, monkeypatch: pytest.MonkeyP
     assert len(played.asked) == 70
 
 
-def test_a_tick_that_dies_before_its_commit_is_made_up_for(played: Played) -> None:
+def test_a_tick_that_dies_before_its_commit_is_made_up_for(played: FakeDeployment) -> None:
     played.open()
     played.settle(played.plan(0))
     played.away = True
@@ -231,7 +231,7 @@ def test_a_tick_that_dies_before_its_commit_is_made_up_for(played: Played) -> No
 
 
 @pytest.mark.parametrize("offset", [0, 15, 500])
-def test_what_somebody_else_set_is_put_right(played: Played, offset: int) -> None:
+def test_what_somebody_else_set_is_put_right(played: FakeDeployment, offset: int) -> None:
     played.open()
     played.settle(played.plan(0, 1))
     played.tick()
@@ -247,7 +247,7 @@ def test_what_somebody_else_set_is_put_right(played: Played, offset: int) -> Non
     assert played.positions() == [20, 20]
 
 
-def test_a_mark_of_another_ledger_is_not_believed(played: Played) -> None:
+def test_a_mark_of_another_ledger_is_not_believed(played: FakeDeployment) -> None:
     """A new deployment on an old topic: the group says that a slice is done which here is planned otherwise."""
     played.open()
     zero, _ = played.plan(0, 1)
@@ -262,7 +262,7 @@ def test_a_mark_of_another_ledger_is_not_believed(played: Played) -> None:
         assert {held.mark for held in played.group.values()} == {MirrorMark.from_last_slice("a", None, NOW)}
 
 
-def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
+def test_an_accepted_divergence_takes_the_group_back(played: FakeDeployment) -> None:
     played.open()
     played.settle(played.plan(0, 1))
     played.tick()
@@ -288,7 +288,7 @@ def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
     assert played.positions() == [100, 100]
 
 
-def test_a_partition_that_cannot_be_compared_is_left_as_it_is(played: Played) -> None:
+def test_a_partition_that_cannot_be_compared_is_left_as_it_is(played: FakeDeployment) -> None:
     played.open()
     played.settle(played.plan(0))
     played.tick()
@@ -308,7 +308,7 @@ def test_a_partition_that_cannot_be_compared_is_left_as_it_is(played: Played) ->
     assert played.asked == [], "of two marks the newer one says what is done"
 
 
-def test_a_recreated_topic_is_never_ahead(played: Played) -> None:
+def test_a_recreated_topic_is_never_ahead(played: FakeDeployment) -> None:
     """A cluster drops a topic's offsets with it; those that were committed in the same moment are reclaimed."""
     played.open()
     played.settle(played.plan(0, 1)[:1])
@@ -330,7 +330,7 @@ def test_a_recreated_topic_is_never_ahead(played: Played) -> None:
     assert played.positions() == [30, 30]
 
 
-def test_a_topic_that_is_gone_keeps_no_other_one_waiting(played: Played) -> None:
+def test_a_topic_that_is_gone_keeps_no_other_one_waiting(played: FakeDeployment) -> None:
     played.open()
     played.open(name=TIER)
     played.topic(1_000, name=TIER)
@@ -344,7 +344,7 @@ def test_a_topic_that_is_gone_keeps_no_other_one_waiting(played: Played) -> None
     assert played.positions(TIER) == [30, 30]
 
 
-def test_a_partition_that_is_not_there_is_not_committed(played: Played) -> None:
+def test_a_partition_that_is_not_there_is_not_committed(played: FakeDeployment) -> None:
     played.open()
     played.settle(played.plan(0))
     played.topic(100, partitions=1)
@@ -352,7 +352,7 @@ def test_a_partition_that_is_not_there_is_not_committed(played: Played) -> None:
     assert played.positions() == [10, None]
 
 
-def test_two_ticks_at_once_follow_each_other(played: Played) -> None:
+def test_two_ticks_at_once_follow_each_other(played: FakeDeployment) -> None:
     with played.ledger.lease("highwater.orders", seconds=30), pytest.raises(LeaseHeldError):
         played.tick()
 

@@ -161,7 +161,7 @@ def test_keys_that_no_run_is_requested_for_are_added_all_the_same() -> None:
     assert (cut.keys, cut.requests) == (["a@0"], []), "keys are added in the order of the plan"
 
 
-class Topics:
+class FakeCluster:
     """A cluster of topics with ten partitions; it counts what it is asked."""
 
     def __init__(self, names: Collection[str]) -> None:
@@ -208,7 +208,7 @@ class Deployment:
     ) -> None:
         self.instance, self.streams = instance, streams
         self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
-        self.kafka = Topics([stream.topic for stream in streams])
+        self.kafka = FakeCluster([stream.topic for stream in streams])
         self.lake = Lake(str(root / "lake"))
         self.cursors: dict[str, str | None] = {}
         resources = {"ledger": self.ledger, "kafka": self.kafka, "lake": self.lake}
@@ -310,14 +310,14 @@ def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", '{"sasl.password": "swordfish"}')
-    ours, state = deployed(3), Topics._state
+    ours, state = deployed(3), FakeCluster._state
 
-    def damaged(self: Topics, topic: str) -> TopicState:
+    def damaged(self: FakeCluster, topic: str) -> TopicState:
         found = state(self, topic)
         broken: Any = {0: "swordfish"}
         return replace(found, partitions=broken) if topic == "s001" else found
 
-    monkeypatch.setattr(Topics, "_state", damaged)
+    monkeypatch.setattr(FakeCluster, "_state", damaged)
     monkeypatch.setattr("highwater.orchestration.sensing.planning_rounds.is_caught_up", lambda *_: False)
     result = ours.tick("planner")
     assert sorted(keys_of(result)) == ["s000_slices", "s002_slices"]

@@ -178,7 +178,7 @@ def test_accepting_a_divergence_leaves_what_expired() -> None:
     }, "and nothing of it is left out by the command that is meant for it"
 
 
-class Played(dg.ConfigurableResource[Any]):
+class FakeKafkaResource(dg.ConfigurableResource[Any]):
     """Replaces the place where runs take their Kafka from."""
 
     def open(self) -> Kafka:
@@ -194,7 +194,7 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
     monkeypatch.setenv("HIGHWATER_LAKE", str(Path(url.removeprefix("sqlite:///")).parent / "lake"))
     ledger.topics.open_generation(generation(0, {0: 0}))
     ledger.add([Slice("orders", "orders", "id", 0, 0, {0: OffsetRange(0, 200)}, NOON, epochs={0: 1})])
-    defs = build_defs(streams=[make_stream("orders")], resources={"kafka": Played()})
+    defs = build_defs(streams=[make_stream("orders")], resources={"kafka": FakeKafkaResource()})
     with dg.DagsterInstance.ephemeral() as instance:
 
         def done(what: str, **asked: object) -> bool:
