@@ -123,9 +123,8 @@ class PublicationLog:
         self._work = work
         self._topic, self._topic_id = work.stream.publishes.topic, topic_id
         path = work.lake.build_table_path(work.stream.name, TABLE)
-        self._table: DeltaTable = open_or_create_table(
-            path, build_schema(), "what was sent to the topic of accepted events"
-        )
+        about = "what was sent to the topic of accepted events"
+        self._table: DeltaTable = open_or_create_table(path, build_schema(), about)
         self._sending = open_table(self._path_of_sending)
         found = read_batch(self._sending, self._table)
         self.sending = found or BatchUnderWay(read_last_settled(self._table), self._topic, self._topic_id)
@@ -473,9 +472,8 @@ def _group_outcomes(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, RecordedO
     """The rows by origin; of one that several slices hold, what was sent last, which has the highest revision."""
     found: dict[Origin, RecordedOutcome] = {}
     for row in rows:
-        one = RecordedOutcome(
-            EventState(row["state"]), row["revision"], row["fingerprint"], row["slice"], row["published_at"]
-        )
+        state = EventState(row["state"])
+        one = RecordedOutcome(state, row["revision"], row["fingerprint"], row["slice"], row["published_at"])
         other = found.get(Origin.from_row(row))
         if other is None or _rank(one) > _rank(other):
             found[Origin.from_row(row)] = one

@@ -91,11 +91,10 @@ class ReliableProducer:
         from confluent_kafka import KafkaException, Producer
 
         self._client_error = KafkaException
-        self._client: Producer | SeveralClients = (
-            SeveralClients(properties, clients)
-            if clients > 1
-            else open_client(Producer, properties, name="reliable producer")
-        )
+        if clients > 1:
+            self._client: Producer | SeveralClients = SeveralClients(properties, clients)
+        else:
+            self._client = open_client(Producer, properties, name="reliable producer")
         self._on_failure = on_failure
         self.transactional = "transactional.id" in properties
         """Whether its records count only once a transaction is committed; delivery reports come before."""
@@ -453,11 +452,8 @@ class ReliableProducer:
     def _end(self, seconds: float) -> UndeliveredError | None:
         """Abandon records that are outstanding after this many seconds; returns the error that names them."""
         late = self._give_up()
-        return (
-            build_undelivered_error(self.counts, seconds, late)
-            if self.counts.failed or self.counts.outstanding
-            else None
-        )
+        complete = not (self.counts.failed or self.counts.outstanding)
+        return None if complete else build_undelivered_error(self.counts, seconds, late)
 
     def _leave(self, error: BaseException) -> None:
         """End the remaining records at once, and report them beside an error that goes on."""
