@@ -198,7 +198,7 @@ def _build_unreadable_finding(facts: TopicFacts, rule: str, resource: str | None
 
 
 def _check_replication(facts: TopicFacts) -> Finding:
-    value = f"replication factor {facts.factor} on {facts.brokers} brokers"
+    value = f"replication factor {facts.factor} on {facts.brokers} broker{'' if facts.brokers == 1 else 's'}"
     if facts.factor >= SAFE_REPLICAS:
         return Finding("replication", Level.OK, value)
     if facts.brokers == 1:

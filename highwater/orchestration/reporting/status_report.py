@@ -81,7 +81,7 @@ class DlqStatus:
         if self.waiting is None:
             return f"{self.topic}: nothing was published to it yet"
         if self.due is None:
-            return f"{self.topic}: {self.waiting:,} offsets wait for a person"
+            return f"{self.topic}: {self.waiting:,} offsets wait for a person, markers of transactions included"
         due = f"{self.topic}: {self.waiting:,} offsets wait, {self.due:,} of them are due"
         if self.times is None:
             return due
