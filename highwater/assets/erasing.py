@@ -160,7 +160,7 @@ def _list_slices_of_key(table: DeltaTable, name: str, digest: str) -> set[str]:
     return {str(row["found"]) for row in rows if row["mine"]}
 
 
-def ensure_gone(lake: Lake, stream: Stream, digest: str, keys: Sequence[str], names: Sequence[str]) -> None:
+def ensure_key_erased(lake: Lake, stream: Stream, digest: str, keys: Sequence[str], names: Sequence[str]) -> None:
     """Validate, by a read of all rows without a JVM, that slices have no row of a key any more: Spark removed them.
 
     Args:

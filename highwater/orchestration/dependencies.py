@@ -24,7 +24,7 @@ def build_lake_guard(ledger: Ledger, lake: Lake, stream: Stream) -> Guard:
     """The breaker of the lake's storage."""
 
     def probe() -> None:
-        ensure_lake_there(ledger, lake)
+        ensure_lake_exists(ledger, lake)
         lake.ensure_answering(stream.name)
 
     return Guard(ledger.breakers, LAKE, probe)
@@ -85,7 +85,7 @@ def read_recovery_time(ledger: Ledger, stream: Stream) -> datetime | None:
     return max(times, default=None)
 
 
-def ensure_lake_there(ledger: Ledger, lake: Lake) -> None:
+def ensure_lake_exists(ledger: Ledger, lake: Lake) -> None:
     """Ensure that the lake's folder is there, if anything was ever committed to it: a mount may be gone.
 
     Without this a lake that was moved away would count as an empty one (I15), and a new one would start in its place.

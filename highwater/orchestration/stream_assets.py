@@ -10,7 +10,7 @@ from highwater.log_fields import bind_log_fields, build_slice_fields
 from highwater.orchestration import metadata
 from highwater.orchestration.asset_keys import BY_NAME, Table, build_table_key, build_topic_key
 from highwater.orchestration.checking.blocking import ensure_not_blocked
-from highwater.orchestration.dependencies import build_step_guards, ensure_lake_there
+from highwater.orchestration.dependencies import build_step_guards, ensure_lake_exists
 from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.lineage import emit_lineage
 from highwater.orchestration.partitions import build_partitions_definition
@@ -77,7 +77,7 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
         guards = build_step_guards(table.name, work.ledger, work.kafka, work.lake, stream)
         with emit_lineage(work, table, context.run.job_name) as report_lineage:
             with report_to_breaker(work, table.name, tries), guard_dependencies(*guards):
-                ensure_lake_there(work.ledger, work.lake)
+                ensure_lake_exists(work.ledger, work.lake)
                 ensure_in_turn(work, table.name)
                 reports = load_stage(table.name)(work)
             _ensure_all_reported(work.keys, reports)

@@ -41,12 +41,12 @@ def read_state(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> Topi
         gone = find_vanished_error(ledger, stream, topic, error)
         if gone is None:
             raise
-        if (again := look_if_there(kafka, topic)) is not None:
+        if (again := read_state_if_exists(kafka, topic)) is not None:
             return again
         raise gone from None
 
 
-def look_if_there(kafka: Kafka, topic: str) -> TopicState | None:
+def read_state_if_exists(kafka: Kafka, topic: str) -> TopicState | None:
     """Look again at a topic that was absent a moment ago; None if it is absent still.
 
     Raises:
@@ -154,7 +154,7 @@ def _find_loss(stream: Stream, state: TopicState, waiting: int) -> OffsetsExpire
     )
 
 
-def is_there(kafka: Kafka, topic: str) -> bool:
+def topic_exists(kafka: Kafka, topic: str) -> bool:
     """Whether a topic is there.
 
     Raises:
@@ -182,5 +182,5 @@ def recreate_topic(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> 
     """
     ensure_dlq_topics(kafka, stream, lambda name: None if name == topic else find_vanished_error(ledger, stream, name))
     deadline = time.monotonic() + HEARD_SECONDS
-    while not is_there(kafka, topic) and time.monotonic() < deadline:
+    while not topic_exists(kafka, topic) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY)

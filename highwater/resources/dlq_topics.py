@@ -76,7 +76,7 @@ def ensure_dlq_topics(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None)
     # The owner of a foreign topic may let it grow: that must not stop the rejects of the main topic.
     wanted = _build_wanted_shapes(stream, main)
     rooms = _validate_batch_limits(kafka, wanted, _grow_narrow_topics(kafka, stream, main, wanted))
-    _ensure_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
+    _ensure_none_vanished(kafka, wanted.keys() - rooms.keys(), gone)
     if len(rooms) < len(wanted):
         roomy = _build_wanted_shapes(stream, main, _read_existing_shapes(kafka, stream.foreign_topics).values())
         for topic in wanted.keys() - rooms.keys():
@@ -121,7 +121,7 @@ def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) ->
     topic, main, wanted = _read_accepted_shapes(kafka, stream)
     found = _read_existing_shapes(kafka, [topic]).get(topic)
     if found is None:
-        _ensure_none_gone(kafka, [topic], gone)
+        _ensure_none_vanished(kafka, [topic], gone)
         _create(kafka, topic, wanted, only_asked=True)
         return "is not there yet: it is created with the first slice that is published, which is allowed"
     _ensure_no_drift(kafka, topic, wanted, found)
@@ -157,7 +157,7 @@ def ensure_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -
     wanted = _build_wanted_shapes(stream, main, others)
     there = _read_existing_shapes(kafka, wanted)
     rooms = _validate_batch_limits(kafka, wanted, there)
-    _ensure_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
+    _ensure_none_vanished(kafka, wanted.keys() - rooms.keys(), gone)
     for topic in wanted.keys() - rooms.keys():
         _create(kafka, topic, wanted[topic], only_asked=True)
     for topic, room in rooms.items():
@@ -171,7 +171,7 @@ def ensure_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -
     return f"{len(rooms)} of {len(wanted)} are there, and set up as they must be", False
 
 
-def _ensure_none_gone(kafka: Kafka, absent: Collection[str], gone: Gone) -> None:
+def _ensure_none_vanished(kafka: Kafka, absent: Collection[str], gone: Gone) -> None:
     for topic in sorted(absent):
         if (error := gone(topic)) is not None:
             with suppress(TopicAbsentError):

@@ -221,12 +221,12 @@ class ReliableProducer:
             failed = error
         at = 0
         while at < len(batch):
-            at += self._send_some(topic, batch[at:] if at else batch, callbacks)
+            at += self._send_while_room(topic, batch[at:] if at else batch, callbacks)
         if failed is not None:
             raise failed
         return bool(batch)
 
-    def _send_some(self, topic: str, batch: list[Pair], callbacks: Callbacks | None) -> int:
+    def _send_while_room(self, topic: str, batch: list[Pair], callbacks: Callbacks | None) -> int:
         """Send the first of them, as many as there is room for; returns how many that were."""
         if self.stopped or self._queue:  # a closer look is for `send`
             return self._send_first(topic, batch, callbacks)

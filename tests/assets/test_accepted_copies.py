@@ -20,7 +20,7 @@ from highwater.errors import ConfigurationError, RetractionError
 from highwater.orchestration.checking.published_checks import check_events_published
 from highwater.orchestration.operations import reading_accepted
 from highwater.orchestration.operations.reading_accepted import AcceptedFacts, keep
-from highwater.orchestration.operations.rebuilding_all import ensure_nothing_there
+from highwater.orchestration.operations.rebuilding_all import ensure_stream_is_new
 from highwater.publishing import EventState, Lateness, PublicationOutcome, RecordedOutcome, decide_publication
 from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.ledger import Ledger
@@ -398,7 +398,7 @@ def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, l
     rmtree(tables.lake.build_table_path("orders", "events"))
     rmtree(tables.lake.build_table_path("orders", "rejects"))
     with pytest.raises(ConfigurationError, match="the lake holds slices of orders") as caught:
-        ensure_nothing_there(Ledger(f"sqlite:///{tmp_path / 'empty.sqlite'}"), tables.lake, tables.stream)
+        ensure_stream_is_new(Ledger(f"sqlite:///{tmp_path / 'empty.sqlite'}"), tables.lake, tables.stream)
     assert caught.value.stored == "1 in published"
 
 

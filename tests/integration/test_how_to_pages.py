@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 # Programs that no page installs, or that would start a deployment of their own.
-ELSEWHERE = ("aws ", "createdb ", "dagster-", ".venv/bin/dagster", "kafka-consumer-groups", "make ", "sed ")
+ELSEWHERE = ("aws ", "createdb ", "dagster-", ".venv/bin/dagster", "kafka-consumer-groups", "make ")
 PAGES = ("access", "audit", "commands", "dlq", "maintenance", "operations", "recovery", "deployment/backup")
 # The shell hands a command's arguments and environment over, and waits for its exit status.
 SHELL = r"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError, TopicAbsentError
-from highwater.resources.deleted_topics import look_if_there
+from highwater.resources.deleted_topics import read_state_if_exists
 from highwater.resources.topic_facts import fetch_topic_facts
 from highwater.topic_rules import Finding, check_published_topic, check_room
 
@@ -38,7 +38,7 @@ def check_published_topics(
                 found[topic] = check_published_topic(facts)
                 found[topic] += [check_room(facts, main)] if main and topic in stream.dlq_topics else []
             except TopicAbsentError:
-                if (error := gone(topic)) is not None and look_if_there(kafka, topic) is None:
+                if (error := gone(topic)) is not None and read_state_if_exists(kafka, topic) is None:
                     errors.append(error)
     except HighwaterError as error:
         errors.append(error)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from highwater.orchestration.operations.acceptance import accept_loss, build_unread_filter
 from highwater.resources.deleted_topics import (
     find_vanished_error,
-    is_there,
-    look_if_there,
     read_created_state,
+    read_state_if_exists,
     recreate_topic,
+    topic_exists,
 )
 from highwater.routing import build_stream_of_topic
 
@@ -77,10 +77,10 @@ def _recreate_if_vanished(
     ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, *, dry_run: bool
 ) -> tuple[TopicState | None, list[str]]:
     """Recreate a vanished tier if that is confirmed; else return the state it would have. Returns sentences too."""
-    if is_there(kafka, topic):
+    if topic_exists(kafka, topic):
         return None, []
     gone = find_vanished_error(ledger, stream, topic)
-    if gone is None or look_if_there(kafka, topic) is not None:
+    if gone is None or read_state_if_exists(kafka, topic) is not None:
         return None, []
     if topic not in stream.tier_topics:
         raise gone

@@ -13,12 +13,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table, publication_log
-from highwater.assets.erasing import KEYED, RowsOfKey, ensure_gone, ensure_same_keys, erase, find
+from highwater.assets.erasing import KEYED, RowsOfKey, ensure_key_erased, ensure_same_keys, erase, find
 from highwater.batching import split_by_count
 from highwater.erasing import Erasure, ensure_digest, to_moment
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.dependencies import ensure_lake_there
+from highwater.orchestration.dependencies import ensure_lake_exists
 from highwater.orchestration.sensing.run_history import read_past_runs, read_publishing_runs
 from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.tables import COMMON
@@ -106,7 +106,7 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
     """
     request.check_complete()
     stream, ledger = work.stream, work.ledger
-    ensure_lake_there(ledger, work.lake)
+    ensure_lake_exists(ledger, work.lake)
     ensure_same_keys(work.lake, stream, request.digest)
     found = find(work.lake, stream, request.digest)
     begun = _load_unfinished_erasures(ledger.erasures, stream, request.digest)
@@ -190,13 +190,13 @@ def _erase_slices(
         erasures.begin(number, [one for key, one in taken.items() if key not in open_])
         erasures_table.keep(work.ledger, work.lake, work.stream.name)
         _try(replace(work, slices=work.ledger.get(some)), digest, taken)
-        ensure_gone(work.lake, work.stream, digest, some, [name for name in KEYED if name != CURRENT])
+        ensure_key_erased(work.lake, work.stream, digest, some, [name for name in KEYED if name != CURRENT])
         erasures.mark_done(some, digest, datetime.now(UTC))
         erasures_table.keep(work.ledger, work.lake, work.stream.name)
         done += some
         work.log(f"erased from {len(done):,} of {len(wanted):,} slices")
     # Its rows lie in partitions of many slices, so it is read once.
-    ensure_gone(work.lake, work.stream, digest, done, [CURRENT])
+    ensure_key_erased(work.lake, work.stream, digest, done, [CURRENT])
     return done
 
 

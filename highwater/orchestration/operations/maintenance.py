@@ -32,7 +32,7 @@ from highwater.maintenance import (
     to_merge,
     to_whole_hours,
 )
-from highwater.orchestration.dependencies import ensure_lake_there
+from highwater.orchestration.dependencies import ensure_lake_exists
 from highwater.orchestration.operations.key_retirement import PAGE, RetirementOutcome, retire
 from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
 from highwater.orchestration.operations.raw_retention import RetentionOutcome, retain
@@ -171,7 +171,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
     """
     stream, rule = work.stream, compute_minimum_horizon(instance, now)
     rule.ensure_enough(stream.maintenance.horizon)
-    ensure_lake_there(work.ledger, work.lake)
+    ensure_lake_exists(work.ledger, work.lake)
     if not dry_run:
         # What checks found since, what older versions kept, and what a ledger that was restored does not know.
         erasures_table.keep(work.ledger, work.lake, stream.name)

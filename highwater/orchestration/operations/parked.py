@@ -21,7 +21,7 @@ from highwater.erasing import compute_digest, to_milliseconds, until
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
 from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.origin_counts import count_parked
-from highwater.orchestration.dependencies import ensure_lake_there
+from highwater.orchestration.dependencies import ensure_lake_exists
 from highwater.orchestration.operations.redriving import extract_headers, extract_key, redrive
 from highwater.plans import Discard
 from highwater.reclaims import count_reclaims, is_stale
@@ -294,7 +294,7 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
     Meanwhile no retry is decided: a record that a retry accepted before is not discarded, and no retry accepts a
     discarded record later, even one that was sent back. The records stay on the topic, and are reported as discarded.
     """
-    ensure_lake_there(ledger, lake)
+    ensure_lake_exists(ledger, lake)
     with ledger.lease(build_retries_lease_name(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
         discards_table.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
         reclaim_numbers = count_reclaims(ledger.reclaims.list_for_stream(stream.name))

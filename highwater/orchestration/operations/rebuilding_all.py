@@ -240,7 +240,7 @@ def rebuild_from_kafka(
         LeaseHeldError: somebody planned the stream meanwhile.
     """
     ensure_named(by, "rebuild-all", dry_run=dry_run)
-    ensure_nothing_there(ledger, lake, stream)
+    ensure_stream_is_new(ledger, lake, stream)
     states = _fetch_topic_states(kafka, stream)
     logs = {topic: state.list_offset_ranges() for topic, state in states.items()}
     seen = CopyFacts()
@@ -289,7 +289,7 @@ def rebuild_from_kafka(
     return found
 
 
-def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
+def ensure_stream_is_new(ledger: Ledger, lake: Lake, stream: Stream) -> None:
     """Ensure that neither ledger nor lake holds anything of the stream: a second reading beside it would double it.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from highwater.alerting import DEPLOYMENT, Alert, Condition, mark_reported, update_alerts, update_watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError
-from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_there
+from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_exists
 from highwater.orchestration.reporting.alert_conditions import CONDITIONS, DEPENDENCIES
 from highwater.orchestration.reporting.alert_inputs import Evaluate, StreamInputs
 from highwater.orchestration.sensing.rounds import rotate_streams
@@ -147,7 +147,7 @@ def _measure_stream(
         try:
             with guard_dependencies(*build_guards(condition)):
                 if LAKE in DEPENDENCIES.get(condition, ()):
-                    ensure_lake_there(ledger, lake)
+                    ensure_lake_exists(ledger, lake)
                 found = condition(inputs)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
@@ -157,10 +157,15 @@ def _measure_stream(
                 unknown.append(error.problem)
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
             lines.append(f"{stream.name}: not measured: {type(error).__name__}")
-            unknown.append(f"{condition.__name__.strip('_')}: {type(error).__name__}")
+            unknown.append(f"{_format_subject(condition)}: {type(error).__name__}")
         else:
             if found is not None:
                 yield found
+
+
+def _format_subject(condition: Evaluate) -> str:
+    """What a function evaluates, in words: `_measure_parked_records` evaluates parked records."""
+    return condition.__name__.removeprefix("_").removeprefix("measure_").replace("_", " ")
 
 
 def _list_dependencies(streams: Sequence[Stream]) -> list[str]:

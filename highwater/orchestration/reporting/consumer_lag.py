@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
-from highwater.orchestration.dependencies import build_lake_guard, ensure_lake_there
+from highwater.orchestration.dependencies import build_lake_guard, ensure_lake_exists
 from highwater.orchestration.sensing.slice_cutting import compute_positions
 from highwater.plans import subtract_losses
 from highwater.resources.dependency_guards import guard_dependencies
@@ -86,7 +86,7 @@ def read_raw_slices(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | No
     """The slices that are in raw; None if the lake cannot be asked now."""
     try:
         with guard_dependencies(build_lake_guard(ledger, lake, stream)):
-            ensure_lake_there(ledger, lake)
+            ensure_lake_exists(ledger, lake)
             return lake.list_slice_keys(stream.name, "raw")
     except HighwaterError:
         return None

@@ -14,7 +14,7 @@ from highwater.declaration import Stream
 from highwater.divergence import SOUND, Divergence
 from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
 from highwater.orchestration.checking.origin_counts import count_parked
-from highwater.orchestration.dependencies import ensure_lake_there
+from highwater.orchestration.dependencies import ensure_lake_exists
 from highwater.orchestration.operations import pending_reprocessing
 from highwater.orchestration.operations.accepting_rejects import build_accept_command
 from highwater.orchestration.reporting.consumer_lag import read_raw_slices
@@ -36,8 +36,8 @@ from highwater.resources.deleted_topics import (
     build_vanished_error,
     find_parked_loss,
     find_vanished_error,
-    look_if_there,
     read_state,
+    read_state_if_exists,
 )
 from highwater.resources.dependency_guards import describe, is_cooling_down, open_error
 
@@ -112,7 +112,7 @@ def _find_accepted_topic_error(ledger: Ledger, kafka: Kafka, lake: Lake, stream:
         with suppress(TopicAbsentError):
             kafka.read_description(topic)
             return None
-        if look_if_there(kafka, topic) is not None:
+        if read_state_if_exists(kafka, topic) is not None:
             return None
         return find_accepted_vanished_error(ledger, lake, stream, topic)
     except HighwaterError as error:
@@ -124,7 +124,7 @@ def _load_waiting_work(ledger: Ledger, lake: Lake, stream: Stream) -> WaitingWor
     if is_cooling_down(row, datetime.now(UTC)):
         return open_error(row)  # storage that is away is not waited for
     try:
-        ensure_lake_there(ledger, lake)
+        ensure_lake_exists(ledger, lake)
         found = pending_reprocessing.list_pending_slices(ledger, lake, stream)
         publication = measure_publication_lag(ledger, lake, stream)
         parked = count_parked(ledger, lake, stream, published=True)
@@ -190,7 +190,7 @@ def _compare_topic_with_plan(kafka: Kafka, stream: Stream, planned: Planned | No
         state = kafka.read_topic_state(stream.topic)
     except TopicAbsentError:
         # A planned topic is called gone after two looks.
-        if planned is None or (again := look_if_there(kafka, stream.topic)) is None:
+        if planned is None or (again := read_state_if_exists(kafka, stream.topic)) is None:
             raise
         state = again
     return (state, SOUND) if planned is None else compare_with_plan(kafka, stream, planned, state)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import TopicAbsentError, UnknownSliceError
 from highwater.mirroring import GroupOffset, MirrorMark, compute_finished_prefix
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_there
+from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_exists
 from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.resources.dependency_guards import guard_dependencies
 from highwater.resources.divergence_detection import detect_divergence
@@ -80,7 +80,7 @@ def mirror(resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
     """A tick of the sensor; it requests no run. Raises what `tick` does."""
     ledger, kafka, lake = resources.ledger.open(), resources.kafka.open(), resources.lake.open()
     with guard_dependencies(build_kafka_guard(ledger, kafka), build_lake_guard(ledger, lake, stream)):
-        ensure_lake_there(ledger, lake)
+        ensure_lake_exists(ledger, lake)
         return replace(tick(ledger, kafka, lake, stream, datetime.now(UTC)), cursor=cursor)
 
 

@@ -16,7 +16,7 @@ from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import (
     build_lake_guard,
     ensure_kafka_awake,
-    ensure_lake_there,
+    ensure_lake_exists,
     is_lookup_away,
     read_recovery_time,
 )
@@ -230,7 +230,7 @@ def _look(
     looked_after = ledger.get(sorted(known_keys))
     slices = {slice_.key: slice_ for slice_ in (*suspects, *looked_after, *page)}
     with guard_dependencies(build_lake_guard(ledger, lake, stream)):
-        ensure_lake_there(ledger, lake)
+        ensure_lake_exists(ledger, lake)
         there = slice_status.read_attempts(lake, stream, list(slices))
     lacking = {key: tables for key in slices if (tables := there.select_missing_tables(key))}
     left = [key for key in lacking if not is_stream_topic(stream, slices[key].topic)]

@@ -15,7 +15,7 @@ from highwater.orchestration.asset_keys import build_slice_job_name, build_table
 from highwater.orchestration.dependencies import (
     build_kafka_guard,
     build_lake_guard,
-    ensure_lake_there,
+    ensure_lake_exists,
     is_lookup_blocked,
 )
 from highwater.orchestration.partitions import list_missing_keys
@@ -214,7 +214,7 @@ def select_keys_to_request(
         lake = resources.lake.open()
         try:
             with guard_dependencies(build_lake_guard(ledger, lake, stream)):
-                ensure_lake_there(ledger, lake)
+                ensure_lake_exists(ledger, lake)
                 begun = {*lake.load_slice_commits(stream.name, "raw", older)}
         except TemporaryError:
             begun = {*older}

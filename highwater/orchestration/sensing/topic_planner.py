@@ -311,7 +311,7 @@ def _ensure_never_published(kafka: Kafka, stream: Stream) -> None:
         DependencyAwayError: a partition of them could not be asked, which is not the same as empty (I15).
     """
     for topic in stream.dlq_topics:
-        if held := sum(offsets.end for offsets in _read_log_if_there(kafka, topic).values()):
+        if held := sum(offsets.end for offsets in _read_log_if_exists(kafka, topic).values()):
             raise _build_published_error(stream, "its rejects were", f"{held:,} offsets on {topic}")
     if stream.publishes is not None and (key := _read_last_sent_key(kafka, stream.publishes.topic)):
         raise _build_published_error(
@@ -331,7 +331,7 @@ def _build_published_error(stream: Stream, what: str, found: str) -> Configurati
 
 def _read_last_sent_key(kafka: Kafka, topic: str) -> str | None:
     """A slice from the end of an accepted topic; others may have written there before Highwater did."""
-    log = _read_log_if_there(kafka, topic)
+    log = _read_log_if_exists(kafka, topic)
     tails = {p: OffsetRange(max(held.start, held.end - TAIL), held.end) for p, held in log.items()}
     for message in kafka.read(topic, tails):
         headers: Any = message.headers()
@@ -340,7 +340,7 @@ def _read_last_sent_key(kafka: Kafka, topic: str) -> str | None:
     return None
 
 
-def _read_log_if_there(kafka: Kafka, topic: str) -> Mapping[int, OffsetRange]:
+def _read_log_if_exists(kafka: Kafka, topic: str) -> Mapping[int, OffsetRange]:
     try:
         return kafka.read_topic_state(topic).list_offset_ranges()
     except TopicAbsentError:

@@ -379,10 +379,10 @@ def test_a_measure_that_fails_for_good_is_an_alert(tmp_path: Path, monkeypatch: 
 
     def tick(*errors: Exception) -> list[str]:
         def raising(error: Exception) -> Callable[[object], Condition]:
-            def measured(_: object) -> Condition:
+            def _measure_parked_records(_: object) -> Condition:
                 raise error
 
-            return measured
+            return _measure_parked_records
 
         heard.clear()
         monkeypatch.setattr(alerts, "CONDITIONS", [raising(error) for error in errors])
@@ -391,5 +391,5 @@ def test_a_measure_that_fails_for_good_is_an_alert(tmp_path: Path, monkeypatch: 
 
     assert tick(DependencyAwayError("the lake is away", remedy="wait")) == []
     reported = tick(ConfigurationError("the broker forbids it", remedy="allow it"), OverflowError("year 10000"))
-    assert reported == ["the broker forbids it; measured: OverflowError"]
+    assert reported == ["the broker forbids it; parked records: OverflowError"]
     assert tick() == ["all is measured"]

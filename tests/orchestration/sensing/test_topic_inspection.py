@@ -293,9 +293,9 @@ def test_publication_takes_no_topic_for_gone_by_one_look() -> None:
     """A broker that did not know a topic yet ended the publication of rejects, with a remedy that gives records up."""
     vanished = TopicVanishedError("orders.parked is gone", remedy="create it")
     with pytest.raises(DependencyAwayError):
-        dlq_topics._ensure_none_gone(FakeCluster(WHOLE), ["orders.parked"], lambda _: vanished)
+        dlq_topics._ensure_none_vanished(FakeCluster(WHOLE), ["orders.parked"], lambda _: vanished)
     with pytest.raises(TopicVanishedError):
-        dlq_topics._ensure_none_gone(FakeCluster(None), ["orders.parked"], lambda _: vanished)
+        dlq_topics._ensure_none_vanished(FakeCluster(None), ["orders.parked"], lambda _: vanished)
 
 
 def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
