@@ -17,7 +17,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import KAFKA, DependencyAwayError, TopicAbsentError
+from highwater.errors import KAFKA, ConfigurationError, DependencyAwayError, HighwaterError, TopicAbsentError
 from highwater.resources.clients import open_client
 from highwater.resources.kafka_options import build_spark_options, redact_values, refuse_weakening
 from highwater.resources.record_reading import READER, WAITS, list_fetch_waits, read_records
@@ -26,7 +26,7 @@ from highwater.settings import KAFKA_CONFIG
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
     from confluent_kafka.admin import AdminClient, TopicDescription
 
 # A tick makes four requests at the most: 4 x 4 s is well within the 60 s that Dagster gives a sensor.
@@ -122,6 +122,7 @@ class Kafka:
 
         Raises:
             TopicAbsentError: there is no such topic; the nearest names are given.
+            ConfigurationError: this user may not describe it.
             DependencyAwayError: no broker answered in time, or the topic was replaced while it was looked at.
         """
         topic_id, leaders = self._read_id_and_leaders(topic)
@@ -285,7 +286,7 @@ class Kafka:
 
         Raises:
             OffsetsExpiredError: a range starts before the log does, or behind its end.
-            ConfigurationError: the configuration is refused.
+            ConfigurationError: the configuration is refused, or this user may not read the topic.
             DependencyAwayError: nothing came for this many seconds; a transaction that is open in a range ends so too.
         """
         from confluent_kafka import TopicPartition
@@ -299,7 +300,9 @@ class Kafka:
             consumer = self.open_reader(**waits, **level)
             try:
                 consumer.assign([TopicPartition(topic, p, positions[p]) for p in open_])
-                yield from read_records(consumer, topic, open_, positions, patience, self.build_away_error)
+                yield from read_records(
+                    consumer, topic, open_, positions, patience, partial(self._translate_error, topic)
+                )
             finally:
                 consumer.close()
         if open_:
@@ -313,6 +316,7 @@ class Kafka:
 
         Raises:
             TopicAbsentError: there is no such topic; the nearest names are given.
+            ConfigurationError: this user may not describe it.
             DependencyAwayError: no broker answered in time, or the answer lacks the ID or a partition.
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -324,7 +328,7 @@ class Kafka:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise self._build_absent_error(topic) from None
-            raise self.build_away_error(error) from error
+            raise self._translate_error(topic, error.args[0]) from error
         except TimeoutError as error:
             raise self.build_away_error(error) from error
         finally:
@@ -332,6 +336,15 @@ class Kafka:
         if not is_whole(found):
             raise self.build_away_error(f"the answer for topic {topic} lacks the topic ID or a partition")
         return found
+
+    def _translate_error(self, topic: str, fault: KafkaError) -> HighwaterError:
+        if fault.name() != "TOPIC_AUTHORIZATION_FAILED":
+            return self.build_away_error(fault)
+        return ConfigurationError(
+            f"topic {topic} may not be used by this user at {self.bootstrap}",
+            found=fault.str(),
+            remedy=f"allow the user of {KAFKA_CONFIG} to describe and to read topic {topic}",
+        )
 
     def _build_absent_error(self, topic: str) -> TopicAbsentError:
         near = difflib.get_close_matches(topic, self.list_topic_names(), n=3, cutoff=0.5)
@@ -395,7 +408,7 @@ class Kafka:
                     found[partition.partition] = answer
             except KafkaException as error:
                 if error.args[0].code() not in _select_no_leader_codes(KafkaError):
-                    raise self.build_away_error(error) from error
+                    raise self._translate_error(partition.topic, error.args[0]) from error
             except TimeoutError as error:
                 raise self.build_away_error(error) from error
         return found

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import DependencyAwayError, OffsetsExpiredError
+from highwater.errors import HighwaterError, OffsetsExpiredError
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from confluent_kafka import KafkaError, Message
 
 # A consumer of ours is assigned, never subscribed, and never commits: Spark's commit is the only one (I12).
 READER: Mapping[str, Any] = MappingProxyType(
@@ -51,7 +51,7 @@ def read_records(
     open_: dict[int, OffsetRange],
     positions: dict[int, int],
     seconds: float,
-    away: Callable[[object], DependencyAwayError],
+    translate: Callable[[KafkaError], HighwaterError],
 ) -> Iterator[Message]:
     """Records of the ranges until all are read, or none came for some time.
 
@@ -61,11 +61,11 @@ def read_records(
         open_: the ranges that are not read to their ends, by partition; it follows.
         positions: the next offset of each partition; it follows.
         seconds: how long to wait for a record.
-        away: makes the error for a broker that reports a fault.
+        translate: makes the error for a fault that the broker reports.
 
     Raises:
         OffsetsExpiredError: a range starts before the log does, or behind its end.
-        DependencyAwayError: the broker reports a fault.
+        ConfigurationError, DependencyAwayError: the broker reports a fault.
     """
     from confluent_kafka import KafkaError, TopicPartition
 
@@ -79,7 +79,7 @@ def read_records(
         if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             continue  # the client asks for a coordinator that a reader without commits has no use for
         if error and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - likewise
-            raise away(error)
+            raise translate(error)
         partition = message.partition()
         if not error and partition in open_ and message.offset() in open_[partition]:
             yield message

@@ -112,6 +112,7 @@ _S3_AWAY = re.compile(
 )
 _NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): {re.escape(LOG_STORE)}")
 _KAFKA_AWAY = re.compile(r"TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException")
+_KAFKA_FORBIDS = re.compile(r"Not authorized to access (topics?|group): .*")
 _STORAGE = re.compile(
     r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system"
     r"|Destination exists and is not a directory|Parent path is not a directory"
@@ -245,6 +246,12 @@ def translate_error(what: str, text: str) -> HighwaterError | None:
             found=_find_line(text, found),
             remedy="see that the broker answers; with tiered storage raise fetch.wait.max.ms in HIGHWATER_KAFKA_CONFIG",
             of=KAFKA,
+        )
+    if found := _KAFKA_FORBIDS.search(text):
+        return ConfigurationError(
+            f"Kafka refused Spark's user at {what}",
+            found=_find_line(text, found),
+            remedy="allow the user of HIGHWATER_KAFKA_CONFIG to describe and to read the topic",
         )
     return _translate_unsafe_write(what, text) or _translate_away_error(what, text)
 

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -555,13 +556,22 @@ def test_who_may_not_use_a_group_still_reads() -> None:
         left = [*reported]
         consumer = SimpleNamespace(poll=lambda _: left.pop(0), incremental_unassign=lambda _: None)
         return [
-            *read_records(consumer, "orders", {0: OffsetRange(7, 8)}, {0: 7}, 1, Kafka("127.0.0.1:1").build_away_error)
+            *read_records(
+                consumer,
+                "orders",
+                {0: OffsetRange(7, 8)},
+                {0: 7},
+                1,
+                partial(Kafka("127.0.0.1:1")._translate_error, "orders"),
+            )
         ]
 
     record = Report()
     assert reading(Report(KafkaError.GROUP_AUTHORIZATION_FAILED), record) == [record]
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(ConfigurationError, match=r"allow the user of \S+ to describe and to read topic orders"):
         reading(Report(KafkaError.TOPIC_AUTHORIZATION_FAILED), record)
+    with pytest.raises(DependencyAwayError):
+        reading(Report(KafkaError._TRANSPORT), record)
 
 
 def test_a_broker_that_is_away_is_reported_within_seconds() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from dev.broker import EmbeddedBroker
-from dev.processes import LOOPBACK, free_port
+from dev.processes import LOOPBACK, free_port, wait_until
 from highwater.declaration import Accepted
 from highwater.errors import ConfigurationError, TopicDriftError
 from highwater.orchestration.reporting import doctor
@@ -24,6 +24,12 @@ from tests.helpers.support import make_stream, order_message, send
 
 pytestmark = pytest.mark.slow
 PASSWORD = "not-a-secret"
+LOGIN = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanisms": "PLAIN",
+    "sasl.username": "limited",
+    "sasl.password": PASSWORD,
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +52,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
 
 
 def allow(bootstrap: str, kind: str, name: str, *operations: str) -> None:
-    """Let the limited user do something with all whose names begin so."""
+    """Let the limited user do something with all whose names begin so, and wait until the broker knows."""
     from confluent_kafka.admin import (
         AclBinding,
+        AclBindingFilter,
         AclOperation,
         AclPermissionType,
         AdminClient,
@@ -71,6 +78,11 @@ def allow(bootstrap: str, kind: str, name: str, *operations: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})  # it lives until its answers are there
     for future in admin.create_acls(rules).values():
         future.result(60)
+    # The controller has answered; the broker's authorizer follows the log of metadata.
+    every = cast("Any", AclBindingFilter)(  # whose stubs want a principal and a host
+        ResourceType[kind], name, ResourcePatternType.PREFIXED, None, None, AclOperation.ANY, AclPermissionType.ANY
+    )
+    wait_until(lambda: {*rules} <= {*admin.describe_acls(every).result(60)}, 60, f"the ACLs of {name}")
 
 
 def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
@@ -79,8 +91,7 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
     for topic in ("orders", stream.parked_topic, "orders.accepted"):
         create_topic(free, topic, 1, {})
     send(free, "orders", [order_message("o1", 1)])
-    login = {"sasl.mechanisms": "PLAIN", "sasl.username": "limited", "sasl.password": PASSWORD}
-    kafka = Kafka(address, {"security.protocol": "SASL_PLAINTEXT", **login})
+    kafka = Kafka(address, LOGIN)
     deployment: Any = cast("Any", SimpleNamespace(open_kafka=lambda: kafka))
     allow(free, "TOPIC", "orders", "READ", "DESCRIBE")
 
@@ -107,8 +118,14 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
     allow(free, "TOPIC", "orders", "DESCRIBE_CONFIGS")
     assert fetch_topic_facts(kafka, "orders").settings is not None
 
+
+def test_topics_are_created_and_grown_where_that_is_allowed(guarded: tuple[str, str]) -> None:
+    free, address = guarded
+    kafka = Kafka(address, LOGIN)
     bills = replace(make_stream("bills"), publishes=Accepted("bills.accepted"))
     create_topic(free, "bills", 1, {})
+    with pytest.raises(ConfigurationError, match="topic bills may not be used by this user"):
+        kafka.read_topic_state("bills")
     allow(free, "TOPIC", "bills", "DESCRIBE", "DESCRIBE_CONFIGS")
     for look in (ensure_no_drift, check_accepted):
         with pytest.raises(ConfigurationError, match="is not there, and may not be created"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.errors import LAKE, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
+from highwater.errors import LAKE, ConfigurationError, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
 from highwater.resources.spark import _allow_deep_plans, delta_errors, translate_error
 
 TABLE = "/lake/orders/raw"
@@ -47,6 +47,12 @@ def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
         TABLE, TASK + "java.lang.IllegalStateException: Cannot fetch offset 5, data may have been lost"
     )
     assert isinstance(expired, OffsetsExpiredError)
+    denied = translate_error(
+        TABLE,
+        TASK + "org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized to access topics: [orders]",
+    )
+    assert isinstance(denied, ConfigurationError), "a broker that answered is not away"
+    assert str(denied.found).endswith("[orders]")
     assert translate_error(TABLE, TASK + "java.lang.ArithmeticException: / by zero") is None
 
 
