@@ -370,42 +370,35 @@ def _reasons(chunk: Chunk) -> pa.Array:
     return pa.array(["unresolved", "malformed"]).take(pa.array((chunk.kind == _MALFORMED).astype("int64")))
 
 
+def _reject_columns(chunk: Chunk, stream: Stream) -> dict[str, pa.Array]:
+    """The columns that `rejects` and `dlq` share."""
+    many = len(chunk.content)
+    return {
+        **_origins(chunk, chunk.slice_.key),
+        "attempt": _number(1, many),
+        "retries": _number(0, many),
+        "reason": _reasons(chunk),
+        "detail": _same("", many),
+        "next_topic": _sent_to(chunk, stream),
+        "first_failed_at": chunk.times,
+    }
+
+
 def _rejects(chunk: Chunk, stream: Stream) -> pa.Table:
     import pyarrow as pa
 
-    many = len(chunk.content)
-    return pa.table(
-        {
-            **_origins(chunk, chunk.slice_.key),
-            "attempt": _number(1, many),
-            "retries": _number(0, many),
-            "reason": _reasons(chunk),
-            "detail": _same("", many),
-            "key": chunk.keys.cast(pa.binary()),
-            "value": chunk.values(),
-            "headers": _no_headers(many),
-            "next_topic": _sent_to(chunk, stream),
-            "first_failed_at": chunk.times,
-        }
-    )
+    record = {
+        "key": chunk.keys.cast(pa.binary()),
+        "value": chunk.values(),
+        "headers": _no_headers(len(chunk.content)),
+    }
+    return pa.table({**_reject_columns(chunk, stream), **record})
 
 
 def _dlq(chunk: Chunk, stream: Stream) -> pa.Table:
     import pyarrow as pa
 
-    many = len(chunk.content)
-    return pa.table(
-        {
-            **_origins(chunk, chunk.slice_.key),
-            "attempt": _number(1, many),
-            "retries": _number(0, many),
-            "reason": _reasons(chunk),
-            "detail": _same("", many),
-            "next_topic": _sent_to(chunk, stream),
-            "first_failed_at": chunk.times,
-            "published_at": chunk.times,
-        }
-    )
+    return pa.table({**_reject_columns(chunk, stream), "published_at": chunk.times})
 
 
 def _append(path: str, parts: list[pa.Table], slice_commits: Sequence[SliceCommit]) -> None:

@@ -270,7 +270,7 @@ def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) ->
             return found, ()
 
         try:
-            Ledger(url, wait_seconds=30).breakers.settle("orders", (), decide)
+            Ledger(url, wait_seconds=30).breakers.update("orders", (), decide)
         except BreakerOpenError:
             return
         probes.append(key)
@@ -297,7 +297,7 @@ def test_a_change_that_another_made_first_is_recreated(ledger: Ledger, monkeypat
         seen.append(circuit)
         return replace(circuit, window=(*circuit.window, AttemptResult("a", 1))), ()
 
-    ledger.breakers.settle("orders", (), decide)
+    ledger.breakers.update("orders", (), decide)
     assert len(seen) == 2
     assert ledger.breakers.read_circuit("orders") == Circuit((AttemptResult("a", 1),), since=NOON)
 
@@ -610,7 +610,7 @@ def test_repair_asks_for_one_probe_and_then_for_the_rest(repairing: Repairing) -
     assert requests == [([FOUR.key], True, "repair"), ([ONE.key], False, "probe")]
     opened(repairing.ledger, Circuit(since=datetime.now(UTC)))
     refused = Judgement(TWO.key, "orders", "run", NOON, 100, 100, refused=True)
-    repairing.ledger.breakers.settle("orders", [TWO.key], lambda circuit, _: (circuit, [refused]))
+    repairing.ledger.breakers.update("orders", [TWO.key], lambda circuit, _: (circuit, [refused]))
     requests, _ = repairing.tick()
     asked = sorted(keys for keys, raw_alone, _ in requests if not raw_alone)
     assert asked == [[ONE.key], [TWO.key], [THREE.key, FOUR.key]], "a slice that was refused shares no run"
@@ -799,7 +799,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     assert (found.what, found.over) == ("circuit breaker", True)
     assert "40 slices are refused" in found.value
     assert f"{command} accepts all of them" in found.remedy
-    ledger.breakers.settle("orders", (), lambda *_: (Circuit(since=NOON), ()))
+    ledger.breakers.update("orders", (), lambda *_: (Circuit(since=NOON), ()))
     assert breaker().over, "a probe that is sound fixes none of those that are refused"
 
     status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
@@ -808,12 +808,12 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     assert lines[-1].endswith(command)
     assert len(status.to_plain()["refused"]) == 40
 
-    ledger.breakers.settle("orders", (), lambda *_: (replace(OPEN, until=NOON + minutes(30), lost=5), ()))
+    ledger.breakers.update("orders", (), lambda *_: (replace(OPEN, until=NOON + minutes(30), lost=5), ()))
     accept(ledger, "malformed", from_slice="orders@0000001")
     assert ledger.breakers.read_circuit("orders").can_admit_probe(NOON), "the cool-down of before ends"
     for slice_ in slices:
         ensure_within_limit(work(slice_), [slice_], {}, split(slice_.key, 200, malformed=150, invalid=20))
-    ledger.breakers.settle("orders", (), lambda *_: (Circuit(since=NOON), ()))
+    ledger.breakers.update("orders", (), lambda *_: (Circuit(since=NOON), ()))
     assert not breaker().over
     status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     [line] = [line for line in status.lines if "are accepted" in line]
@@ -830,7 +830,7 @@ def test_a_slice_that_was_abandoned_is_requested_when_its_reason_is_accepted(rep
     for refused in (ONE, TWO):
         repairing.fail_often(refused.key)
         judged = Judgement(refused.key, "orders", "run", NOON, 200, 200, refused=True, reasons={"malformed": 200})
-        repairing.ledger.breakers.settle("orders", (), partial(_judged, judged))
+        repairing.ledger.breakers.update("orders", (), partial(_judged, judged))
     assert repairing.tick()[0] == [([THREE.key, FOUR.key], False, "repair")]
     accepted = AcceptedReason("malformed", TWO.key, TWO.ordinal, "", "ann", datetime.now(UTC) + timedelta(seconds=1))
     repairing.ledger.breakers.accept_reason("orders", accepted)

@@ -49,7 +49,7 @@ def ensure_admitted(work: Work, slices: Sequence[Slice], committed: Collection[s
             raise _build_open_error(work, circuit, undecided)
         return found, ()
 
-    work.log(f"breaker: {breakers.settle(work.stream.name, (), decide).text}")
+    work.log(f"breaker: {breakers.update(work.stream.name, (), decide).text}")
 
 
 def _build_open_error(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenError:
@@ -99,7 +99,7 @@ def ensure_within_limit(
             for case in judged_cases
         ]
 
-    circuit = work.ledger.breakers.settle(work.stream.name, [slice_.key for slice_ in main], decide)
+    circuit = work.ledger.breakers.update(work.stream.name, [slice_.key for slice_ in main], decide)
     if refused:
         raise _build_over_limit_error(
             work, circuit, [case for case in cases if case.key in refused], len(slices), reasons
@@ -127,7 +127,7 @@ def end_probe(
         return
     ensure_within_limit(work, slices, committed, measured)
     now = datetime.now(UTC)
-    circuit = work.ledger.breakers.settle(
+    circuit = work.ledger.breakers.update(
         work.stream.name, (), lambda circuit, _: (complete_probe(circuit, probe, now), ())
     )
     work.log(f"breaker: {circuit.text}")

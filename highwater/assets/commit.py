@@ -106,7 +106,7 @@ class RowsToCommit(Protocol):
 Prepare = Callable[[Work, "Sequence[Slice]", Clock], RowsToCommit]
 
 
-def commit_until_settled(
+def commit_with_retries(
     work: Work,
     table: str,
     committed: CommittedSlices,
@@ -132,7 +132,7 @@ def commit_until_settled(
     batch = prepare(work, pending, clock)
     try:
         notes.update(_find_refusals(batch, pending, committed))
-        final, version = _settle(work, table, committed, batch, notes, clock)
+        final, version = _commit_or_take_over(work, table, committed, batch, notes, clock)
     finally:
         release_quietly(batch.release, work)
     return build_reports(work, table, final, notes, clock, version)
@@ -143,7 +143,7 @@ def _find_refusals(batch: RowsToCommit, pending: Sequence[Slice], committed: Com
     return {key: reason for key, reason in found.items() if reason is not None}
 
 
-def _settle(
+def _commit_or_take_over(
     work: Work, table: str, committed: CommittedSlices, batch: RowsToCommit, notes: dict[str, str], clock: Clock
 ) -> tuple[Mapping[str, SliceCommit], int]:
     """Commit what has no note yet; slices that others committed meanwhile get a note instead."""
@@ -313,7 +313,7 @@ def commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> Abs
 def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
     """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
 
-    What a dead run left open is settled, so that the caller's first look finds its records.
+    What a dead run left open is closed, so that the caller's first look finds its records.
     """
     path = work.lake.build_table_path(work.stream.name, table)
     of_stream = {"highwater.stream": work.stream.name, "highwater.owner": work.stream.owner}
@@ -329,7 +329,7 @@ def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) 
     if absent and work.lake.catalog is not None:
         _register(work, table, work.lake.catalog)
     if work.ledger.intents.list_for_table(work.stream.name, table):
-        # A run at work on the table, or one that just committed, leaves nothing to settle.
+        # A run at work on the table, or one that just committed, leaves nothing open.
         with suppress(LeaseHeldError, SupersededAttemptError), commit_turn(work, table, wait=0.0):
             close_intents(build_target(work, table))
 

@@ -133,8 +133,8 @@ def merge_lease(work: Work) -> AbstractContextManager[Lease]:
     return work.ledger.lease(f"merge {work.stream.name}/{TABLE}", seconds=commit.LEASE_SECONDS, wait=WAIT_SECONDS)
 
 
-def settle(work: Work) -> None:
-    """Settle what dead runs left open; the caller holds the lease of merges."""
+def close_open_intents(work: Work) -> None:
+    """Close the intents that dead runs left open; the caller holds the lease of merges."""
     if work.ledger.intents.list_for_table(work.stream.name, TABLE):
         with commit_turn(work, TABLE):
             close_intents(build_target(work, TABLE))
@@ -142,7 +142,7 @@ def settle(work: Work) -> None:
 
 def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     with merge_lease(work) as lease:
-        settle(work)
+        close_open_intents(work)
         decided = require_upstream_commits(work, events.TABLE)
         seen = work.lake.load_commits(work.stream.name, TABLE, work.keys)
         behind = [

@@ -205,7 +205,7 @@ def rebuild(work: Work) -> int:
     for tries in range(1, current.TRIES + 1):
         try:
             with current.merge_lease(work):
-                current.settle(work)
+                current.close_open_intents(work)
                 replace_all(work, RebuildSnapshot.take(work))
         except SupersededAttemptError:
             if tries == current.TRIES:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import raw
 from highwater.assets.breaker_gate import ensure_admitted
-from highwater.assets.commit import LEASE_SECONDS, CommittedSlices, commit_until_settled, ensure_table
+from highwater.assets.commit import LEASE_SECONDS, CommittedSlices, commit_with_retries, ensure_table
 from highwater.assets.evolution import adapt_types, evolve
 from highwater.assets.fields import build_sql_type
 from highwater.assets.hold_gate import end_holds
@@ -121,7 +121,7 @@ def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
     )
     ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.slice_commits)
     with interpret_if_small(work, list_classification_tables(work)):
-        found = commit_until_settled(
+        found = commit_with_retries(
             work, TABLE, committed, skipped, partial(classify_slices, committed, published, read)
         )
     _ensure_as_measured(work, found)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table
-from highwater.assets.commit import Clock, CommittedSlices, commit_until_settled, ensure_table
+from highwater.assets.commit import Clock, CommittedSlices, commit_with_retries, ensure_table
 from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.unreadable_slices import list_unreadable_slices
 from highwater.assets.work import SliceReport, Work, do_nothing
@@ -163,7 +163,7 @@ def _read_and_commit(
         if not _UNCONVERTED.search(str(error)):
             raise
     work.log("raw: a record's timestamp is outside of what Spark's Kafka source converts; reading by our own consumer")
-    return commit_until_settled(work, TABLE, committed, skipped, partial(_read, left, committed, None))
+    return commit_with_retries(work, TABLE, committed, skipped, partial(_read, left, committed, None))
 
 
 def _commit_from_spark(
@@ -174,13 +174,13 @@ def _commit_from_spark(
     configured = work.kafka.build_spark_options().get("kafka.fetch.max.wait.ms")
     try:
         options = {} if configured else short
-        return commit_until_settled(work, TABLE, committed, skipped, partial(_read, left, committed, options))
+        return commit_with_retries(work, TABLE, committed, skipped, partial(_read, left, committed, options))
     except NothingFetchedError as error:
         if configured:
             raise
         work.log(f"{error.problem}; reading again with fetch.max.wait.ms={LONGEST_TIERED_FETCH_MS}")
     options = {"kafka.fetch.max.wait.ms": LONGEST_TIERED_FETCH_MS}
-    return commit_until_settled(work, TABLE, committed, skipped, partial(_read, left, committed, options))
+    return commit_with_retries(work, TABLE, committed, skipped, partial(_read, left, committed, options))
 
 
 def _select_slices_of_run(run: str, committed: CommittedSlices) -> dict[str, str]:

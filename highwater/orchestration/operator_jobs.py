@@ -209,15 +209,15 @@ def _accept(run: JobRun, config: AcceptConfig, *, divergence: bool) -> None:
 
 def redrive_parked(run: JobRun, config: ParkedRecords) -> None:
     """Send parked records back to the first tier."""
-    _settle_parked(run, config, None)
+    _redrive_or_discard(run, config, None)
 
 
 def discard_parked(run: JobRun, config: ParkedRecords) -> None:
     """Discard parked records."""
-    _settle_parked(run, config, config.because)
+    _redrive_or_discard(run, config, config.because)
 
 
-def _settle_parked(run: JobRun, config: ParkedRecords, because: str | None) -> None:
+def _redrive_or_discard(run: JobRun, config: ParkedRecords, because: str | None) -> None:
     from highwater.orchestration.operations.parked import ParkedRequest, redrive_or_discard
 
     request = ParkedRequest(config.choice, config.most or None, config.dry_run, config.by, because)

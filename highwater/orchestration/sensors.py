@@ -20,6 +20,7 @@ from highwater.orchestration.reporting.stalled_work import (
 )
 from highwater.orchestration.resources import list_known_secrets, read_settings
 from highwater.orchestration.sensing.planning_rounds import PlannerRound, RetriesRound
+from highwater.orchestration.sensing.resting_rounds import MirrorRound, PublisherRound, RepairRound, RestingStreams
 from highwater.orchestration.sensing.rounds import (
     BUDGET_SECONDS,
     MAX_RUNS,
@@ -33,7 +34,6 @@ from highwater.orchestration.sensing.rounds import (
     visit_all,
 )
 from highwater.orchestration.sensing.run_history import describe_instance_place, read_instance_id
-from highwater.orchestration.sensing.settled_rounds import MirrorRound, PublisherRound, RepairRound, SettledStreams
 from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
 from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES
 from highwater.resources.ledger.sensor_faults import NAME_LENGTH, SensorFault
@@ -378,7 +378,7 @@ def build_alerts_sensor(
         names = [shell.name for shell in SHELLS]
         try:
             ledger = connections.ledger.open()
-            rests = SettledStreams(
+            rests = RestingStreams(
                 RoundContext(context.instance, connections, streams, cursor.streams, datetime.now(UTC))
             )
             faulty = {one.stream for one in ledger.sensor_faults.list_all()}

@@ -120,11 +120,11 @@ class Outbox:
         return {record_id: (partition, offset) for record_id, partition, offset in rows}
 
     def list_withheld(self) -> list[str]:
-        """Records that may have arrived and are gone from the topic since, by id; they wait for `settle`."""
+        """Records that may have arrived and are gone from the topic since, by id; they wait for `resolve_withheld`."""
         query = 'SELECT id FROM outbox WHERE "offset" IS NULL AND doubt = ? ORDER BY number'
         return [record_id for (record_id,) in self._connection.execute(query, (_WITHHELD,))]
 
-    def settle(self, record_ids: Iterable[str], *, arrived: bool) -> None:
+    def resolve_withheld(self, record_ids: Iterable[str], *, arrived: bool) -> None:
         """Say whether withheld records arrived: they are ticked then, and else sent by the next first `send`.
 
         Raises:
@@ -135,7 +135,7 @@ class Outbox:
             raise ConfigurationError(
                 "records of the outbox are not withheld",
                 found=", ".join(others),
-                remedy="settle only the records that withheld() lists",
+                remedy="resolve only the records that list_withheld() lists",
             )
         with self._connection as open_:
             if arrived:

@@ -303,7 +303,7 @@ class ReliableProducer:
             raise KeyStoppedError(
                 f"records of key {key[1]!r} of {key[0]} are stopped: {sent.name} was not sent",
                 found=f"record {self.stopped[key]} of it failed",
-                remedy="settle that record and those in `handed_back`, then send them in order with a new producer",
+                remedy="resolve that record and those in `handed_back`, then send them in order with a new producer",
             )
 
     def _produce_queued(self) -> None:
@@ -334,7 +334,7 @@ class ReliableProducer:
         key = build_order_key(record.topic, record.key)
         if key is not None:
             self.handed_back.setdefault(key, []).append(sent.name)
-        self._settle(sent, build_unplaced_outcome(record.topic, NOT_SENT))
+        self._report_outcome(sent, build_unplaced_outcome(record.topic, NOT_SENT))
 
     def _hand_over(self, record: Record, number: int, record_id: str | None, callbacks: Callbacks | None) -> None:
         topic, key, value, headers, partition, timestamp = record
@@ -378,14 +378,14 @@ class ReliableProducer:
     def _handle_outcome(self, sent: OutstandingRecord, key: bytes | None, outcome: Outcome) -> None:
         if outcome.end is not DeliveryEnd.DELIVERED:
             self.stop(outcome.topic, key, sent.name)
-        self._settle(sent, outcome)
+        self._report_outcome(sent, outcome)
 
     def stop(self, topic: str, key: bytes | None, record_id: str) -> None:
         """Send no more of a key, as after a record of it that failed; under `OnFailure.GO_ON` it goes on."""
         if self._on_failure is OnFailure.STOP_KEY and key is not None:
             self.stopped.setdefault((topic, key), record_id)
 
-    def _settle(self, sent: OutstandingRecord, outcome: Outcome) -> None:
+    def _report_outcome(self, sent: OutstandingRecord, outcome: Outcome) -> None:
         on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
         if outcome.error is None:
             self.counts.delivered += 1
@@ -486,7 +486,7 @@ class ReliableProducer:
         self.counts.delivered -= len(unreported) - ticket.left
         ticket.callbacks = NO_CALLBACKS
         for sent in unreported:
-            self._settle(sent, build_unplaced_outcome("", UNREPORTED))
+            self._report_outcome(sent, build_unplaced_outcome("", UNREPORTED))
 
     def __enter__(self) -> Self:
         return self

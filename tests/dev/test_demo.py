@@ -268,7 +268,7 @@ class Following:
         self.ledger.add([Slice("payments", "payments", "A" * 22, 0, ordinal, ranges, NOW)])
 
     def settle(self, circuit: Circuit, *judged: Judgement) -> None:
-        self.ledger.breakers.settle("payments", [], lambda *_: (circuit, judged))
+        self.ledger.breakers.update("payments", [], lambda *_: (circuit, judged))
 
 
 NOW = datetime(2026, 3, 1, 10, tzinfo=UTC)

@@ -33,7 +33,7 @@ OPEN = Circuit(since=NOON, why="poison", until=NOON + minutes(5))
 
 
 def opened(ledger: Ledger, circuit: Circuit = OPEN) -> None:
-    ledger.breakers.settle("orders", (), lambda *_: (circuit, ()))
+    ledger.breakers.update("orders", (), lambda *_: (circuit, ()))
 
 
 ONE, TWO, THREE, FOUR = (a_slice(n, 100) for n in range(1, 5))

@@ -73,7 +73,7 @@ def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_fixed(
 
         customers(bench.lake, ["c1", "c9"])
         cooled = replace(circuit, until=datetime.now(UTC))
-        bench.ledger.breakers.settle("orders", (), lambda *_: (cooled, ()))
+        bench.ledger.breakers.update("orders", (), lambda *_: (cooled, ()))
         assert runs.run(keys[2:3]).success, "the probe"
         assert bench.ledger.breakers.read_circuit("orders").state == "closed"
         [record] = instance.fetch_materializations(build_table_key(bench.stream, "events"), limit=1).records

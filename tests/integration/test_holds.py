@@ -420,7 +420,7 @@ def test_repair_ends_the_hold_of_a_slice_that_was_decided(repairing: Repairing) 
 def test_the_probe_of_the_breaker_is_the_first_in_its_turn(repairing: Repairing) -> None:
     """Elsewhere one that was never refused would be tried before it."""
     refused = Judgement(ONE.key, "orders", "run", NOON, 100, 100, refused=True)
-    repairing.ledger.breakers.settle("orders", [ONE.key], lambda circuit, _: (circuit, [refused]))
+    repairing.ledger.breakers.update("orders", [ONE.key], lambda circuit, _: (circuit, [refused]))
     opened(repairing.ledger)
     assert ([ONE.key], False, "probe") in repairing.tick()[0]
     commit_empty(repairing.lake, [ONE], "events", "rejects", "current")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from dev.dagster_services import prepare_home
 from highwater.orchestration.cli.main import main
 from tests.helpers.pages import shell_blocks
 from tests.helpers.support import order_message
@@ -25,11 +26,14 @@ pytestmark = pytest.mark.slow
 
 # Programs that no page installs, or that would start a deployment of their own.
 ELSEWHERE = ("aws ", "createdb ", "dagster-", ".venv/bin/dagster", "kafka-consumer-groups", "make ")
-PAGES = ("access", "audit", "commands", "dlq", "maintenance", "operations", "recovery", "deployment/backup")
+PAGES = (
+    *("access", "audit", "commands", "dlq", "maintenance", "operations", "recovery"),
+    *("deployment/README", "deployment/backup", "deployment/postgresql"),
+)
 # The shell hands a command's arguments and environment over, and waits for its exit status.
 SHELL = r"""
 highwater() {
-  { printf '%s\x1f' "$@"; printf '\x1e'; env | grep -E '^(HIGHWATER|SPARK)_' | tr '\n' '\037'; echo; } >&3
+  { printf '%s\x1f' "$@"; printf '\x1e'; env | grep -E '^(DAGSTER|HIGHWATER|SPARK)_' | tr '\n' '\037'; echo; } >&3
   read -r status <&4
   return "$status"
 }
@@ -107,11 +111,13 @@ def test_each_page_works_when_it_is_pasted(deployed: Bench, spark_server: SparkC
     (tmp_path / "sender.json").write_text(
         '{"acks": "all", "enable.idempotence": true, "partitioner": "murmur2_random"}'
     )
+    prepare_home(tmp_path / "dagster", ours=True)
     environment = {
         "HIGHWATER_HOME": str(tmp_path),
         "HIGHWATER_STREAMS": str(streams),
         "HIGHWATER_KAFKA_BOOTSTRAP": deployed.bootstrap,
         "SPARK_REMOTE": spark_server.remote,
+        "DAGSTER_HOME": str(tmp_path / "dagster"),
         "USER": "ann",
     }
     replaced = {
@@ -120,6 +126,8 @@ def test_each_page_works_when_it_is_pasted(deployed: Bench, spark_server: SparkC
         "orders@0000100": f"{topic}@0000000",
         "orders@0000199": f"{topic}@0000001",
         "postgresql+psycopg2://highwater_owner:…@postgres:5432/drill": f"sqlite:///{tmp_path / 'drill.sqlite'}",
+        "postgresql+psycopg2://highwater_owner:…@db:5432/highwater": f"sqlite:///{tmp_path / 'ledger.sqlite'}",
+        "postgresql+psycopg2://highwater:…@db:5432/highwater": f"sqlite:///{tmp_path / 'ledger.sqlite'}",
         # "point HIGHWATER_LEDGER_URL at an empty database", and "without ledger and lake"
         "highwater rebuild-ledger": f"HIGHWATER_LEDGER_URL={empty} highwater rebuild-ledger",
         "highwater rebuild-all": f"HIGHWATER_HOME={tmp_path / 'new'} highwater rebuild-all",

@@ -126,14 +126,14 @@ def test_offsets_that_expire_during_the_read_are_recorded_too(bench: Bench, monk
     bench.stream = replace(bench.stream, on_expired="record")
     send(bench, 1, 2, 3)
     slice_ = tick(bench)
-    settle = vars(raw)["commit_until_settled"]
+    commit = vars(raw)["commit_with_retries"]
 
     def expiring(*given: Any) -> Any:
         if not bench.ledger.list_losses(bench.stream.name):
             delete_before(bench, 2)
-        return settle(*given)
+        return commit(*given)
 
-    monkeypatch.setattr(raw, "commit_until_settled", expiring)
+    monkeypatch.setattr(raw, "commit_with_retries", expiring)
     [report] = raw.materialise(bench.work(slice_))
     assert (offsets(bench), report.counts["lost"]) == ({(0, 2)}, 2)
 

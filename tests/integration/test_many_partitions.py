@@ -24,7 +24,7 @@ from highwater.errors import IncompleteReadError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import rebuilding
-from highwater.orchestration.operations.parked import ParkedSelection, _load_settled_origins
+from highwater.orchestration.operations.parked import ParkedSelection, _load_ended_origins
 from highwater.orchestration.operations.raw_retention import _load_times_and_counts, read_dlq_slices
 from highwater.orchestration.operations.reclaiming import look
 from highwater.orchestration.reporting.explaining import explain
@@ -188,7 +188,7 @@ HIDDEN: dict[str, Callable[[World], object]] = {
     "retain: what goes": lambda world: _load_times_and_counts(
         world.lake.open_existing_table("orders", "raw"), world.keys
     ),
-    "redrive and discard": lambda world: _load_settled_origins(
+    "redrive and discard": lambda world: _load_ended_origins(
         world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]
     ),
     "rebuild-ledger": lambda world: rebuilding.look(world.lake, cast("Any", FakeCluster()), STREAM, []),

@@ -170,7 +170,7 @@ def test_a_limit_takes_those_that_were_parked_first() -> None:
         )
         for n, (partition, parked_ms) in enumerate([(0, 300), (0, 200), (1, 100), (1, 200)])
     }
-    found = select_oldest(Parked(waiting, others=1, settled=0, strange=0, ends={}), 2)
+    found = select_oldest(Parked(waiting, others=1, ended=0, strange=0, ends={}), 2)
     assert ([origin.offset for origin in found.waiting], found.others) == ([2, 1], 3)
 
 
@@ -218,7 +218,7 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     )
     found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, ParkedSelection())
     assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
-    assert (found.settled, found.others) == (2, 0)
+    assert (found.ended, found.others) == (2, 0)
 
 
 def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking)
         parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection(reasons=["invalid"])
     )
     assert {origin.offset: one.reason for origin, one in found.waiting.items()} == {3: "invalid"}
-    assert (found.others, found.settled, found.strange) == (2, 2, 2)
+    assert (found.others, found.ended, found.strange) == (2, 2, 2)
     assert parking.waiting() == [0, 3, 4]
     assert (
         select_oldest(
@@ -412,7 +412,7 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
         0,
     )
     found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
-    assert (len(found.waiting), found.settled) == (0, 1)
+    assert (len(found.waiting), found.ended) == (0, 1)
 
 
 def narrow(bench: Bench, topic: str, room: int) -> None:
@@ -497,4 +497,4 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     assert sorted(row["key"] for row in bench.rows("events")) == ["o0", "o1", "o2", "o3"]
     check_whole(bench)
     found_now = look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
-    assert (len(found_now.waiting), found_now.settled) == (1, 2)
+    assert (len(found_now.waiting), found_now.ended) == (1, 2)

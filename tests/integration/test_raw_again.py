@@ -74,7 +74,7 @@ def test_what_another_run_has_committed_is_read_again(
         return []
 
     monkeypatch.setattr(raw, "list_unreadable_slices", look)
-    monkeypatch.setattr(raw, "commit_until_settled", commit)
+    monkeypatch.setattr(raw, "commit_with_retries", commit)
     raw.materialise(replace(work, slices=[MINE, OTHER, OLD], run=run))
     rest = [slice_.key for slice_ in (MINE, OTHER, OLD) if slice_ not in stored]
     assert reported == {"looked at": rest, "kept": [slice_.key for slice_ in stored]}

@@ -87,7 +87,7 @@ class Deployed:
 def look_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of raw's work what comes before Spark: it gives the slices that keep their rows, with the reason."""
     monkeypatch.setattr(raw, "ensure_table", lambda *_: None)
-    monkeypatch.setattr(raw, "commit_until_settled", lambda _, __, ___, stored, ____: stored)
+    monkeypatch.setattr(raw, "commit_with_retries", lambda _, __, ___, stored, ____: stored)
 
 
 def test_a_rebuilt_ledger_knows_the_epochs_and_the_last_records(tmp_path: Path) -> None:

@@ -481,7 +481,7 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
         assert bench.failing() == {}
     assert [row["reclaims"] for row in bench.rows("events") if row["origin_offset"] == again] == [1]
     waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
-    assert ([origin.offset for origin in waits.waiting], waits.settled) == ([refused], 3)
+    assert ([origin.offset for origin in waits.waiting], waits.ended) == ([refused], 3)
 
 
 def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
@@ -493,4 +493,4 @@ def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
     counted = count_ends(bench.ledger, bench.lake, bench.stream)
     assert (counted.reclaimed, counted.parked, counted.accepted, counted.error) == (4, 0, 2, None)
     waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
-    assert (len(waits.waiting), waits.settled) == (0, 3), "copies on the parked topic wait for nobody"
+    assert (len(waits.waiting), waits.ended) == (0, 3), "copies on the parked topic wait for nobody"

@@ -57,7 +57,7 @@ def ledger(tmp_path: Path) -> Ledger:
     made = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     made.topics.open_generation(Generation("orders", "orders", "A", 0, dict.fromkeys(range(5), 0), NOW))
     made.add([Slice("orders", "orders", "A", 0, 0, {p: OffsetRange(0, 5) for p in range(5)}, NOW)])
-    made.breakers.settle("orders", (), lambda *_: (OPEN, ()))
+    made.breakers.update("orders", (), lambda *_: (OPEN, ()))
     return made
 
 

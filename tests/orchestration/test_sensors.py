@@ -625,7 +625,7 @@ def test_while_the_breaker_is_open_slices_are_planned_and_read_and_no_more(ticki
     """Retention must not take what Kafka could still give."""
     ours = ticking(records=20)
     later = Circuit(since=datetime.now(UTC), why="poison", until=datetime.now(UTC) + timedelta(hours=1))
-    ours.ledger.breakers.settle("orders", (), lambda *_: (later, ()))
+    ours.ledger.breakers.update("orders", (), lambda *_: (later, ()))
     raw = [build_table_key(ours.stream, "raw")]
     planned = ours.tick("planner")
     assert [request.asset_selection for request in planned.run_requests] == [raw]

@@ -1,4 +1,4 @@
-"""Every `highwater` command line in a code block of a page has a command, options and arguments that exist."""
+"""Every command line of `highwater` and `dagster` in a code block of a page has options and arguments that exist."""
 
 from __future__ import annotations
 
@@ -19,15 +19,34 @@ SEPARATORS = {"|", "||", ";", "&&", "&"}
 REDIRECTIONS = {">", ">>", "<"}
 
 
+def load_programs() -> dict[str, click.Command]:
+    """The programs whose arguments are looked at, by name."""
+    from dagster._cli import cli as dagster
+    from dagster._daemon.cli import cli as dagster_daemon
+    from dagster_webserver.cli import dagster_webserver
+
+    return {
+        "highwater": main,
+        "dagster": dagster,
+        "dagster-daemon": dagster_daemon,
+        "dagster-webserver": dagster_webserver,
+    }
+
+
+PROGRAMS = load_programs()
+
+
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The arguments behind each `highwater` in the shell blocks of a page."""
+    """Each call of one of the programs in the shell blocks of a page, as words."""
     for block in SHELL_BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
-            if not re.search(r"(?:^|[\s/])highwater ", line):
+            if not re.search(rf"(?:^|[\s/])(?:{'|'.join(PROGRAMS)}) ", line):
                 continue
             lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=";|&<>")
             lexer.whitespace_split = True
-            yield from (words[1:] for words in simple_commands(list(lexer)) if words[0].split("/")[-1] == "highwater")
+            for words in simple_commands(list(lexer)):
+                if (program := words[0].split("/")[-1]) in PROGRAMS:
+                    yield [program, *words[1:]]
 
 
 def simple_commands(tokens: Sequence[str]) -> Iterator[list[str]]:
@@ -47,10 +66,10 @@ def simple_commands(tokens: Sequence[str]) -> Iterator[list[str]]:
             words.append(token)
 
 
-def fault_of(arguments: Sequence[str]) -> str | None:
-    """The faults of the arguments of `highwater`; None if they can be parsed. Nothing is executed."""
-    command: click.Command = main
-    rest = list(arguments)
+def fault_of(words: Sequence[str]) -> str | None:
+    """The faults of a program's arguments; None if they can be parsed. Nothing is executed."""
+    command = PROGRAMS[words[0]]
+    rest = list(words[1:])
     while isinstance(command, click.Group):
         name = rest.pop(0) if rest else ""
         found = command.commands.get(name)
@@ -90,6 +109,9 @@ def test_every_command_line_of_a_page_can_be_parsed(page: Path) -> None:
         ("highwater slices", "missing ['stream']"),
         ("highwater explain orders@0000001 orders@0000002", "extra arguments ['orders@0000002']"),
         ("highwater accept-loss orders --topic", "Option '--topic' requires an argument."),
+        ("dagster-webserver -p 3001 -w workspace.grpc.yaml --read-only", None),
+        (".venv/bin/dagster-daemon start -w workspace.grpc.yaml", "no command 'start'"),
+        (".venv/bin/dagster api grpc --host 127.0.0.1 --wsgi", "No such option '--wsgi'."),
     ],
 )
 def test_a_wrong_command_line_has_a_fault(line: str, fault: str | None) -> None:

@@ -344,7 +344,7 @@ def test_an_intent_of_a_killed_run_is_closed_and_its_late_write_is_skipped(
     [intent] = open_intents(bench)
     number = parse_number(intent.user_metadata)
     assert number_in(bench) == number - 1
-    current.settle(bench.work(first))
+    current.close_open_intents(bench.work(first))
     assert open_intents(bench) == []
     assert number_in(bench) == number, "closed"
     before = table_of(bench).version()

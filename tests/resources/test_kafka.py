@@ -457,7 +457,7 @@ def test_spark_reads_again_with_the_long_wait_where_kafka_gave_nothing(
             raise error
         return []
 
-    monkeypatch.setattr(raw, "commit_until_settled", commit)
+    monkeypatch.setattr(raw, "commit_with_retries", commit)
     nothing: Any = {}
     if configured:
         with pytest.raises(NothingFetchedError):

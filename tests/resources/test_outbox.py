@@ -332,11 +332,11 @@ def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[
     box.recover()
     with pytest.raises(
         ConfigurationError,
-        match=r"not withheld; found: another; remedy: settle only the records that withheld\(\) lists",
+        match=r"not withheld; found: another; remedy: resolve only the records that list_withheld\(\) lists",
     ):
-        box.settle(["lost", "another"], arrived=False)
-    box.settle(["sent"], arrived=True)
-    box.settle(["lost"], arrived=False)
+        box.resolve_withheld(["lost", "another"], arrived=False)
+    box.resolve_withheld(["sent"], arrived=True)
+    box.resolve_withheld(["lost"], arrived=False)
     box.close()
     die_amid(file, log, [], arrived=[])
     box = log.outbox(file)
@@ -357,7 +357,7 @@ def test_what_was_settled_as_not_arrived_is_sent_by_a_process_after_that(
     forget(log)
     box = log.outbox(file)
     box.recover()
-    box.settle(["lost"], arrived=False)
+    box.resolve_withheld(["lost"], arrived=False)
     box.close()
     box = log.outbox(file)
     box.recover()

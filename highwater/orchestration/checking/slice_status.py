@@ -266,7 +266,7 @@ def read_commit_attempts(
     return replace(_build_attempts(slice_commits), current=current)
 
 
-def list_settled_slices(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+def list_processed_slices(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     """The slices that are done but for `current` and `metrics`: read, decided, and their rejects published.
 
     Raises:

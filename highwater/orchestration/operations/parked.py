@@ -97,7 +97,7 @@ class Parked:
     Args:
         waiting: those that are meant, by their origin.
         others: how many wait beside them.
-        settled: how many of the topic's records were accepted, discarded, reclaimed or erased, since.
+        ended: how many of the topic's records were accepted, discarded, reclaimed or erased, since.
         strange: records of the topic without an envelope that can be believed; nobody touches them.
         ends: to where the topic was read.
         missing: how many wait by the tables beyond those that the topic holds.
@@ -105,7 +105,7 @@ class Parked:
 
     waiting: Mapping[Origin, ParkedRecord]
     others: int
-    settled: int
+    ended: int
     strange: int
     ends: Mapping[int, OffsetRange]
     missing: int = 0
@@ -119,7 +119,7 @@ class Parked:
         referred = sum(bool(one.left_out) for one in self.waiting.values())
         lines += [f"{referred:,} of them are parked by reference: raw holds all of them"] if referred else []
         lines += [f"{self.others:,} others wait"] if self.others else []
-        lines += [f"{self.settled:,} were accepted, discarded, reclaimed or erased before"] if self.settled else []
+        lines += [f"{self.ended:,} were accepted, discarded, reclaimed or erased before"] if self.ended else []
         lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
         lost = f"{self.missing:,} more wait by the tables, and the topic does not hold them: highwater reclaim"
         lines += [f"{lost} --on this topic reclaims what was parked there"] if self.missing else []
@@ -205,7 +205,7 @@ def redrive_or_discard(
 
 
 def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: ParkedSelection) -> Parked:
-    """Read the parked topic, and leave out what was settled since.
+    """Read the parked topic, and leave out what ended since.
 
     Held in memory is 0.6 KB for each parked record, and its key; none of their values.
 
@@ -240,12 +240,12 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Parke
         else:
             chosen = choice.matches(envelope.reason, [envelope.slice_key], extract_key(message), message.timestamp()[1])
             waiting[envelope.origin] = _build_parked_record(message, envelope), chosen
-    ended = _load_settled_origins(ledger, lake, stream, waiting)
+    ended = _load_ended_origins(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
     others = len(waiting) - len(meant) - len(ended)
-    settled = len(ended) + len(gone - waiting.keys())
+    finished = len(ended) + len(gone - waiting.keys())
     missing = max(0, known - (len(waiting) - len(ended)) - len(gone - waiting.keys()))
-    return Parked(meant, others, settled, strange, ends, missing)
+    return Parked(meant, others, finished, strange, ends, missing)
 
 
 def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:
@@ -273,7 +273,7 @@ def _build_parked_record(message: Message, envelope: Envelope) -> ParkedRecord:
     )
 
 
-def _load_settled_origins(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
+def _load_ended_origins(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
     """The origins that are in events, or that a person discarded."""
     if not origins:
         return set()
@@ -298,7 +298,7 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
     with ledger.lease(build_retries_lease_name(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
         discards_table.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
         reclaim_numbers = count_reclaims(ledger.reclaims.list_for_stream(stream.name))
-        ended = _load_settled_origins(ledger, lake, stream, parked.waiting)
+        ended = _load_ended_origins(ledger, lake, stream, parked.waiting)
         meant = [
             o for o, one in parked.waiting.items() if o not in ended and not is_stale(reclaim_numbers, o, one.reclaims)
         ]

@@ -202,7 +202,7 @@ def read_dlq_slices(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
 def _remove_expired_rows(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> RetentionOutcome:
     """Finish started removals first; then remove rows that are old enough now."""
     stream, erasures = work.stream, work.ledger.erasures
-    back = _settle(work, instance, _find_open_work(work, now), now)
+    back = _return_needed_rows(work, instance, _find_open_work(work, now), now)
     preview = _look(work, instance, age, now)
     # A run that began and ended since then may have rejected records of them.
     late = read_dlq_slices(work.ledger, work.lake, stream) if preview.rows else set()
@@ -219,7 +219,7 @@ def _remove_expired_rows(work: Work, instance: dg.DagsterInstance, age: timedelt
         erasures_table.keep(work.ledger, work.lake, stream.name)
         mine = replace(work, slices=work.ledger.get(some))
         taken = take(mine, {key: one.rows[AGED] for key, one in recorded.items()})
-        returned = _settle(work, instance, taken, now)
+        returned = _return_needed_rows(work, instance, taken, now)
         gone |= {key: recorded[key].rows[AGED] for key in taken if key not in returned}
         back = [*back, *returned]
         work.log(f"raw: {len(gone):,} of {len(wanted):,} slices lost their rows")
@@ -246,7 +246,7 @@ def _find_open_work(work: Work, now: datetime) -> list[str]:
     return sorted({key for one in young for key, it in one.slices.items() if it.done_at is None})
 
 
-def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: datetime) -> list[str]:
+def _return_needed_rows(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: datetime) -> list[str]:
     """Ensure that nobody needed what was taken of slices, and put it back where somebody did; returns those slices.
 
     A later result of a record is no reason: the DLQ has all of it, as it is rejected now. A slice that has its

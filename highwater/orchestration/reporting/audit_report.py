@@ -355,7 +355,11 @@ def _format_markdown_row(cells: Sequence[str]) -> str:
 
 
 def _build_dlq_row(one: DlqStatus) -> list[str]:
-    times = ["", ""] if one.times is None else [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next, one.times.all)]
+    times = (
+        ["", ""]
+        if one.times is None
+        else [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next_due, one.times.all_due)]
+    )
     return [
         one.topic,
         format_number(one.waiting),

@@ -85,7 +85,7 @@ class DlqStatus:
         due = f"{self.topic}: {self.waiting:,} offsets wait, {self.due:,} of them are due"
         if self.times is None:
             return due
-        first, last = (f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (self.times.next, self.times.all))
+        first, last = (f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (self.times.next_due, self.times.all_due))
         return f"{due}; the first from {first} on, all by {last}"
 
 

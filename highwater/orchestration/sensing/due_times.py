@@ -27,16 +27,16 @@ class DueTimes:
     """The due times of waiting records.
 
     Args:
-        next: when the first waiting record is due, by the delay of the slice that is planned next, in UTC.
-        all: when all of them are due, at the latest, in UTC.
+        next_due: when the first waiting record is due, by the delay of the slice that is planned next, in UTC.
+        all_due: when all of them are due, at the latest, in UTC.
     """
 
-    next: datetime
-    all: datetime
+    next_due: datetime
+    all_due: datetime
 
     def to_plain(self) -> dict[str, str]:
         """Plain values for JSON."""
-        return {"next_due": self.next.isoformat(), "all_due": self.all.isoformat()}
+        return {"next_due": self.next_due.isoformat(), "all_due": self.all_due.isoformat()}
 
 
 def read_due_times(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> DueTimes | None:

@@ -101,21 +101,21 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
             kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions]
         )
         wanted: dict[Place, tuple[int, MirrorMark]] = {}
-        settled = True
+        idle = True
         for one in looked:
             has = {p: found[one.topic, p] for p in one.state.partitions if (one.topic, p) in found}
             progress = (
                 _measure_progress(ledger, lake, stream, one, has, now) if one.same else _build_withdrawal(one, has, now)
             )
             lines.append(progress.line)
-            settled = settled and progress.complete
+            idle = idle and progress.complete
             wanted.update({(one.topic, p): (offset, progress.mark) for p, offset in progress.offsets.items()})
         stale = {place: want for place, want in wanted.items() if _is_stale(found.get(place), *want)}
         if stale:
             lease.check()
             commit(kafka, stream.group, stale)
         done = f"committed {len(stale)} offsets of {stream.group}" if stale else "nothing changed"
-        return Tick(lines=[done, *lines], settled=settled)
+        return Tick(lines=[done, *lines], idle=idle)
 
 
 def _is_stale(has: GroupOffset | None, offset: int, mark: MirrorMark) -> bool:
@@ -184,9 +184,9 @@ def count_done_prefix(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> in
     count, width = 0, FIRST_LOOK
     while count < len(slices):
         keys = [slice_.key for slice_ in slices[count : count + width]]
-        settled = slice_status.list_settled_slices(lake, stream, keys)
+        processed = slice_status.list_processed_slices(lake, stream, keys)
         for key in keys:
-            if key not in settled:
+            if key not in processed:
                 return count
             count += 1
         width *= 2

@@ -53,7 +53,7 @@ class _TopicLooks:
             every = {one for some in topics.values() for one in some}
             self._states: dict[str, TopicState] = kafka.read_topic_states(every)
         self._changed = {
-            name: [topic for topic in some if not self._is_settled(name, topic)] for name, some in topics.items()
+            name: [topic for topic in some if not self._is_idle(name, topic)] for name, some in topics.items()
         }
         dependencies = self._ledger.breakers.list_dependencies()
         self._resting = {one.name for one in dependencies if is_cooling_down(one, context.now)}
@@ -63,7 +63,7 @@ class _TopicLooks:
         state = self._states.get(topic)
         return None if state is None else (self._plans.get((stream, topic)), state)
 
-    def _is_settled(self, stream: str, topic: str) -> bool:
+    def _is_idle(self, stream: str, topic: str) -> bool:
         planned, state = self._plans.get((stream, topic)), self._states.get(topic)
         if planned is None or state is None:
             return False
@@ -132,7 +132,7 @@ class PlannerRound(_TopicLooks):
         tick = plan_stream(
             self._context.instance, self._context.resources, stream, cursor, self.look(stream.name, stream.topic)
         )
-        if tick.settled and not tick.keys:
+        if tick.idle and not tick.keys:
             self._remember(stream.name, [stream.topic])
         return tick
 
@@ -167,10 +167,10 @@ class RetriesRound(_TopicLooks):
         changed = self._changed[stream.name]
         if not changed:
             paused = [f"{one.text}: nothing of it is planned" for one in self._paused.get(stream.name, {}).values()]
-            return Tick(lines=paused, settled=True) if paused else None
+            return Tick(lines=paused, idle=True) if paused else None
         looks = {topic: self.look(stream.name, topic) for topic in changed}
         tick = plan_retries(self._context.instance, self._context.resources, stream, cursor, looks)
-        if tick.settled and not tick.keys:
+        if tick.idle and not tick.keys:
             self._remember(stream.name, changed)
         return tick
 

@@ -80,8 +80,8 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
         *([f"{len(lost)} had no key in Dagster, and get it again: {lost[0]} .. {lost[-1]}"] if lost else []),
         *_format_lines(following, done, len(late), found, group, reprocessed),
     ]
-    settled = not following and not late and cursor == OLDEST
-    return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor, settled=settled)
+    idle = not following and not late and cursor == OLDEST
+    return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor, idle=idle)
 
 
 def _select_counted_runs(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequence[PastRun]) -> list[PastRun]:
@@ -164,7 +164,7 @@ def _read_late_slices(
         return slice_.topic != stream.topic and (waits is None or slice_.planned_at < waits.planned_at)
 
     found = [slice_ for slice_ in slices.values() if is_due(slice_)]
-    done = slice_status.list_settled_slices(lake, stream, [slice_.key for slice_ in found]) if found else set()
+    done = slice_status.list_processed_slices(lake, stream, [slice_.key for slice_ in found]) if found else set()
     return [slice_ for slice_ in found if slice_.key in done], cursor
 
 

@@ -186,8 +186,8 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
         ),
     ]
     # Each slice that is not done has a line, and so has a breaker that is not closed.
-    settled = not lines and not seen.lost and seen.cursor == OLDEST
-    return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, settled=settled)
+    idle = not lines and not seen.lost and seen.cursor == OLDEST
+    return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, idle=idle)
 
 
 def _collect_missing_events(
@@ -252,7 +252,7 @@ def _gate(
     undecided = {key for key, tables in seen.lacking.items() if "events" in tables}
     breaker, away = ledger.breakers.read_circuit(stream.name), is_lookup_away(ledger, lake, stream)
     if breaker.can_admit_probe(now) and not undecided & seen.main:
-        breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (end_cool_down(circuit, now), ()))
+        breaker = ledger.breakers.update(stream.name, (), lambda circuit, _: (end_cool_down(circuit, now), ()))
     holds = open_holds(ledger, stream, seen.slices.keys() - undecided - {*seen.left})
     accepted = {key: one.accepted_at for key, one in ledger.breakers.read_accepted_slices(list(seen.lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.list_refused(stream.name)]

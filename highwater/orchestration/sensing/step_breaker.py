@@ -84,7 +84,7 @@ def _record_failure(work: Work, error: Exception, *, counted: bool) -> None:
         after = fail(circuit, work.stream.breaker, main, {one.slice_key for one in first}, what, now)
         return after, [replace(one, failed=True, judged_at=now) for one in first]
 
-    work.log(f"breaker: {work.ledger.breakers.settle(work.stream.name, main, decide).text}")
+    work.log(f"breaker: {work.ledger.breakers.update(work.stream.name, main, decide).text}")
 
 
 def _on_success(work: Work) -> None:
@@ -96,7 +96,7 @@ def _on_success(work: Work) -> None:
     if "events" in lacking or (lacking and not work.stream.blocks):
         return
     now = datetime.now(UTC)
-    circuit = work.ledger.breakers.settle(
+    circuit = work.ledger.breakers.update(
         work.stream.name, (), lambda circuit, _: (complete_probe(circuit, probe, now), ())
     )
     work.log(f"breaker: {circuit.text}")

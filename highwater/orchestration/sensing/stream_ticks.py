@@ -54,7 +54,7 @@ class Tick:
         events: what Dagster is to record beside runs.
         cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
         error: the fault that needs a person; the rest of the tick counts all the same.
-        settled: whether everything was looked at, and nothing is to be done until something changes.
+        idle: whether everything was looked at, and nothing is to be done until something changes.
     """
 
     keys: Sequence[str] = ()
@@ -63,7 +63,7 @@ class Tick:
     events: Sequence[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
     cursor: str | None = None
     error: PermanentError | None = None
-    settled: bool = False
+    idle: bool = False
 
     @property
     def message(self) -> str:
@@ -142,7 +142,7 @@ def plan_stream(
         ),
         lines=[*planned.lines, *known, *format_breaker_lines(breaker, rests), *format_hold_lines(holds)],
         error=merge_errors([*planned.errors.values()]) if planned.errors else None,
-        settled=not planned.errors and not planned.skipped,
+        idle=not planned.errors and not planned.skipped,
     )
     return _with_observation(found, planned, breaker, holds, now, _parse_time(cursor))
 
@@ -259,7 +259,7 @@ def plan_retries(
     lines: list[str] = []
     errors: list[PermanentError] = []
     paused = ledger.paused.read_for_stream(stream.name)
-    settled = True
+    idle = True
     for topic in select_tiers_to_plan(stream, begun=_is_begun(ledger, stream)):
         if looks is not None and topic not in looks and topic not in paused:
             continue
@@ -285,7 +285,7 @@ def plan_retries(
         keys, requested = [*keys, *lacking], [*requested, *fresh]
         lines += [*planned.lines, *known]
         errors += planned.errors.values()
-        settled = settled and not planned.skipped
+        idle = idle and not planned.skipped
     breaker, rests = ledger.breakers.read_circuit(stream.name), is_lookup_blocked(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
     urgent = list_endangered_slices(kafka, stream, ledger.get(requested))
@@ -294,7 +294,7 @@ def plan_retries(
     )
     lines += [*format_breaker_lines(breaker, rests), *[str(error) for error in errors]]
     failed = merge_errors(errors) if errors else None
-    return Tick(keys, requests, lines, cursor=cursor, error=failed, settled=settled and not errors)
+    return Tick(keys, requests, lines, cursor=cursor, error=failed, idle=idle and not errors)
 
 
 def select_tiers_to_plan(stream: Stream, *, begun: bool) -> list[str]:

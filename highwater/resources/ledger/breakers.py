@@ -148,7 +148,7 @@ class Breakers(LedgerPart):
         with self._database.reading() as connection:
             return {name.removeprefix(begin) for name in connection.execute(query).scalars()}
 
-    def settle(self, stream: str, keys: Sequence[str], decide: Decide) -> Circuit:
+    def update(self, stream: str, keys: Sequence[str], decide: Decide) -> Circuit:
         """Change a stream's breaker, and how slices were judged, in one transaction.
 
         Args:
@@ -249,7 +249,7 @@ class Breakers(LedgerPart):
         def end_cool_down(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
             return (replace(circuit, until=accepted.accepted_at) if circuit.state == OPEN else circuit), ()
 
-        self.settle(stream, (), end_cool_down)
+        self.update(stream, (), end_cool_down)
 
     def revoke_reason(self, stream: str, reason: str, by: str, at: datetime) -> bool:
         """Store that a reason is accepted no more; False if it was not."""

@@ -468,7 +468,7 @@ def test_rows_that_were_reread_since_they_were_recorded_stay(step: Step, world: 
     world.ledger.erasures.begin(number, [ErasedCounts(key, {}, {}) for key in both])
     assert raw_expiry.take(work, dict(zip(both, (1, 3), strict=True))) == [RETRIED.key]
     assert held(world) == {FIRST.key, world.second.key}
-    assert raw_retention._settle(work, step.instance, both, NOW) == []
+    assert raw_retention._return_needed_rows(work, step.instance, both, NOW) == []
     [recorded] = world.ledger.erasures.list_recorded("orders")
     assert [key for key, one in recorded.slices.items() if one.done_at] == [RETRIED.key]
 

@@ -43,7 +43,7 @@ def look(scene: PublishingScene) -> PublicationLag:
 
 def judged(scene: PublishingScene, slice_: Slice, at: datetime, *, refused: bool = False) -> None:
     one = Judgement(slice_.key, "orders", "run", at, records=4, rejects=0, refused=refused)
-    scene.tables.ledger.breakers.settle("orders", [slice_.key], lambda circuit, _: (circuit, [one]))
+    scene.tables.ledger.breakers.update("orders", [slice_.key], lambda circuit, _: (circuit, [one]))
 
 
 def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene: PublishingScene) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dev.planted import plant
-from highwater.assets.commit import CommittedSlices, commit_until_settled
+from highwater.assets.commit import CommittedSlices, commit_with_retries
 from highwater.assets.work import Work
 from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
@@ -28,6 +28,6 @@ def test_a_committed_slice_is_reported_with_the_version_in_which_it_does(tmp_pat
     nobody: Any = None
     work = Work(make_stream("orders"), slices, nobody, lake, nobody, nobody, said.append)
     stored = {slice_.key: "rows unchanged" for slice_ in slices}
-    found = commit_until_settled(work, "raw", CommittedSlices.read(work, "raw"), stored, nobody)
+    found = commit_with_retries(work, "raw", CommittedSlices.read(work, "raw"), stored, nobody)
     assert [(one.delta_version, one.note, one.counts) for one in found] == [(1, "rows unchanged", {"lost": 1})] * 2
     assert not any("committed" in line for line in said)

@@ -95,12 +95,12 @@ def test_the_first_waits_by_the_key_of_the_next_slice_and_the_last_at_the_longes
     found = look(ledger, Tier({0: 100, 1: 40}))
     assert found.times is not None
     expected = BEGUN + timedelta(seconds=5) + DELAY * (1 + jitter(f"{TIER}@0000001"))
-    assert abs(found.times.next - expected) < timedelta(seconds=1)
-    assert found.times.all == BEGUN + timedelta(seconds=99) + DELAY * 1.2
+    assert abs(found.times.next_due - expected) < timedelta(seconds=1)
+    assert found.times.all_due == BEGUN + timedelta(seconds=99) + DELAY * 1.2
     assert (found.waiting, found.due) == (135, 0)
     assert found.line.endswith(
-        f"the first from {expected:%Y-%m-%d %H:%M}:{found.times.next:%S} UTC on, all by "
-        f"{found.times.all:%Y-%m-%d %H:%M:%S} UTC"
+        f"the first from {expected:%Y-%m-%d %H:%M}:{found.times.next_due:%S} UTC on, all by "
+        f"{found.times.all_due:%Y-%m-%d %H:%M:%S} UTC"
     )
 
 
@@ -109,13 +109,13 @@ def test_times_of_what_is_due_already_lie_in_the_past(ledger: Ledger, monkeypatc
     found = look(ledger, Tier({0: 100, 1: 40}))
     assert (found.waiting, found.due) == (135, 135)
     assert found.times is not None
-    assert found.times.next < found.times.all < datetime.now(UTC)
+    assert found.times.next_due < found.times.all_due < datetime.now(UTC)
 
 
 def test_markers_have_no_time(ledger: Ledger) -> None:
     found = look(ledger, Tier({0: 9, 1: 0}, frozenset({5, 8})))
     assert found.times is not None
-    assert found.times.all == BEGUN + timedelta(seconds=7) + DELAY * 1.2
+    assert found.times.all_due == BEGUN + timedelta(seconds=7) + DELAY * 1.2
     nothing = look(ledger, Tier({0: 7, 1: 0}, frozenset({5, 6})))
     assert (nothing.waiting, nothing.times) == (2, None)
 
@@ -211,8 +211,11 @@ def test_where_a_clock_names_a_year_that_there_is_not_there_are_none(ledger: Led
 def test_page_and_json_have_both(ledger: Ledger) -> None:
     one, none = look(ledger, Tier({0: 100, 1: 40})), look(ledger, Tier({0: 5, 1: 0}))
     assert one.times is not None
-    texts = [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next, one.times.all)]
+    texts = [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next_due, one.times.all_due)]
     assert (audited(one)[3:5], audited(none)[3:5]) == (texts, ["", ""])
     plain = StreamStatus("orders", "orders", 0, 0, "A", dlq=[one, none]).to_plain()["dlq"]
-    assert (plain[0]["next_due"], plain[0]["all_due"]) == (one.times.next.isoformat(), one.times.all.isoformat())
+    assert (plain[0]["next_due"], plain[0]["all_due"]) == (
+        one.times.next_due.isoformat(),
+        one.times.all_due.isoformat(),
+    )
     assert (plain[1]["next_due"], "times" in plain[1]) == (None, False)

@@ -136,8 +136,8 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDeployment:
         made.asked += keys
         return asking(lake, stream, keys)
 
-    asking = slice_status.list_settled_slices
-    monkeypatch.setattr(slice_status, "list_settled_slices", settled)
+    asking = slice_status.list_processed_slices
+    monkeypatch.setattr(slice_status, "list_processed_slices", settled)
     monkeypatch.setattr(offset_mirror, "read_group_offsets", made.held)
     monkeypatch.setattr(offset_mirror, "commit", made.commit)
     monkeypatch.setattr(offset_mirror, "detect_divergence", lambda *_: made.divergence)

@@ -21,7 +21,7 @@ from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.stalled_work import measure_skipped_streams, measure_stream_files
-from highwater.orchestration.sensing import rounds, settled_rounds
+from highwater.orchestration.sensing import resting_rounds, rounds
 from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
 from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.stream_ticks import Tick
@@ -461,7 +461,7 @@ def test_kafka_that_is_away_is_no_empty_topic(
     assert ours.ledger.sensor_faults.list_all() == []
 
 
-def test_a_settled_stream_rests_until_something_changes(
+def test_an_idle_stream_rests_until_something_changes(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, looked = deployed(3), list[str]()
@@ -469,9 +469,9 @@ def test_a_settled_stream_rests_until_something_changes(
     def look(_: object, __: object, stream: Stream, cursor: str | None) -> Tick:
         del cursor
         looked.append(stream.name)
-        return Tick(settled=stream.name != "s002")
+        return Tick(idle=stream.name != "s002")
 
-    monkeypatch.setattr(settled_rounds, "repair", look)
+    monkeypatch.setattr(resting_rounds, "repair", look)
 
     def visited() -> list[str]:
         looked.clear()
@@ -480,21 +480,21 @@ def test_a_settled_stream_rests_until_something_changes(
 
     everything = ["s000", "s001", "s002"]
     assert visited() == everything
-    assert visited() == ["s002"], "what is not settled is looked at in every tick"
+    assert visited() == ["s002"], "what is not idle is looked at in every tick"
     ours.tick("planner")
     assert visited() == everything, "slices were planned"
     assert visited() == ["s002"]
     run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
     ours.instance.add_run(run)
     assert visited() == ["s001", "s002"], "a run began or ended"
-    long_ago = settled_rounds.SettledStream(NOW, NOW + settled_rounds.REST, "").to_cursor()
+    long_ago = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "").to_cursor()
     ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
     assert visited() == everything, "the rest is over"
 
 
 def test_a_rest_that_cannot_be_read_is_none() -> None:
-    rest = settled_rounds.SettledStream(NOW, NOW + settled_rounds.REST, "abc")
-    assert settled_rounds.SettledStream.parse(rest.to_cursor()) == rest
+    rest = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "abc")
+    assert resting_rounds.RestingStream.parse(rest.to_cursor()) == rest
     for text in (
         None,
         "",
@@ -506,4 +506,4 @@ def test_a_rest_that_cannot_be_read_is_none() -> None:
         "wait 1 2 c",
         f"rest {10**30} 2 c",
     ):
-        assert settled_rounds.SettledStream.parse(text) is None
+        assert resting_rounds.RestingStream.parse(text) is None

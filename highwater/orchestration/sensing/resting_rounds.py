@@ -31,7 +31,7 @@ CLOCKS = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
-class SettledStream:
+class RestingStream:
     """A stream in which a complete look found nothing to do.
 
     Args:
@@ -45,7 +45,7 @@ class SettledStream:
     revisions: str
 
     @classmethod
-    def parse(cls, cursor: str | None) -> SettledStream | None:
+    def parse(cls, cursor: str | None) -> RestingStream | None:
         """The rest that a cursor holds; None if it holds none."""
         try:
             mark, since, until, revisions = (cursor or "").split(" ")
@@ -59,7 +59,7 @@ class SettledStream:
         return f"rest {self.since.timestamp():.0f} {self.until.timestamp():.0f} {self.revisions}"
 
 
-class SettledStreams:
+class RestingStreams:
     """The streams at rest, by one question to the ledger and one to Dagster.
 
     A stream is looked at again when something of it was planned or accepted, when one of its runs began or ended, and
@@ -77,7 +77,7 @@ class SettledStreams:
         self._now = context.now
         self._revisions = context.resources.ledger.open().topics.read_revisions()
         rests = {
-            name: rest for name, cursor in context.cursors.items() if (rest := SettledStream.parse(cursor)) is not None
+            name: rest for name, cursor in context.cursors.items() if (rest := RestingStream.parse(cursor)) is not None
         }
         ran = _read_last_changes(context.instance, min((one.since for one in rests.values()), default=None))
         self._at_rest = {
@@ -95,7 +95,7 @@ class SettledStreams:
     def begin(self, stream: str, lasts: timedelta = REST) -> str:
         """The cursor of a stream in which a complete look found nothing to do."""
         lasts *= random.uniform(1 - REST_JITTER, 1 + REST_JITTER)  # noqa: S311 - no secret depends on it
-        return SettledStream(self._now, self._now + lasts, _hash_revisions(self._revisions.get(stream, ""))).to_cursor()
+        return RestingStream(self._now, self._now + lasts, _hash_revisions(self._revisions.get(stream, ""))).to_cursor()
 
 
 def _hash_revisions(revisions: str) -> str:
@@ -122,7 +122,7 @@ def _read_last_changes(instance: dg.DagsterInstance, since: datetime | None) -> 
 
 
 class _SettlingRound(ABC):
-    """A round that lets settled streams rest.
+    """A round that lets idle streams rest.
 
     Args:
         context: the streams, and their clients.
@@ -135,14 +135,14 @@ class _SettlingRound(ABC):
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
-        self._rests = SettledStreams(context)
+        self._rests = RestingStreams(context)
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
         """Look at the stream unless it rests; raises what `_tick` does."""
         if self._rests.is_at_rest(stream.name):
             return None
-        tick = self._tick(stream, None if SettledStream.parse(cursor) is not None else cursor)
-        return replace(tick, cursor=self._rests.begin(stream.name)) if tick.settled else tick
+        tick = self._tick(stream, None if RestingStream.parse(cursor) is not None else cursor)
+        return replace(tick, cursor=self._rests.begin(stream.name)) if tick.idle else tick
 
     @abstractmethod
     def _tick(self, stream: Stream, cursor: str | None) -> Tick:
