@@ -330,14 +330,15 @@ def _decode_protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFram
 
     if declared.descriptors is not None:
         rows = _with_unframed_payload(raw).withColumn("schema", F.lit("declared"))
+        rows = rows.withColumn("places", F.lit(None).cast("binary"))
         schemas = None
     else:
         rows = without_framing(work, raw)
         schemas = {one: schema for one, schema in fetch_schemas_by_id(work, rows).items() if schema}
         # Where the ID is in a header, which message it is follows there.
-        rows = rows.withColumn("payload", F.concat(F.coalesce(skip_header_id(), F.lit(b"")), F.col("payload")))
+        rows = rows.withColumn("places", skip_header_id())
     rows = rows.withColumn("known", F.when(F.col("unknown_schema").isNull(), F.col("schema")))
-    read = build_reader_udf(declared, schemas)("known", "payload")
+    read = build_reader_udf(declared, schemas)("known", "payload", "places")
     rows = rows.withColumn("message", evaluate_once(read))
     return rows.withColumns(
         {

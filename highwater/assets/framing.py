@@ -52,7 +52,9 @@ def _split_framing(raw: DataFrame) -> DataFrame:
     in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER)
     headers = F.transform(F.filter("headers", lambda h: h["key"] == VALUE_HEADER), lambda h: h["value"])
     in_front &= F.length(value) >= _NUMBER_ENDS
-    rows = raw.withColumn("in_header", F.try_element_at(headers, F.lit(-1)))
+    # A header without a value is a broken framing, none in front of the value.
+    last = F.coalesce(F.try_element_at(headers, F.lit(-1)), F.lit(b""))
+    rows = raw.withColumn("in_header", F.when(F.size(headers) > 0, last))
     return rows.withColumns(
         {
             "payload": F.when(in_front, _skip_bytes(value, _NUMBER_ENDS)).otherwise(value),

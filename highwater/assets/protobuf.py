@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _RESULT = "document STRING, problem STRING"
 
 
-def build_reader_udf(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Callable[[str, str], Column]:
+def build_reader_udf(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Callable[[str, str, str], Column]:
     """A function of Spark that reads messages.
 
     Args:
@@ -27,8 +27,9 @@ def build_reader_udf(declared: Protobuf, schemas: Mapping[str, Schema] | None) -
         schemas: those of the registry by their IDs; None for bare messages of the declared one.
 
     Returns:
-        A function of the columns of the schema's ID and of the message, whose result is a struct of `document`, the
-        message as JSON, and `problem`, why there is none; both are null of a record without a value or a schema.
+        A function of the columns of the schema's ID, of the message, and of the bytes that say in a header which message
+        it is, null where these precede it. The result is a struct of `document`, the message as JSON, and `problem`,
+        why there is none; both are null of a record without a value or a schema.
     """
     import pandas as pd
     from pyspark.cloudpickle import register_pickle_by_value
@@ -41,8 +42,11 @@ def build_reader_udf(declared: Protobuf, schemas: Mapping[str, Schema] | None) -
         files = {one: made for one, schema in schemas.items() if (made := _compile_schema(schema)) is not None}
     read = _build_batch_reader(declared.message, files, framed=schemas is not None)
     # Spark reads the function's input types from them, and our annotations are texts.
-    read.__annotations__ = {"batches": Iterator[tuple[pd.Series, pd.Series]], "return": Iterator[pd.DataFrame]}
-    found: Callable[[str, str], Column] = pandas_udf(read, returnType=_RESULT)  # type: ignore[call-overload]
+    read.__annotations__ = {
+        "batches": Iterator[tuple[pd.Series, pd.Series, pd.Series]],
+        "return": Iterator[pd.DataFrame],
+    }
+    found: Callable[[str, str, str], Column] = pandas_udf(read, returnType=_RESULT)  # type: ignore[call-overload]
     return found
 
 
@@ -56,15 +60,15 @@ def _compile_schema(schema: Schema) -> tuple[bytes, str] | None:
 
 def _build_batch_reader(
     message: str, files: Mapping[str, tuple[bytes, str]], *, framed: bool
-) -> Callable[[Iterator[tuple[pd.Series, pd.Series]]], Iterator[pd.DataFrame]]:
+) -> Callable[[Iterator[tuple[pd.Series, pd.Series, pd.Series]]], Iterator[pd.DataFrame]]:
     made, named = ProtobufReader, ["document", "problem"]
 
-    def read(batches: Iterator[tuple[pd.Series, pd.Series]]) -> Iterator[pd.DataFrame]:
+    def read(batches: Iterator[tuple[pd.Series, pd.Series, pd.Series]]) -> Iterator[pd.DataFrame]:
         import pandas as pd
 
         reader = made(message, files, framed=framed)
-        for ids, values in batches:
-            found = [reader.read(one, data) for one, data in zip(ids, values, strict=True)]
+        for batch in batches:
+            found = [reader.read(*one) for one in zip(*batch, strict=True)]
             # By columns: a list of rows takes pandas longer than reading the messages.
             yield pd.DataFrame({name: [one[at] for one in found] for at, name in enumerate(named)})
 

@@ -23,7 +23,7 @@ class ProtobufReader:
     Args:
         message: the full name of the message; empty for the one that the framing names.
         files: by schema the `FileDescriptorSet` in bytes, and the name of the file whose messages the framing counts.
-        framed: whether the indexes of the message in its file precede it.
+        framed: whether the indexes of the message in its file precede it, or are in a header.
     """
 
     def __init__(self, message: str, files: Mapping[str, tuple[bytes, str]], *, framed: bool) -> None:
@@ -34,20 +34,33 @@ class ProtobufReader:
         self._pools: dict[str, Any] = {}
         self._kinds: dict[tuple[str, tuple[int, ...]], tuple[type[Any], _Writer]] = {}
 
-    def read(self, schema: str | None, data: bytes | None) -> tuple[str | None, str | None]:
-        """The document of a message and its fault: one of them, or none without a schema or a value."""
+    def read(
+        self, schema: str | None, data: bytes | None, places: bytes | None = None
+    ) -> tuple[str | None, str | None]:
+        """The document of a message and its fault: one of them, or none without a schema or a value.
+
+        Args:
+            schema: the schema's ID.
+            data: the value behind its framing.
+            places: the bytes behind the ID in a header; None where the framing is in the value.
+        """
         if schema is None or data is None:
             return None, None
         if schema not in self._files:
             return None, f"schema {schema} is no Protobuf that can be compiled"
         try:
-            places, rest = _split_message_path(data) if self._framed else ((), data)
-            kind, write = self._find_message_class(schema, () if self._message else places)
+            path, rest = self._split_framing(data, places)
+            kind, write = self._find_message_class(schema, () if self._message else path)
             read = kind()
             read.ParseFromString(rest)
             return write(read), None
         except self._faults as error:
             return None, f"no Protobuf of schema {schema}: {str(error)[:_SHORT_TEXT] or type(error).__name__}"
+
+    def _split_framing(self, data: bytes, places: bytes | None) -> tuple[tuple[int, ...], bytes]:
+        if not self._framed:
+            return (), data
+        return _split_message_path(data) if places is None else (_split_message_path(places)[0], data)
 
     def _find_message_class(self, schema: str, places: tuple[int, ...]) -> tuple[type[Any], _Writer]:
         """The class of the message, and what writes it."""

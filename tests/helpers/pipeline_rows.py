@@ -13,6 +13,7 @@ from highwater.assets.work import Work
 from highwater.declaration import Field, Stream
 from highwater.schemas import Schema
 from tests.helpers import protobuf_orders
+from tests.helpers.format_pages import PAGE_SCHEMAS
 from tests.helpers.format_streams import FORMATS, find_schema
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def bare(value: Any, *fields: Field, **more: Any) -> Stream:
 
 
 def schema_of(one: int | str) -> Schema | None:
-    return protobuf_orders.find_schema(one) or find_schema(one) or KEY_SCHEMAS.get(cast("int", one))
+    known = protobuf_orders.find_schema(one) or find_schema(one)
+    return known or KEY_SCHEMAS.get(cast("int", one)) or PAGE_SCHEMAS.get(one)
 
 
 KEY_RECORD = {

@@ -36,6 +36,9 @@ message Order {
 }
 """
 SCHEMA = Schema(5, "PROTOBUF", TEXT)
+# The magic byte, the ID, and the list of one index: the second message of the file.
+FRAMING = b"\x00\x00\x00\x00\x05\x02\x02"
+FRAMING_BYTES = len(FRAMING)
 LINE = (Field("sku", "string"), Field("qty", "integer"))
 STREAM = Stream(
     "protobuf_orders",
@@ -89,7 +92,7 @@ def message(**fields: Any) -> bytes:
             getattr(made, name).update(value)
         else:
             setattr(made, name, value)
-    return b"\x00\x00\x00\x00\x05\x02\x02" + bytes(made.SerializeToString())
+    return FRAMING + bytes(made.SerializeToString())
 
 
 MESSAGES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from dataclasses import replace
@@ -14,9 +15,11 @@ from highwater.classifying import Classification, classify
 from highwater.column_comparison import matches_stored
 from highwater.declaration import Deletes, Field, Stream, UnknownFields
 from highwater.formats import Avro, BigEndian, Csv, Json, KeyFormat, Lines, Protobuf, Raw, Text
+from highwater.protobuf import compile_schema
 from highwater.second_reader import KafkaRecord
 from highwater.sources import Key, Meta, Rest
 from tests.helpers import protobuf_orders
+from tests.helpers.format_pages import SAMPLED, read_samples
 from tests.helpers.format_streams import FORMATS, records
 from tests.helpers.pipeline_rows import KEY_RECORD, KEY_SCHEMAS, bare, by_pipeline, framed, reported, schema_of
 
@@ -116,6 +119,18 @@ def of_format(name: str) -> tuple[Stream, list[bytes]]:
     return FORMATS[name], [one.value for one in records(name) if one.value]
 
 
+def of_page(page: str, place: int) -> tuple[Stream, list[bytes]]:
+    samples = read_samples(page, place)
+    return samples.stream, [one.value for one in samples.records if one.value]
+
+
+def bare_messages() -> tuple[Stream, list[bytes]]:
+    """Protobuf messages without a registry."""
+    descriptors = base64.b64encode(compile_schema(protobuf_orders.SCHEMA)[0]).decode()
+    stream = replace(protobuf_orders.STREAM, value=Protobuf("shop.Order", descriptors))
+    return stream, [one[protobuf_orders.FRAMING_BYTES :] for one in protobuf_orders.MESSAGES]
+
+
 def collected() -> tuple[Stream, list[bytes]]:
     """Members that no field is taken from, in one column."""
     fields = (Field("id", "string"), Field("rest", "json", optional=True, source=Rest()))
@@ -161,6 +176,8 @@ CASES: dict[str, Callable[[], tuple[Stream, list[bytes]]]] = {
     "lines": log_lines,
     "raw": opaque,
     "protobuf": lambda: (protobuf_orders.STREAM, list(protobuf_orders.MESSAGES)),
+    "bare protobuf": bare_messages,
+    **{f"{page} page, {place}": partial(of_page, page, place) for page, place in SAMPLED},
 }
 
 
@@ -270,6 +287,59 @@ def test_a_key_whose_schema_is_in_a_header_or_unknown(spark: SparkSession) -> No
     for at, (key, of_record) in enumerate(zip(keys, all_headers, strict=True)):
         theirs = classify(stream, KafkaRecord(b"{}", key, of_record, "t", 0, at, 0), schema_of)
         assert (theirs.reason, theirs.values.get("k")) == (reported[at][0], reported[at][2])
+
+
+ORDERS = [one[protobuf_orders.FRAMING_BYTES :] for one in protobuf_orders.MESSAGES]
+BY_NUMBER, BY_GUID = b"\0" + (5).to_bytes(4), b"\1" + bytes(16)
+# In a header, the second message of the file: a list of one index, which is 1.
+SECOND = b"\x02\x02"
+# By name the stream, and values with the contents of their headers; the last header counts.
+IN_HEADERS: dict[str, tuple[Stream, list[Any]]] = {
+    "avro": (
+        bare(Avro(), Field("id", "long")),
+        [
+            *((one, [framed(62, b"")]) for one in KEY_RECORDS),
+            *((KEY_RECORDS[0], [content]) for content in (None, b"", b"\0\0", framed(98, b""), framed(62, b"more"))),
+            (framed(62, KEY_RECORDS[0]), [None]),
+            (KEY_RECORDS[0], [framed(98, b""), framed(62, b"")]),
+        ],
+    ),
+    "json": (
+        bare(Json(registry=True), Field("id", "long")),
+        [(b'{"id": 1}', [content]) for content in (framed(42, b""), BY_GUID, None, b"", BY_GUID[:-1])],
+    ),
+    "protobuf": (
+        protobuf_orders.STREAM,
+        [
+            *((one, [BY_NUMBER + SECOND]) for one in ORDERS),
+            *((one, [content]) for one in ORDERS for content in (BY_NUMBER, None, b"", BY_NUMBER + b"\x02")),
+            # Without indexes in the header: the bytes of the message would be taken for them.
+            (bytes.fromhex("0a04616263641007"), [BY_NUMBER]),
+            (b"", [BY_NUMBER]),
+            (b"", [BY_NUMBER + SECOND]),
+            (ORDERS[0], [BY_NUMBER + SECOND + b"more"]),
+            (protobuf_orders.MESSAGES[0], [None]),
+        ],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_HEADERS)
+def test_both_readers_agree_on_schemas_in_headers(spark: SparkSession, name: str) -> None:
+    stream, values = IN_HEADERS[name]
+    headers = [[("__value_schema_id", content) for content in contents] for _, contents in values]
+    found = {
+        row["name"]: row.asDict() for row in by_pipeline(spark, stream, [value for value, _ in values], (), headers)
+    }
+    theirs = [
+        classify(stream, KafkaRecord(value, b"k", its, "t", 0, at, 1_767_225_600_000), schema_of)
+        for at, ((value, _), its) in enumerate(zip(values, headers, strict=True))
+    ]
+    assert theirs[0].kind == "event"
+    assert {one.kind for one in theirs} == {"event", "reject"}
+    unlike = {at: unlike_outcomes(stream, one, found[at]) for at, one in enumerate(theirs)}
+    assert {at: one for at, one in unlike.items() if one} == {}
 
 
 @pytest.mark.slow

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -13,25 +11,13 @@ from highwater import field_rules
 from highwater.classifying import classify
 from highwater.declaration import Stream
 from highwater.formats import Format, KeyFormat
-from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
-from tests.helpers.pages import blocks, rows, section, spans
+from tests.helpers.format_pages import PAGE_SCHEMAS, SAMPLED, declared, parse_value, read_samples
+from tests.helpers.pages import rows, section, spans
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs/formats").glob("*.md"))
 EXAMPLES = [page for page in PAGES if not page.endswith("README.md")]
-
-
-def declared(page: str) -> list[Stream]:
-    """The streams that the examples of a page declare, in their order; a later block may use an earlier one."""
-    names: dict[str, Any] = {}
-    found: list[Stream] = []
-    for block in blocks(page, "python"):
-        exec(block, names)
-        one = names.pop("STREAM", None)
-        found += [*names.pop("STREAMS", []), *([] if one is None else [one])]
-        names |= {} if one is None else {"STREAM": one}
-    return list({stream.name: stream for stream in found}.values())
 
 
 def types() -> set[str]:
@@ -98,67 +84,17 @@ def test_the_page_of_streams_has_every_format() -> None:
     assert listed == {kind.__name__ for kind in get_args(Format)}
 
 
-# Pages and how many of their streams have sample records that can be read from the text as they are.
-SAMPLED = {
-    "json": 2,
-    "csv": 1,
-    "lines": 1,
-    "avro": 1,
-    "protobuf": 1,
-    "debezium": 1,
-    "kafka-connect": 1,
-    "cloudevents": 1,
-}
-# Spark rejects digits after the microsecond, Python cuts them off.
-SPARK_ALONE = {("cloudevents", 0, 2)}
-
-
-@pytest.mark.parametrize(("page", "place"), [(page, at) for page, count in SAMPLED.items() for at in range(count)])
+@pytest.mark.parametrize(("page", "place"), SAMPLED)
 def test_the_second_reader_classifies_the_samples_as_the_page_reports(page: str, place: int) -> None:
     """Which records are events with which keys, and which are rejects for which reason."""
-    stream = declared(f"docs/formats/{page}.md")[place]
-    after = (ROOT / f"docs/formats/{page}.md").read_text().split("\n```text\n0  ")[1 + place]
-    tables = [part for part in after.split("\n\n") if part.startswith("| ")]
-    events = next(rows(part) for part in tables if part.startswith(("| key ", "| event_time ")))
-    rejects = {
-        int(row[0]): spans(row[1])[0] for row in next(rows(p) for p in tables if p.startswith("| offset | reason"))
-    }
-    for of_page, of_place, offset in SPARK_ALONE:
-        if (of_page, of_place) == (page, place):
-            del rejects[offset]
-    records = [*map(_value, ("0  " + after.partition("\n```")[0]).splitlines())]
-    found = {
-        at: classify(stream, KafkaRecord(value, b"k", (), stream.topic, 0, at, 1767225600000), _schemas().get)
-        for at, value in enumerate(records)
-        if (page, place, at) not in SPARK_ALONE
-    }
+    sample = read_samples(page, place)
+    found = [classify(sample.stream, one, PAGE_SCHEMAS.get) for one in sample.records]
 
-    assert {at: one.reason for at, one in found.items() if one.kind == "reject"} == rejects
-    stored = [one for one in found.values() if one.kind in {"event", "delete"}]
-    assert len(stored) == len(events)
-    if stream.key:
-        assert [one.key for one in stored] == [row[0].strip("`").replace("\\|", "|") for row in events]
-
-
-@pytest.mark.parametrize(("page", "place"), [("raw", 0), ("cloudevents", 1)])
-def test_the_second_reader_classifies_the_samples_in_tables_as_the_page_reports(page: str, place: int) -> None:
-    """The samples with keys and headers: which are events with which keys, and which are rejects for which reason."""
-    stream = declared(f"docs/formats/{page}.md")[place]
-    text = (ROOT / f"docs/formats/{page}.md").read_text().partition("| offset | key | headers | value |")
-    samples, *tables = [part for part in "".join(text[1:]).split("\n\n") if part.startswith("| ")]
-    events = next(rows(part) for part in tables if part.startswith("| key "))
-    rejects = {
-        int(row[0]): spans(row[1])[0] for row in next(rows(p) for p in tables if p.startswith("| offset | reason"))
-    }
-    found = {}
-    for row in rows(samples):
-        headers = [(name, value.encode()) for name, _, value in (span.partition(": ") for span in spans(row[2]))]
-        key, value = (_value(f"0  {spans(cell)[0]}") for cell in (row[1], row[3]))
-        record = KafkaRecord(value, key, headers, stream.topic, 0, int(row[0]), 1767225600000)
-        found[record.offset] = classify(stream, record, _schemas().get)
-
-    assert {at: one.reason for at, one in found.items() if one.kind == "reject"} == rejects
-    assert [one.key for one in found.values() if one.kind == "event"] == [row[0] for row in events]
+    assert {at: one.reason for at, one in enumerate(found) if one.kind == "reject"} == sample.rejects
+    stored = [one for one in found if one.kind in {"event", "delete"}]
+    assert len(stored) == sample.events
+    if sample.stream.key:
+        assert [one.key for one in stored] == sample.keys
 
 
 def test_the_bytes_of_a_declared_schema_are_the_row_that_the_page_shows() -> None:
@@ -166,24 +102,7 @@ def test_the_bytes_of_a_declared_schema_are_the_row_that_the_page_shows() -> Non
     line = next(span for span in spans((ROOT / "docs/formats/avro.md").read_text()) if span.startswith("06 6d"))
 
     found = classify(
-        stream, KafkaRecord(_value(f"0  {line}"), b"k", (), stream.topic, 0, 0, 1767225600000), _schemas().get
+        stream, KafkaRecord(parse_value(line), b"k", (), stream.topic, 0, 0, 1767225600000), PAGE_SCHEMAS.get
     )
 
     assert (found.kind, found.key, found.version) == ("event", "m-7", 1)
-
-
-def _value(line: str) -> bytes | None:
-    """The value of a sample record; bytes are written in hexadecimal, with a space between two."""
-    text = line.partition("  ")[2]
-    if text.startswith("(null"):
-        return None
-    if text == "(no bytes)":
-        return b""
-    return bytes.fromhex(text) if re.fullmatch(r"[0-9a-f]{2}( [0-9a-f]{2})+", text) else text.encode()
-
-
-def _schemas() -> dict[int | str, Schema]:
-    """Schemas 7 and 8 of the page of Avro."""
-    first = json.loads(blocks("docs/formats/avro.md", "json")[0])
-    second = {**first, "fields": [*first["fields"], {"name": "currency", "type": "string", "default": "EUR"}]}
-    return {7: Schema(7, "AVRO", json.dumps(first)), 8: Schema(8, "AVRO", json.dumps(second))}
