@@ -27,9 +27,9 @@ def build_reader_udf(declared: Protobuf, schemas: Mapping[str, Schema] | None) -
         schemas: those of the registry by their IDs; None for bare messages of the declared one.
 
     Returns:
-        A function of the columns of the schema's ID, of the message, and of the bytes that say in a header which message
-        it is, null where these precede it. The result is a struct of `document`, the message as JSON, and `problem`,
-        why there is none; both are null of a record without a value or a schema.
+        A function of the columns of the schema's ID, of the message, and of the bytes of a header that say which
+        message it is, null where they precede it. The result is a struct of `document`, the message as JSON, and
+        `problem`, why there is none; both are null of a record without a value or a schema.
     """
     import pandas as pd
     from pyspark.cloudpickle import register_pickle_by_value

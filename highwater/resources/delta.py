@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +80,24 @@ def is_table(path: str) -> bool:
     from deltalake import DeltaTable
 
     try:
-        return DeltaTable.is_deltatable(path)
+        found = DeltaTable.is_deltatable(path)
+        if not found:
+            _ensure_absent(path)
+        return found
     except Exception as error:
         raise _build_away_error(path, error) from error
+
+
+def _ensure_absent(path: str) -> None:
+    """Ensure that a local table is not there: delta-rs takes a folder that it may not enter for an absent one (I15).
+
+    Raises:
+        OSError: a folder could not be entered.
+    """
+    local = path.removeprefix("file://").removeprefix("file:")
+    if "://" not in local:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            Path(local, "_delta_log").stat()
 
 
 def query(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
@@ -303,8 +320,21 @@ def _build_away_error(path: str, error: Exception) -> DependencyAwayError:
         f"the lake could not be read at {path}",
         found=join_lines(str(error)) or type(error).__name__,
         remedy="see that HIGHWATER_LAKE is reachable and readable, then request the slice again",
-        of=LAKE,
+        of=None if _is_root_readable(path) else LAKE,
     )
+
+
+def _is_root_readable(path: str) -> bool:
+    """Whether the lake around a local table answers, so that the fault is of this table alone."""
+    local = path.removeprefix("file://").removeprefix("file:")
+    if "://" in local:
+        return False
+    try:
+        with os.scandir(Path(local).parent.parent) as found:
+            next(found, None)
+    except OSError:
+        return False
+    return True
 
 
 def join_lines(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.batching import split_by_count
 from highwater.divergence import SOUND, Divergence, Fingerprint, PlannedFacts, SeenRecord, compute_digest, has_diverged
-from highwater.errors import DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ def find_divergence(
         state: the topic as it was seen just now.
         recorded: by partition.
         seconds: no further look begins after so long; the partitions that are left are unsure then.
+
+    Raises:
+        ConfigurationError: this user may not read the topic.
     """
     suspect = {p: was for p, was in recorded.items() if has_new_leader(was, state.partitions.get(p))}
     # Those with new records first: they wait for the answer.
@@ -69,6 +72,8 @@ def find_divergence(
         try:
             _ensure_time(deadline)
             others += _list_replaced_partitions(kafka, state, some)
+        except ConfigurationError:
+            raise  # a person must allow or correct something: to try again does not help
         except HighwaterError as error:
             reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
             unsure.update(dict.fromkeys(some, reason))
@@ -76,6 +81,8 @@ def find_divergence(
     for p in others:
         try:
             diverged[p] = _search_epoch_end(kafka, state, p, suspect[p], deadline)
+        except ConfigurationError:
+            raise
         except HighwaterError as error:
             unsure[p] = f"other records occupy planned offsets; from where could not be found: {error.problem}"
     return Divergence(diverged, unsure)

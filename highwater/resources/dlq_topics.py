@@ -365,6 +365,13 @@ def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = 
                 found=error.args[0].str(),
                 remedy=f"allow this user Create on topic {topic}, or have it created as docs/dlq.md says",
             ) from error
+        if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
+            raise ConfigurationError(
+                f"the cluster takes no topic of the name {topic}",
+                found=error.args[0].str(),
+                remedy="a topic whose name differs in `.` and `_` alone is in its way: delete that one, or declare the "
+                "stream with another topic",
+            ) from error
         if error.args[0].code() in {KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG}:
             raise ConfigurationError(
                 f"topic {topic} does not exist, and the cluster refuses to create it with the needed settings",

@@ -21,7 +21,13 @@ from highwater.errors import KAFKA, ConfigurationError, DependencyAwayError, Hig
 from highwater.resources.clients import open_client
 from highwater.resources.kafka_options import build_spark_options, redact_values, refuse_weakening
 from highwater.resources.record_reading import READER, WAITS, list_fetch_waits, read_records
-from highwater.resources.topic_state import TopicState, build_partition_state, find_id_and_leaders, is_whole
+from highwater.resources.topic_state import (
+    TopicState,
+    TopicStates,
+    build_partition_state,
+    find_id_and_leaders,
+    is_whole,
+)
 from highwater.settings import KAFKA_CONFIG
 from highwater.slices import OffsetRange
 
@@ -142,7 +148,7 @@ class Kafka:
             },
         )
 
-    def read_topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+    def read_topic_states(self, topics: Collection[str]) -> TopicStates:
         """The states of topics now, with the same five requests for any number of topics.
 
         Topics that do not exist, may not be read, or were replaced during the look are left out. A partition whose
@@ -152,14 +158,14 @@ class Kafka:
         Raises:
             DependencyAwayError: no broker answered in time.
         """
-        described = self._read_leaders_by_topic(topics)
+        described, denied = self._read_leaders_by_topic(topics)
         led = [(topic, p) for topic, (_, leaders) in described.items() for p, at in leaders.items() if at is not None]
         # The high watermark before the last stable offset, as in `read_topic_state`.
         (starts, high, stable), refused = self._read_offsets(
             led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE
         )
-        again = self._read_leaders_by_topic(described)
-        return {
+        again, _ = self._read_leaders_by_topic(described)
+        states = {
             topic: TopicState(
                 topic,
                 topic_id,
@@ -173,9 +179,14 @@ class Kafka:
             for topic, (topic_id, leaders) in described.items()
             if topic in again and again[topic][0] == topic_id and topic not in refused
         }
+        return TopicStates(states, frozenset(denied))
 
-    def _read_leaders_by_topic(self, topics: Collection[str]) -> dict[str, tuple[str, dict[int, int | None]]]:
-        """ID and leaders of topics; those that do not exist, are forbidden or are described in part are left out.
+    def _read_leaders_by_topic(
+        self, topics: Collection[str]
+    ) -> tuple[dict[str, tuple[str, dict[int, int | None]]], set[str]]:
+        """ID and leaders of topics, and the topics that may not be described.
+
+        Topics that do not exist or are described in part are left out.
 
         Raises:
             DependencyAwayError: no broker answered in time.
@@ -183,7 +194,8 @@ class Kafka:
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         if not topics:
-            return {}
+            return {}, set()
+        denied = set[str]()
         admin = self.get_admin()
         found: dict[str, tuple[str, dict[int, int | None]]] = {}
         try:
@@ -194,6 +206,8 @@ class Kafka:
                 except KafkaException as error:
                     if error.args[0].code() in _select_timeout_codes(KafkaError):
                         raise
+                    if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                        denied.add(topic)
                     continue
                 if is_whole(answer):
                     found[topic] = find_id_and_leaders(answer)
@@ -201,7 +215,7 @@ class Kafka:
             raise self.build_away_error(error) from error
         finally:
             del admin
-        return found
+        return found, denied
 
     def _read_offsets(
         self, places: Sequence[tuple[str, int]], *looks: OffsetQuery

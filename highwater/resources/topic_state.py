@@ -78,6 +78,19 @@ class TopicState:
         return found
 
 
+@dataclass(frozen=True)
+class TopicStates:
+    """Several topics as Kafka showed them.
+
+    Args:
+        found: the topics that could be asked, by name.
+        denied: topics that this user may not describe; whether they exist is unknown.
+    """
+
+    found: Mapping[str, TopicState]
+    denied: frozenset[str] = frozenset()
+
+
 def is_whole(found: TopicDescription) -> bool:
     """Whether a description has the topic's ID, and partitions from 0 on without a gap: an answer without is none."""
     numbers = {p.id for p in found.partitions}

@@ -22,6 +22,7 @@ from highwater.resources.clients import open_client
 from highwater.resources.producer import POLL_SECONDS
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import ANY_PARTITION, NOW, Record
+from highwater.settings import KAFKA_CONFIG
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException, Producer
@@ -54,7 +55,8 @@ _MOVING = frozenset(
 )
 # The first is the client's word too; the second means a batch larger than a segment of the topic's log.
 _TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
-_DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"})
+_NAME_DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"})
+_TOPIC_DENIED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 
 
 def _do_nothing() -> None:
@@ -176,7 +178,7 @@ class Transactions:
 
         found = self._call_with_retries(ask, CALL_SECONDS)
         if found.error is not None:
-            raise self._kafka.build_away_error(found.error.str())
+            raise self._translate_fault(found.error)
         stored = json.loads(found.metadata) if found.offset >= 0 else None
         self._last = stored and PublicationMark(int(stored["attempt"]), found.offset, str(stored["identity"]))
         return self._last
@@ -353,14 +355,30 @@ class Transactions:
                 f"again without another run, see what held this one up for {self.properties['transaction.timeout.ms']} "
                 "ms (transaction.timeout.ms)",
             )
-        if fault.name() in _DENIED:
+        if fault.txn_requires_abort():
+            self._abort()
+        return self._translate_fault(fault)
+
+    def _translate_fault(self, fault: KafkaError) -> TemporaryError | ConfigurationError:
+        if fault.name() in _NAME_DENIED:
             return ConfigurationError(
                 f"the broker forbids transactions named {self._name}",
                 found=fault.name(),
                 remedy="allow this user to write to transactional ids and groups that begin with highwater.pub.",
             )
-        if fault.txn_requires_abort():
-            self._abort()
+        if fault.name() in _TOPIC_DENIED:
+            return ConfigurationError(
+                f"the broker forbids this user a topic of the transaction {self._name}",
+                found=fault.name(),
+                remedy=f"allow Describe, Read and Write on {self._topic} and the other topics that docs/dlq.md lists; "
+                "highwater doctor names what is missing",
+            )
+        if fault.name() == "INVALID_TRANSACTION_TIMEOUT":
+            return ConfigurationError(
+                f"the broker does not allow transactions of {self.properties['transaction.timeout.ms']} ms",
+                found=fault.str(),
+                remedy=f"lower transaction.timeout.ms in {KAFKA_CONFIG}, or raise transaction.max.timeout.ms there",
+            )
         return self._kafka.build_away_error(f"{self._name}: {fault.name()}: {fault.str()}")
 
     def _find_cause(self, fault: KafkaError) -> KafkaError:

@@ -22,7 +22,7 @@ from highwater.orchestration.sensing import stream_ticks
 from highwater.plans import Generation
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import Pause
-from highwater.resources.topic_state import PartitionState, TopicState
+from highwater.resources.topic_state import PartitionState, TopicState, TopicStates
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.repairing import OPEN
 from tests.helpers.written_tables import NOW
@@ -39,8 +39,8 @@ class FakeCluster:
         states = [expired, expired, PartitionState(0, 3, 3, 1), whole, whole]
         return TopicState(topic, "A", dict(enumerate(states)))
 
-    def read_topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
-        return {topic: self.read_topic_state(topic) for topic in topics}
+    def read_topic_states(self, topics: Collection[str]) -> TopicStates:
+        return TopicStates({topic: self.read_topic_state(topic) for topic in topics})
 
     def look_again(self, topic: str) -> TopicState:
         return self.read_topic_state(topic)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
+import deltalake
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +30,7 @@ from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import repairing, stream_ticks
 from highwater.orchestration.sensing.run_requests import stop
-from highwater.resources import dependency_guards
+from highwater.resources import delta, dependency_guards
 from highwater.resources.delta import open_table, query
 from highwater.resources.dependency_guards import COOL_DOWN, FAILURES, Guard, guard_dependencies
 from highwater.resources.kafka import Kafka
@@ -282,6 +286,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, *, away: Callable[[str], bool]) ->
         return bool(real(path, *rest))
 
     monkeypatch.setattr(DeltaTable, "is_deltatable", staticmethod(is_deltatable))
+    monkeypatch.setattr(delta, "_is_root_readable", lambda _: False)
     return asked
 
 
@@ -413,6 +418,45 @@ def test_one_broken_table_is_not_the_lake(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DependencyAwayError) as raised:
         query(table, "SELECT * FROM t")
     assert raised.value.of == LAKE
+
+
+@pytest.mark.parametrize("shut", ["", "pay", "pay/raw", "pay/raw/_delta_log"])
+def test_a_table_that_may_not_be_looked_at_is_not_absent(open_folder: Path, shut: str) -> None:
+    """delta-rs takes a folder that it may not enter for the absence of a table (I15)."""
+    lake = Lake(str(open_folder / "lake"))
+    deltalake.write_deltalake(lake.build_table_path("pay", "raw"), pa.table({"slice": ["pay@0000000"]}))
+    folder = Path(lake.root, shut)
+    folder.chmod(0)
+    try:
+        with as_nobody(), pytest.raises(DependencyAwayError) as raised:
+            lake.open_stream_table("pay", "raw")
+        assert raised.value.of == (None if shut else LAKE), "a table's own fault leaves the lake to the other streams"
+    finally:
+        folder.chmod(0o755)
+    with as_nobody():
+        assert lake.open_stream_table("pay", "raw") is not None
+        assert lake.open_stream_table("pay", "events") is None
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter; pytest's own are shut."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without the rights of root, who may look into any folder."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_a_lake_whose_folder_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:

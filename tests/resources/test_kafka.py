@@ -29,7 +29,7 @@ from highwater.errors import (
 from highwater.resources.kafka import Kafka
 from highwater.resources.record_reading import read_records
 from highwater.resources.spark import translate_error
-from highwater.resources.topic_state import PartitionState
+from highwater.resources.topic_state import PartitionState, TopicStates
 from highwater.resources.transactions import build_publishing_properties
 from highwater.slices import OffsetRange
 from tests.conftest import create_topic
@@ -101,10 +101,10 @@ def test_all_topics_are_seen_together_as_each_is_seen_alone(kafka: Kafka, topic:
     names = [topic(partitions=n) for n in (1, 2, 3)]
     write(bootstrap, names[1], 3, partition=1)
     write(bootstrap, names[2], 2, partition=2)
-    assert kafka.read_topic_states([*names, f"{names[0]}.absent"]) == {
-        name: kafka.read_topic_state(name) for name in names
-    }
-    assert kafka.read_topic_states([]) == {}
+    assert kafka.read_topic_states([*names, f"{names[0]}.absent"]) == TopicStates(
+        {name: kafka.read_topic_state(name) for name in names}
+    )
+    assert kafka.read_topic_states([]) == TopicStates({})
 
 
 class Many:
@@ -144,7 +144,7 @@ def seen(topics: Sequence[str], errors: Mapping[tuple[str, int], object]) -> tup
     """By topic the partitions that are known, and the requests."""
     kafka, client = Kafka("nowhere:1"), Many(topics, errors)
     kafka._admin = client  # type: ignore[assignment]
-    states = kafka.read_topic_states(["a", "b", "c"])
+    states = kafka.read_topic_states(["a", "b", "c"]).found
     return {
         name: [p for p, one in state.partitions.items() if one.known] for name, state in states.items()
     }, client.asked
@@ -513,7 +513,7 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
 
     with pytest.raises(TopicAbsentError):
         kafka.read_topic_state("absent-state")
-    assert kafka.read_topic_states(["absent-states"]) == {}
+    assert kafka.read_topic_states(["absent-states"]) == TopicStates({})
     with pytest.raises(TopicAbsentError):
         kafka.read_offsets_at("absent-time", 0)
     with pytest.raises(DependencyAwayError):

@@ -17,7 +17,9 @@ from highwater.orchestration.reporting import doctor
 from highwater.resources.dlq_topics import check_accepted, ensure_accepted, ensure_dlq_topics, ensure_no_drift
 from highwater.resources.kafka import Kafka
 from highwater.resources.permissions import fetch_allowed_operations
+from highwater.resources.producer_records import Record
 from highwater.resources.topic_facts import fetch_topic_facts
+from highwater.resources.transactions import PublicationMark, Transactions
 from highwater.topic_rules import Level, check_topic, describe_endurance
 from tests.conftest import create_topic, grow
 from tests.helpers.support import make_stream, order_message, send
@@ -109,14 +111,60 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         doctor._check_transactions(deployment, stream)
 
-    allow(free, "TOPIC", "orders.", "WRITE")
     allow(free, "TRANSACTIONAL_ID", "highwater.pub.", "WRITE", "DESCRIBE")
     allow(free, "GROUP", "highwater.pub.", "READ", "DESCRIBE")
+    record = Record("orders.accepted", b"k", b"v")
+    with pytest.raises(ConfigurationError, match="forbids this user a topic"), transactions(kafka, "orders") as sending:
+        sending.commit([record], PublicationMark(1, 1))
+    allow(free, "TOPIC", "orders.", "WRITE")
+    with transactions(kafka, "orders") as sending:
+        sending.commit([record], PublicationMark(1, 1))
     text = doctor._check_permissions(deployment, stream)
     assert text.endswith(f"not there yet, or not to be seen: {', '.join(sorted(stream.tier_topics))}")
     assert "may be used" in doctor._check_transactions(deployment, stream)
     allow(free, "TOPIC", "orders", "DESCRIBE_CONFIGS")
     assert fetch_topic_facts(kafka, "orders").settings is not None
+
+
+def transactions(kafka: Kafka, topic: str) -> Transactions:
+    return Transactions(kafka, "highwater.pub.test", topic)
+
+
+def test_the_mark_needs_the_right_to_read_its_topic(guarded: tuple[str, str]) -> None:
+    free, address = guarded
+    kafka = Kafka(address, LOGIN)
+    stream = replace(make_stream("orders"), publishes=Accepted("unread.accepted"))
+    create_topic(free, "unread.accepted", 1, {})
+    allow(free, "TOPIC", "unread.accepted", "WRITE", "DESCRIBE")
+    allow(free, "TRANSACTIONAL_ID", "highwater.pub.", "WRITE", "DESCRIBE")
+    allow(free, "GROUP", "highwater.pub.", "READ", "DESCRIBE")
+    deployment: Any = cast("Any", SimpleNamespace(open_kafka=lambda: kafka))
+    with pytest.raises(ConfigurationError) as caught:
+        doctor._check_permissions(deployment, stream)
+    assert "READ on unread.accepted" in str(caught.value.found)
+    with (
+        pytest.raises(ConfigurationError, match="forbids this user a topic"),
+        transactions(kafka, "unread.accepted") as sending,
+    ):
+        sending.commit([Record("unread.accepted", b"k", b"v")], PublicationMark(1, 1))
+
+
+def test_a_transaction_that_is_longer_than_the_broker_allows_is_no_broker_away(guarded: tuple[str, str]) -> None:
+    kafka = Kafka(guarded[0], {"transaction.timeout.ms": "3600000"})
+    with (
+        pytest.raises(ConfigurationError, match=r"does not allow transactions of 3600000 ms") as caught,
+        transactions(kafka, "__consumer_offsets"),
+    ):
+        pass
+    assert "transaction.max.timeout.ms" in str(caught.value.remedy)
+
+
+def test_a_topic_whose_name_collides_is_no_broker_away(guarded: tuple[str, str]) -> None:
+    free, _ = guarded
+    create_topic(free, "clash", 1, {})
+    create_topic(free, "clash_parked", 1, {})
+    with pytest.raises(ConfigurationError, match=r"takes no topic of the name clash\.parked"):
+        ensure_dlq_topics(Kafka(free), make_stream("clash"))
 
 
 def test_topics_are_created_and_grown_where_that_is_allowed(guarded: tuple[str, str]) -> None:
@@ -126,6 +174,8 @@ def test_topics_are_created_and_grown_where_that_is_allowed(guarded: tuple[str, 
     create_topic(free, "bills", 1, {})
     with pytest.raises(ConfigurationError, match="topic bills may not be used by this user"):
         kafka.read_topic_state("bills")
+    seen = kafka.read_topic_states(["bills", "orders"])
+    assert ({*seen.found}, {*seen.denied}) == ({"orders"}, {"bills"})
     allow(free, "TOPIC", "bills", "DESCRIBE", "DESCRIBE_CONFIGS")
     for look in (ensure_no_drift, check_accepted):
         with pytest.raises(ConfigurationError, match="is not there, and may not be created"):

@@ -334,7 +334,7 @@ def _check_permissions(deployment: Deployment, stream: Stream) -> str:
     needed = {stream.topic: {"READ", "DESCRIBE"}}
     needed |= {topic: {"READ", "WRITE", "DESCRIBE"} for topic in stream.dlq_topics}
     needed |= {topic: {"READ", "DESCRIBE"} for topic in stream.foreign_topics}
-    needed |= {stream.publishes.topic: {"WRITE", "DESCRIBE"}} if stream.publishes else {}
+    needed |= {stream.publishes.topic: {"READ", "WRITE", "DESCRIBE"}} if stream.publishes else {}
     found = fetch_allowed_operations(deployment.open_kafka(), [*needed])
     lacking = {topic: sorted(needed[topic] - allowed) for topic, allowed in found.items()}
     if any(lacking.values()):

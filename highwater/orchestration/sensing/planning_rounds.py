@@ -51,7 +51,8 @@ class _TopicLooks:
         self._plans: dict[tuple[str, str], Planned] = self._ledger.topics.read_all_planned()
         with guard_dependencies(build_kafka_guard(self._ledger, kafka)):
             every = {one for some in topics.values() for one in some}
-            self._states: dict[str, TopicState] = kafka.read_topic_states(every)
+            seen = kafka.read_topic_states(every)
+        self._states, self._denied = seen.found, seen.denied
         self._changed = {
             name: [topic for topic in some if not self._is_idle(name, topic)] for name, some in topics.items()
         }
@@ -175,5 +176,9 @@ class RetriesRound(_TopicLooks):
         return tick
 
     def _is_there(self, stream: Stream, topic: str) -> bool:
-        """Whether a tier was ever planned or exists: before the first reject it does neither."""
-        return (stream.name, topic) in self._plans or topic in self._states
+        """Whether a tier was ever planned or exists: before the first reject it does neither.
+
+        Another system's topic that may not be described counts as there, so that the visit reports what is forbidden.
+        """
+        denied = topic in self._denied and topic in stream.foreign_topics
+        return denied or (stream.name, topic) in self._plans or topic in self._states

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 from sqlalchemy import event
 
-from highwater.declaration import Limits, Stream
+from highwater.declaration import Foreign, Limits, Stream
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, TopicAbsentError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
@@ -28,7 +28,7 @@ from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import ALL, PLANNER, RETRIES, Pause
-from highwater.resources.topic_state import PartitionState, TopicState
+from highwater.resources.topic_state import PartitionState, TopicState, TopicStates
 from highwater.slices import OffsetRange
 from highwater.stream_files import Declarations
 from tests.helpers.support import make_stream
@@ -168,19 +168,23 @@ class FakeCluster:
         self.ends = {name: dict.fromkeys(range(PARTITIONS), 5) for name in names}
         self.asked: Counter[str] = Counter()
         self.epoch = 1
+        self.denied = frozenset[str]()
 
     def list_topic_names(self) -> list[str]:
         return [*self.ends]
 
     def read_topic_state(self, topic: str) -> TopicState:
         self.asked["topic_state"] += 1
+        if topic in self.denied:
+            raise ConfigurationError(f"topic {topic} may not be used by this user", remedy="allow it")
         if topic not in self.ends:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
         return self._state(topic)
 
-    def read_topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+    def read_topic_states(self, topics: Collection[str]) -> TopicStates:
         self.asked["topic_states"] += 1
-        return {topic: self._state(topic) for topic in topics if topic in self.ends}
+        found = {topic: self._state(topic) for topic in topics if topic in self.ends}
+        return TopicStates(found, self.denied & {*topics})
 
     def look_again(self, topic: str) -> TopicState:
         return self.read_topic_state(topic)
@@ -278,6 +282,20 @@ def test_a_stream_with_a_fault_is_skipped_and_the_others_are_planned_in_the_same
     ours.kafka.ends["s042"] = dict.fromkeys(range(PARTITIONS), 5)
     assert keys_of(ours.tick("planner")) == {"s042_slices": ["s042@0000000"]}
     assert ours.ledger.sensor_faults.list_all() == [], "the fault ends with the first tick that serves the stream"
+
+
+def test_another_system_s_topic_that_may_not_be_described_is_a_fault(deployed: Callable[..., Deployment]) -> None:
+    """It was taken for one that is not made yet, and nobody heard of it."""
+    ours = deployed(2, foreign=(Foreign("legacy.DLT", timedelta(minutes=1)),))
+    ours.tick("planner")
+    ours.tick("dlq_retries")
+    assert ours.ledger.sensor_faults.list_all() == [], "one that is not there yet is none"
+    ours.kafka.denied = frozenset({"legacy.DLT", ours.streams[0].tier_topics[0]})
+    ours.tick("dlq_retries")
+    faults = ours.ledger.sensor_faults.list_all()
+    assert [(one.stream, one.sensor, one.remedy) for one in faults] == [
+        (stream.name, "dlq_retries", "allow it") for stream in ours.streams
+    ]
 
 
 def test_a_stream_file_with_a_fault_is_recorded_and_the_other_streams_are_planned(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
 import pytest
@@ -22,7 +22,7 @@ from highwater.assets import raw
 from highwater.declaration import Limits
 from highwater.divergence import Divergence, Fingerprint, PlannedFacts, SeenRecord, compute_digest, has_diverged
 from highwater.erasing import to_milliseconds, to_moment
-from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
+from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, TopicTruncatedError
 from highwater.orchestration.asset_keys import build_topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.operations.acceptance import accept_loss, compute_acceptance
@@ -31,6 +31,7 @@ from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Planned, subtract_losses
 from highwater.resources.divergence_detection import find_divergence, locate_divergence
 from highwater.resources.kafka import Kafka
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.replaced_history import FakeReplacedTopic, planned, seen, topic
 from tests.helpers.scene import Scene
@@ -387,6 +388,18 @@ def test_replaced_history_is_noticed_before_it_is_read(
     assert rows == as_read + as_new, "the old history as far as it was read, and the new one, apart"
     [loss] = bench.ledger.list_losses("orders", TOPIC)
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
+
+
+def test_who_may_not_read_the_log_is_not_left_waiting_for_it() -> None:
+    """A leader changed, and the right to read was revoked: that was tried again for ever."""
+    kafka: Any = SimpleNamespace(read=_refuse)
+    state = TopicState(TOPIC, "A" * 22, {0: PartitionState(0, 20, 20, 1, 5)})
+    with pytest.raises(ConfigurationError, match="may not be used"):
+        find_divergence(kafka, state, {0: PlannedFacts(20, 4, Fingerprint(19, "x"))})
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise ConfigurationError("topic orders may not be used by this user", remedy="allow it")
 
 
 OFFLINE = "orders.offline"
