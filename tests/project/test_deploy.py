@@ -24,6 +24,7 @@ from dev.paths import REPOSITORY
 from dev.processes import free_port
 from highwater import settings
 from highwater.resources import jars
+from highwater.resources.local_spark import LOCAL
 from highwater.resources.object_store import LOG_STORE_JAR, build_s3a_conf
 from highwater.resources.spark import STATIC_CONF
 
@@ -342,6 +343,8 @@ def test_the_spark_of_the_image_has_what_cannot_be_set_later() -> None:
     assert {name: given.get(name) for name in fixed} == fixed
     assert given["spark.driver.extraClassPath"].startswith("/opt/highwater/jars/spark/*")
     assert given["spark.executor.extraClassPath"] == given["spark.driver.extraClassPath"]
+    few = {name: int(given[name]) for name in LOCAL if name != "spark.ui.showConsoleProgress"}
+    assert max(few.values()) <= 8, "a commit would wait for hundreds of tasks"
 
 
 # Each with any name behind it.
