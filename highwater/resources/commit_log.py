@@ -48,11 +48,13 @@ class TableSlices:
         records: the newest commit record by slice key.
         version: of the table; -1 where there is no table.
         number: of the last numbered commit in that version; 0 where there is no table.
+        unrecorded: whether Delta's log has records that `_commits` lacks, of any slice.
     """
 
     records: Mapping[str, CommitRecord] = field(default_factory=dict)
     version: int = -1
     number: int = 0
+    unrecorded: bool = False
 
     def find_attempt(self, key: str) -> int:
         """The attempt of a slice in the table; 0 for none."""
@@ -134,6 +136,7 @@ def _read_committed_where(
         select_newest_records(opened.version(), found, {**restores, **tail.restores}),
         opened.version(),
         read_number(opened),
+        unrecorded=bool(tail.records or tail.restores),
     )
 
 

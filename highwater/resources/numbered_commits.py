@@ -155,6 +155,8 @@ def commit_slices(
         SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away. The intent stays for the next run.
     """
+    if seen.unrecorded:  # the write that follows may clean old entries of the log
+        _complete(target, target.open_table(), [], {})
     batch, number = uuid.uuid4().hex, seen.number + 1
     records = [replace(one, batch=batch, run=run) for one in records]
     metadata = to_user_metadata(records, number, batch=batch, run=run, replaces=replaces)

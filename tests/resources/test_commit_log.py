@@ -434,11 +434,8 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
     """Also when Delta's log no longer has the entry: the number of the commit is in the checkpoint."""
     bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
 
-    def die(*_: Any) -> Any:
-        raise Killed
-
     with monkeypatch.context() as patched:
-        patched.setattr(commit_log_writer, "complete", die)
+        patched.setattr(commit_log_writer, "complete", _die)
         with pytest.raises(Killed):
             current.materialise(bench.work(first))
     if aged:
@@ -460,6 +457,38 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
         (slice_.key, [{"partition": p, "start": r.start, "end": r.end} for p, r in slice_.ranges.items()])
         for slice_ in (first, second)
     ]
+
+
+@pytest.mark.slow
+def test_a_commit_without_record_and_intent_is_recorded_before_the_next_one(
+    planned: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next commit may clean Delta's log of the entry, and a lost ledger knows no intent."""
+    bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_log_writer, "complete", _die)
+        with pytest.raises(Killed):
+            current.materialise(bench.work(first))
+    bench.ledger = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
+    bench.ledger.add([first, second])
+    bench.ledger.allocate_attempts([first.key, second.key])
+    before, complete = table_of(bench).version(), commit_log_writer.complete
+
+    def clean_first(*given: Any) -> None:
+        if table_of(bench).version() > before:
+            clean_log(bench)
+        complete(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_log_writer, "complete", clean_first)
+        current.materialise(bench.work(second))
+    assert {*bench.lake.load_commits(bench.stream.name, "current").records} == {first.key, second.key}
+    [report] = current.materialise(bench.work(first))
+    assert report.note == "already followed the events"
+
+
+def _die(*_: Any) -> Any:
+    raise Killed
 
 
 def clean_log(bench: Bench) -> None:
