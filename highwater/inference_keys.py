@@ -22,6 +22,8 @@ _NO_KEY = frozenset({"float", "double", "binary", "json", "array", "map", "struc
 # A second delivery of one record in a hundred does not make an ID another field.
 _UNIQUE_SHARE = 0.99
 _BEST_IDS = ("id", "uuid", "guid", "event_id", "message_id", "eventid", "messageid")
+# A heartbeat, a test message or a truncate amid the records: so few are rejects, and say nothing of the others.
+_ODD_SHARE = 0.02
 # Of integers that count or of times the first bytes are alike, of random bytes they are not.
 _MAX_FIRST_BYTES = 2
 _FRAMED: Mapping[Kind, KeyFormat] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
@@ -106,7 +108,7 @@ class KeyChoice:
 
 
 def recognise_keys(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecordKeys:
-    """Find the format of the records' keys: the one that all of them have."""
+    """Find the format of the records' keys: the one that all of them have, or nearly all in JSON or text."""
     keyed = [(record, record.key) for record in records if record.key is not None]
     keys = [key for _, key in keyed]
     if not keys:
@@ -115,11 +117,10 @@ def recognise_keys(records: Sequence[KafkaRecord], schemas: Schemas | None) -> R
     if framed is not None:
         return framed
     documents = [parse_json_document(key) for key in keys]
-    if all(isinstance(one, Mapping) for one in documents):
-        return RecordKeys(Json(), "JSON objects")
-    if all(isinstance(one, str) for one in documents):
-        return RecordKeys(Json(), "texts in JSON, in quotation marks")
-    if all(decode_text(key) is not None for key in keys):
+    for kind, description in ((dict, "JSON objects"), (str, "texts in JSON, in quotation marks")):
+        if is_nearly_all(sum(isinstance(one, kind) for one in documents), len(keys)):
+            return RecordKeys(Json(), description)
+    if is_nearly_all(sum(decode_text(key) is not None for key in keys), len(keys)):
         return RecordKeys(Text(), "text")
     [size, *others] = {len(key) for key in keys}
     if not others and len({key[:1] for key in keys}) <= _MAX_FIRST_BYTES:
@@ -200,6 +201,16 @@ def is_filled(at: int, evidence: Sequence[SampledRecord]) -> bool:
     return bool(evidence) and all(one.values[at] is not None for one in evidence)
 
 
+def is_nearly_all(count: int, total: int) -> bool:
+    """Whether so many of a sample have something that the others are odd ones."""
+    return total > 0 and total - count <= _ODD_SHARE * total
+
+
+def is_nearly_filled(at: int, evidence: Sequence[SampledRecord]) -> bool:
+    """Whether a column has a value in nearly each record of the sample."""
+    return is_nearly_all(sum(one.values[at] is not None for one in evidence), len(evidence))
+
+
 def choose_key(
     drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], declared: KeyFormat, *, compacted: bool
 ) -> KeyChoice:
@@ -211,6 +222,35 @@ def choose_key(
         declared: the format of the records' keys.
         compacted: whether the topic keeps the newest record of each key, or has tombstones.
     """
+    found = _choose_key_of_all(drafts, evidence, declared, compacted=compacted)
+    usual = _select_usual(drafts, evidence)
+    if found.drafts or len(usual) == len(evidence):
+        return found
+    found, odd = _choose_key_of_all(drafts, usual, declared, compacted=compacted), len(evidence) - len(usual)
+    return replace(found, reason=f"{found.reason}; {odd:,} others lack a key or a value that nearly all records have")
+
+
+def _select_usual(drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord]) -> list[SampledRecord]:
+    """The records without the few that lack a key, or a possible part of one, that nearly all have."""
+    nearly = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_nearly_filled(at, evidence)]
+    usual = [one for one in evidence if all(one.values[at] is not None for at in nearly)]
+    for has in (_has_key, _has_readable_key):
+        if is_nearly_all(sum(map(has, evidence)), len(evidence)):
+            usual = [one for one in usual if has(one)]
+    return usual if is_nearly_all(len(usual), len(evidence)) else [*evidence]
+
+
+def _has_key(one: SampledRecord) -> bool:
+    return one.key is not None
+
+
+def _has_readable_key(one: SampledRecord) -> bool:
+    return one.key is not None and (one.key.value is not None or one.key.members is not None)
+
+
+def _choose_key_of_all(
+    drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], declared: KeyFormat, *, compacted: bool
+) -> KeyChoice:
     able = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_filled(at, evidence)]
     keyed = bool(evidence) and all(one.key is not None for one in evidence)
     found = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from highwater.declaration import Field
 from highwater.inference_fields import split_words
-from highwater.inference_keys import KeyChoice, SampledRecord, is_filled
+from highwater.inference_keys import KeyChoice, SampledRecord, is_filled, is_nearly_filled
 from highwater.inference_names import ColumnDraft
 from highwater.sources import Meta
 
@@ -69,7 +69,8 @@ def choose_version(
 def _select_version_candidates(
     drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], preferred: Sequence[str]
 ) -> list[int]:
-    able = [at for at in range(len(drafts)) if is_filled(at, evidence)]
+    nearly = [at for at in range(len(drafts)) if is_nearly_filled(at, evidence)]
+    able = sorted(nearly, key=lambda at: not is_filled(at, evidence))
     if preferred:
         return [at for name in preferred for at in able if drafts[at].wanted == name]
     counts = [at for at in able if drafts[at].field.type in {"integer", "long"} and _is_version(drafts[at].path)]
@@ -95,6 +96,8 @@ def _describe_rise(at: int, positions: Sequence[int], evidence: Sequence[Sampled
     last: dict[tuple[Any, ...], SampledRecord] = {}
     pairs = 0
     for one in sorted(evidence, key=lambda e: (e.record.partition, e.record.offset)):
+        if one.values[at] is None:
+            continue  # one of the few without a value, which are rejects
         key = (one.record.partition, *(one.values[p] for p in positions))
         before = last.get(key)
         last[key] = one

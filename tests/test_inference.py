@@ -133,6 +133,15 @@ def test_debezium_changes_have_the_rows_columns_and_deletes() -> None:
     assert kinds(found, records) == expected
 
 
+def test_a_truncate_amid_changes_takes_nothing_from_them() -> None:
+    pairs = changes()
+    truncate = {"before": None, "after": None, "source": change(1, "c", 300)["source"], "op": "t", "ts_ms": BEGIN_MS}
+    whole, found = (infer("shop.public.orders", records_of(some)) for some in (pairs, [*pairs, (None, truncate)]))
+    assert (found.stream.key, found.stream.version, found.stream.deletes) == (("id",), "lsn", whole.stream.deletes)
+    assert "1 others lack a key" in found.reasons["key"]
+    assert kinds(found, records_of([(None, truncate)])) == ["reject"]
+
+
 def test_a_change_without_a_log_position_is_ordered_by_the_databases_time() -> None:
     pairs = [({"id": n}, change(n, "c", n, lsn=None)) for n in range(20)]
     found = infer("t", records_of(pairs))
@@ -276,6 +285,26 @@ def test_telemetry_has_times_in_milliseconds_and_nan_as_null() -> None:
     assert field(found, "ts").unit == "ms"
     assert (found.stream.key, found.stream.version, found.stream.event_time) == (("device",), "seq", "ts")
     assert kinds(found, records) == ["event"] * 200
+
+
+ODD: dict[str, tuple[bytes | None, Any]] = {
+    "without a key": (None, {**telemetry()[50][1], "device": "s-9"}),
+    "a heartbeat": (None, {"type": "heartbeat", "ts": BEGIN_MS}),
+    "a key of another form": (b"check", {"type": "check", "ts": BEGIN_MS}),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_one_odd_record_takes_neither_key_nor_version_from_the_others(name: str) -> None:
+    pairs = telemetry()
+    found = infer("sensors", records_of([*pairs[:50], ODD[name], *pairs[50:]]))
+    assert (found.stream.key, found.stream.version) == (("device",), "seq")
+    assert kinds(found, records_of(pairs)) == ["event"] * 200
+
+
+def test_many_odd_records_are_no_odd_ones() -> None:
+    found = infer("sensors", records_of([*telemetry(), *[ODD["a heartbeat"]] * 10]))
+    assert found.stream.key == ()
 
 
 def test_a_number_that_falls_is_no_version() -> None:
