@@ -199,9 +199,15 @@ def _append_only_problems(stream: Stream) -> list[str]:
 # What gives another value each time that it is computed, or needs more than one record.
 _UNFIT = re.compile(
     r"\b(rand|randn|random|uuid|now|current_timestamp|current_date|localtimestamp|unix_timestamp|shuffle|"
-    r"monotonically_increasing_id|spark_partition_id|input_file_name|select|over|from)\b(?!\s*=)",
+    r"monotonically_increasing_id|spark_partition_id|input_file_name|select|over)\b(?!\s*=)|\(\s*from\b|\|>",
     re.IGNORECASE,
 )
+_UNFINISHED = re.compile(r"(?:[-+*/%=<>!&|,.]|\b(?:and|or|not|in|like|between|is))\s*$", re.IGNORECASE)
+# Comparisons and arithmetic alone are understood without Spark: their names are fields.
+_TERM = r"(?:[A-Za-z_]\w*|\d+(?:\.\d+)?|'')"
+_OPERATOR = r"(?:\s*(?:<=>|<>|!=|<=|>=|==|[-+*/%=<>])\s*|\s+(?:and|or)\s+)"
+_PLAIN = re.compile(rf"\s*{_TERM}(?:{_OPERATOR}{_TERM})*\s*", re.IGNORECASE)
+_PLAIN_WORDS = frozenset({"and", "or", "null", "true", "false"})
 
 
 def _find_expression_problems(stream: Stream) -> list[str]:
@@ -213,6 +219,7 @@ def _find_expression_problems(stream: Stream) -> list[str]:
             found.append(
                 f"{name}: {unfit[0]!r} cannot be used: an expression is computed more than once, of one record alone"
             )
+    found += [f"{name}: {problem}" for name, text in texts.items() if (problem := _find_fault(stream, text))]
     names = {f.name for f in stream.fields}
     found += [
         f"field {f.name!r}: there is a field 'field_{f.name}' too: give one of them another name"
@@ -269,6 +276,22 @@ def _find_reference_problems(stream: Stream) -> list[str]:
 
 def _remove_literals(expression: str) -> str:
     return re.sub(r"'(?:[^'\\]|\\.)*'", "''", expression)
+
+
+def _find_fault(stream: Stream, expression: str) -> str | None:
+    """The fault of an expression that is sure without Spark, which looks at it when it is first used."""
+    text = re.sub(r"`[^`]*`", "x", _remove_literals(expression))
+    if text.count("(") != text.count(")"):
+        return "its parentheses do not match"
+    if "'" in text.replace("''", "") or "`" in text:
+        return "a quotation mark is not closed"
+    if unfinished := _UNFINISHED.search(text):
+        return f"it ends with {unfinished[0].strip()!r}"
+    if "`" in expression or not _PLAIN.fullmatch(text):
+        return None
+    words = {one.lower() for one in re.findall(r"[A-Za-z_]\w*", text)} - _PLAIN_WORDS
+    unknown = sorted(words - {f.name.lower() for f in stream.fields})
+    return f"there is no field {unknown[0]!r}" if unknown else None
 
 
 def _delete_problems(stream: Stream) -> list[str]:

@@ -26,7 +26,7 @@ PLAUSIBLE_SHARE = 0.95
 
 _SECONDS = r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,6}0*)?"
 _LOCAL_TIME = re.compile(_SECONDS)
-_ZONED_TIME = re.compile(_SECONDS + r"([Zz]|[+-]\d{2}:?\d{2})")
+_ZONED_TIME = re.compile(_SECONDS + r"([Zz]|[+-]\d{2}(?::?\d{2})?)")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")

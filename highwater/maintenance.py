@@ -134,8 +134,12 @@ def to_compact(parts: Iterable[TablePartition]) -> list[str]:
 
 # What readers of Parquet expect of a file.
 TARGET_BYTES = 128 * 1024 * 1024
-# A writer waits for the rewrite of at most this many files.
+# A writer waits for the rewrite of so many files, or so many bytes, or for what completes the last slice.
 FILES_PER_GROUP = 5_000
+MAX_GROUP_FILES = 2 * FILES_PER_GROUP
+MAX_GROUP_BYTES = 8 * TARGET_BYTES
+# How often one maintenance joins what it joined: five thousand files of a kilobyte are five megabytes.
+MERGE_PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -166,23 +170,30 @@ class FileGroup:
         """Their size."""
         return sum(file.size for file in self.files)
 
+    @property
+    def targets(self) -> int:
+        """How many files they become."""
+        return max(1, round(self.bytes / TARGET_BYTES))
+
 
 def to_merge(files: Iterable[File]) -> list[FileGroup]:
     """The small files that are joined, slices beside each other together.
 
-    The last group of few files waits until there are more.
+    A group ends between two slices where it can: a slice with files in two groups could not be moved. The last group of
+    few files waits until there are more.
     """
     small = sorted((file for file in files if file.size < TARGET_BYTES // 2), key=lambda file: (file.first, file.path))
     found: list[FileGroup] = []
     mine: list[File] = []
-    size = 0
+    size, last = 0, ""
     for file in small:
-        mine.append(file)
-        size += file.size
-        if size >= TARGET_BYTES or len(mine) == FILES_PER_GROUP:
+        enough = size >= TARGET_BYTES or len(mine) >= FILES_PER_GROUP
+        if enough and (file.first > last or size >= MAX_GROUP_BYTES or len(mine) >= MAX_GROUP_FILES):
             found.append(FileGroup(tuple(mine)))
-            mine, size = [], 0
-    return [*found, FileGroup(tuple(mine))] if len(mine) >= FEWEST_FILES else found
+            mine, size, last = [], 0, ""
+        mine.append(file)
+        size, last = size + file.size, max(last, file.last)
+    return [*found, FileGroup(tuple(mine))] if size >= TARGET_BYTES or len(mine) >= FEWEST_FILES else found
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from highwater.classifying import classify
+from highwater.classifying import Classification, classify
 from highwater.declaration import Stream
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
@@ -84,17 +84,21 @@ COUNT_NAMES = ("classified as", "records", "share", "first example", "at")
 
 
 def count_sample(stream: Stream, records: Sequence[KafkaRecord], schemas: Schemas | None) -> SampleCounts:
-    """Classify each record of a sample.
+    """Classify each record of a sample, without Spark.
 
     Raises:
         DependencyAwayError: the schema registry gave no usable answer.
     """
+    return count_outcomes(records, [classify(stream, record, schemas) for record in records])
+
+
+def count_outcomes(records: Sequence[KafkaRecord], outcomes: Sequence[Classification]) -> SampleCounts:
+    """Count what becomes of the records of a sample; `outcomes` has one for each record, in their order."""
     kinds: Counter[str] = Counter()
     keys: set[str | None] = set()
     first: dict[tuple[str, str], RejectGroup] = {}
     alike: Counter[tuple[str, str]] = Counter()
-    for record in records:
-        outcome = classify(stream, record, schemas)
+    for record, outcome in zip(records, outcomes, strict=True):
         kinds[outcome.kind] += 1
         if outcome.kind in {"event", "delete"}:
             keys.add(outcome.key)

@@ -32,7 +32,7 @@ _CLOCK = re.compile(r"((?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9])(?:\.([0-9]{1,
 # What exists of ISO 8601 in RFC 3339, with at most six digits after the second that are not zeros.
 _ISO = re.compile(
     r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ](?P<clock>[0-9]{2}:[0-9]{2}:[0-9]{2})"
-    r"(?:\.(?P<fraction>[0-9]{1,6})0*)?(?P<zone>[Zz]|(?P<sign>[+-])(?P<hours>[0-9]{2}):?(?P<minutes>[0-9]{2}))?"
+    r"(?:\.(?P<fraction>[0-9]{1,6})0*)?(?P<zone>[Zz]|(?P<sign>[+-])(?P<hours>[0-9]{2})(?::?(?P<minutes>[0-9]{2}))?)?"
 )
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _FARTHEST_ZONE = timedelta(hours=18)
@@ -232,7 +232,8 @@ def _to_exact_number(field: Field, found: Any) -> Decimal:
     if isinstance(found, OutOfRangeValue):
         raise MisfitError(f"it does not fit {field.type}")
     if isinstance(found, str) and _JSON_NUMBER.fullmatch(found):
-        raise OtherTypeError("it is a number in text, which text=True declares")
+        declares = ", which text=True declares" if field.is_number else ""
+        raise OtherTypeError(f"it is a number in text{declares}")
     if not isinstance(found, Decimal):
         raise OtherTypeError("it is no number")
     return found
@@ -344,8 +345,9 @@ def _parse_zone_offset(written: re.Match[str]) -> timedelta:
     """The offset of a zone from UTC."""
     if written["sign"] is None:
         return timedelta()
-    offset = timedelta(hours=int(written["hours"]), minutes=int(written["minutes"]))
-    if int(written["minutes"]) > 59 or offset > _FARTHEST_ZONE:
+    minutes = int(written["minutes"] or 0)
+    offset = timedelta(hours=int(written["hours"]), minutes=minutes)
+    if minutes > 59 or offset > _FARTHEST_ZONE:
         raise UnreadableError(f"there is no zone {written['zone']}")
     return offset if written["sign"] == "+" else -offset
 

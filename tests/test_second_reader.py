@@ -262,6 +262,7 @@ WRITTEN_JSON: dict[str, tuple[str, dict[str, Any], str, Any]] = {
     "a time with a seventh digit": ("timestamp", {}, '"2026-01-01T00:00:00.1234567Z"', Refused("it is no time")),
     "a time with zeros behind": ("timestamp", {}, '"2026-01-01T00:00:00.1234560000Z"', MICRO + 123456),
     "a zone without a colon": ("timestamp", {}, '"2026-01-01 00:00:00+0100"', MICRO - 3_600_000_000),
+    "a zone of hours alone": ("timestamp", {}, '"2026-01-01 00:00:00.5-05"', MICRO + 18_000_500_000),
     "a zone that is too far": ("timestamp", {}, '"2026-01-01T00:00:00+18:01"', Refused("there is no zone +18:01")),
     "a year beyond 9999": ("timestamp", {}, '"9999-12-31T23:59:59-01:00"', Refused("outside of the years 1 to 9999")),
     "an hour that the clock skips": ("timestamp", {"zone": BERLIN}, '"2026-03-29T02:30:00"', 1_774_747_800_000_000),

@@ -71,7 +71,9 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
         mine = read_table_version(work.spark, target.path, seen.version).where(slice_is_one_of(keys))
         # A column that was declared since is not in the table before the next run.
         by = [name for name in cluster_columns(work.stream, table) if name in mine.columns]
-        ordered = mine.repartition(1).sortWithinPartitions(*by or ["slice"])
+        by = by or ["slice"]
+        parts = mine.repartition(1) if group.targets == 1 else mine.repartitionByRange(group.targets, *by)
+        ordered = parts.sortWithinPartitions(*by)
 
         def write(options: Mapping[str, str]) -> None:
             writer = ordered.write.format("delta").mode("overwrite").options(**options)

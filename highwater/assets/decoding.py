@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.avro_values import has_valid_utf8, with_nullable_doubles, without_members
 from highwater.assets.documents import (
     describe_invalid_utf8,
+    describe_refusal,
     extract_valid_part,
     mark_inexact_numbers,
     may_have_lone_surrogate,
@@ -155,10 +156,10 @@ def _find_document_problem(stream: Stream) -> Column:
 
     text = F.col("payload").cast("string")
     # Without a problem it is longer than Jackson's limit for strings, or a variant's; or within it is what both refuse.
-    refused = "a declared field is longer than 16 MiB"
+    refused = F.lit("a declared field is longer than 16 MiB")
     if stream.reads_all_members or select_whole_fields(stream):
-        refused += ", nested too deep, or has a name twice"
-    problem = F.coalesce("scan.problem", F.lit(refused))
+        refused = describe_refusal(text, "a declared field")
+    problem = F.coalesce("scan.problem", refused)
     unread = F.when(F.is_valid_utf8(text), problem).otherwise(describe_invalid_utf8(F.col("payload")))
     return F.when(F.col("json").isNull(), unread).when(~text.rlike(_OBJECT), F.lit("the value is no JSON object"))
 

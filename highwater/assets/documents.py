@@ -34,6 +34,9 @@ _UTF8 = (
 )
 # Jackson's limit for a number. No declared type has as many digits.
 _MAX_DIGITS = 1000
+# Its limit for levels, and that of a variant for its bytes.
+_MAX_DEPTH = 1000
+_MAX_BYTES = 16 * 1024 * 1024
 # Open brackets are split at this length: a million of them, copied whole at each token, would take minutes.
 _TOKENS_PER_STEP = 100
 
@@ -104,6 +107,24 @@ def describe_invalid_utf8(value: Column) -> Column:
 
     sound = F.regexp_extract(F.decode(value, "ISO-8859-1"), _UTF8, 0)
     return F.concat(F.lit("the value is not UTF-8 at byte "), F.length(sound))
+
+
+def describe_refusal(text: Column, what: str) -> Column:
+    """Why the parser of variants refuses a document that is JSON by its grammar.
+
+    Args:
+        text: the document.
+        what: the part that is read, as a subject.
+    """
+    from pyspark.sql import functions as F
+
+    opened = F.length(text) - F.length(F.translate(text, "{[", ""))
+    twice = "has a name twice in an object"
+    return (
+        F.when(F.octet_length(text) > _MAX_BYTES, F.lit(f"{what} is longer than 16 MiB"))
+        .when(opened > _MAX_DEPTH, F.lit(f"{what} is nested deeper than {_MAX_DEPTH:,} levels, or {twice}"))
+        .otherwise(F.lit(f"{what} {twice}"))
+    )
 
 
 def extract_valid_part(text: Column) -> Column:

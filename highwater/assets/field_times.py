@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # what it cannot hold: two versions would be one. To Java's `$` a line break may follow the end.
 _SECONDS = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}"
 _LOCAL = _SECONDS + r"(\.\d{1,6}0*+)?"
-_ISO = _LOCAL + r"([Zz]|[+-]\d{2}:?\d{2})\z"
+_ISO = _LOCAL + r"([Zz]|[+-]\d{2}(?::?\d{2})?)\z"
 FINER_THAN_MICROS = _SECONDS + r"\.\d{6}\d*[1-9]"
 _DATE = r"^\d{4}-\d{2}-\d{2}\z"
 _TIME = r"^((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:\.(\d{1,6})0*+)?\z"

@@ -12,7 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.assets.decoding import evaluate_once, with_avro, with_payload
-from highwater.assets.documents import describe_invalid_utf8, extract_valid_part, may_have_lone_surrogate, scan_document
+from highwater.assets.documents import (
+    describe_invalid_utf8,
+    describe_refusal,
+    extract_valid_part,
+    may_have_lone_surrogate,
+    scan_document,
+)
 from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw, Text
 from highwater.schemas import KEY_HEADER, VALUE_HEADER, Schema, build_self_contained_avro
 from highwater.sources import Key, split_path
@@ -136,7 +142,7 @@ def _parse_document(stream: Stream, rows: DataFrame) -> DataFrame:
     scan = F.when(F.col("text").isNotNull(), scan_document("text", "sound", list(dict.fromkeys(names)) or [_MEMBER]))
     scans = parts.withColumn("scan", evaluate_once(scan))
     rest = F.when(may_have_lone_surrogate(text), "the value has half of a surrogate pair").otherwise(
-        "the value has a name twice, or is nested too deep"
+        describe_refusal(text, "the value")
     )
     broken = F.when(F.is_valid_utf8(text), F.coalesce("scan.problem", rest)).otherwise(
         describe_invalid_utf8(F.col("payload"))

@@ -156,7 +156,7 @@ def ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others:
     """
     recorded = _read_log_records(log, opened, "true", short=True)[0] if last >= 0 else []
     known = {record.slice_key for record in [*recorded, *others]}
-    missing = sorted(list_slices_in_rows(opened) - known) if _is_by_slice(opened) else []
+    missing = sorted(list_slices_in_rows(opened) - known) if has_slice_column(opened) else []
     if missing or (not known and opened.file_uris()):
         raise DependencyAwayError(
             f"commit records of {opened.table_uri} are gone",
@@ -166,7 +166,7 @@ def ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others:
         )
 
 
-def _is_by_slice(opened: DeltaTable) -> bool:
+def has_slice_column(opened: DeltaTable) -> bool:
     """Whether a table has slices in its column `slice`: that of `metrics` has days, and `current` has none."""
     return read_name(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
 

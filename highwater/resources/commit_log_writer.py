@@ -18,12 +18,13 @@ from highwater.resources.commit_log import (
     build_log_path,
     ensure_no_gap,
     get_table_id,
+    has_slice_column,
     open_log,
     read_last_recorded,
     read_name,
     read_tail,
 )
-from highwater.resources.delta import add_actions
+from highwater.resources.delta import add_actions, count_slice_rows
 from highwater.resources.delta_rs_writes import append_at, compact, create, replace_partitions
 from highwater.slice_commits import SliceCommit
 
@@ -103,6 +104,8 @@ def _build_missing_rows(
     there = {record.batch for record in records}
     records += [record for record in written if record.batch not in there and record.version > last]
     going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
+    if not going_back:  # else the table may hold other rows than these commits wrote
+        records = _count_rows(opened, records)
     base = {"table": read_name(opened), "table_id": get_table_id(opened)}
     rows = [
         *(
@@ -115,6 +118,19 @@ def _build_missing_rows(
         # So the entry behind it, such as one of OPTIMIZE, is not looked at again, and may be cleaned.
         rows.append({**base, "version": opened.version()})
     return rows
+
+
+def _count_rows(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[CommitRecord]:
+    """The records; where a run died before it counted the rows of a slice, with those that are in the table."""
+    newest = {record.slice_key: record for record in sorted(records, key=lambda record: record.version)}
+    unknown = [key for key, one in newest.items() if one.rows is None and one.slice_commit is not None]
+    if not unknown or not has_slice_column(opened):
+        return [*records]
+    counted = count_slice_rows(opened, unknown)
+    return [
+        replace(one, rows=counted[one.slice_key]) if one.slice_key in counted and one is newest[one.slice_key] else one
+        for one in records
+    ]
 
 
 def replace_slices(

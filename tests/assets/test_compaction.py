@@ -87,6 +87,16 @@ def test_rows_lie_in_the_order_of_the_declared_columns(bench: Bench) -> None:
     assert [row["key"] for row in bench.rows("events")] == ["o1", "o2", "o0"]
 
 
+def test_what_exceeds_a_file_becomes_several_one_after_another(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = taken_alone(bench, 4)
+    group, rows = FileGroup(tuple(small_files(bench, "raw"))), by_slice(bench, "raw")
+    monkeypatch.setattr("highwater.maintenance.TARGET_BYTES", group.bytes // 2)
+    assert compact(bench.work(), "raw", group)
+    first, second = sorted(small_files(bench, "raw"), key=lambda file: file.first)
+    assert (first.first, second.last, first.last <= second.first) == (slices[0].key, slices[-1].key, True)
+    assert by_slice(bench, "raw") == rows
+
+
 def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(bench: Bench) -> None:
     slices = taken_alone(bench, 3)
     first, second, third = sorted(small_files(bench, "raw"), key=lambda file: file.first)
@@ -123,7 +133,7 @@ def offsets(slice_: Slice) -> range:
     return range(slice_.ranges[0].start, slice_.ranges[0].end)
 
 
-def test_a_merge_settles_what_a_dead_run_left_open(bench: Bench) -> None:
+def test_a_merge_closes_what_a_dead_run_left_open(bench: Bench) -> None:
     """The number of its write is taken by nobody else: who finds the number in the table takes it for committed."""
     slices = taken_alone(bench, 3)
     held = bench.lake.load_commits("orders", "raw", [])

@@ -97,7 +97,13 @@ def test_an_expression_that_spark_refuses_is_named(bench: Bench) -> None:
     [
         ({"rules": {"now": "event_time < now()"}}, "rule 'now': 'now' cannot be used"),
         ({"rules": {"other": "amount > (SELECT 1)"}}, "'SELECT' cannot be used"),
+        ({"rules": {"other": "amount > (FROM t)"}}, "'(FROM' cannot be used"),
         ({"rules": {"empty": " "}}, "the expression is empty"),
+        ({"rules": {"half": "amount > "}}, "rule 'half': it ends with '>'"),
+        ({"rules": {"half": "amount > 0 AND"}}, "rule 'half': it ends with 'AND'"),
+        ({"rules": {"half": "amount > 0)"}}, "rule 'half': its parentheses do not match"),
+        ({"rules": {"half": "status = 'x"}}, "rule 'half': a quotation mark is not closed"),
+        ({"rules": {"other": "amount > 0 and nope = 'x'"}}, "rule 'other': there is no field 'nope'"),
         ({"rules": {"a rule": "true"}}, "rule 'a rule': a name is letters"),
         (
             {"fields": (*ORDERS.fields, Field("x", "long", expression="1", optional=True))},
@@ -109,6 +115,24 @@ def test_what_an_expression_may_not_say(changes: dict[str, Any], reported: str) 
     with pytest.raises(DeclarationError) as caught:
         replace(ORDERS, **changes)
     assert reported in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "amount IS DISTINCT FROM version",
+        "extract(year FROM event_time) > 2000",
+        "trim(BOTH ' ' FROM status) <> ''",
+        "Amount > 0 OR version = 1e3",
+        "status = 'it''s ('",
+        "event_time > date '2020-01-01'",
+        "status RLIKE '^a'",
+        "exists(array(version), x -> x > 0)",
+        "case when amount > 0 then true else false end",
+    ],
+)
+def test_what_is_sound_or_unknown_is_left_to_spark(text: str) -> None:
+    assert replace(ORDERS, rules={"other": text}).rules
 
 
 def test_words_in_quotes_are_no_functions() -> None:

@@ -6,15 +6,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.resources.lake import Lake
 from highwater.stream_files import find_streams_folder, load_streams
-from tests.helpers.support import Message, send
+from tests.helpers.support import Message, customers, send
+
+if TYPE_CHECKING:
+    from dev.spark_connect import SparkConnect
 
 TopicFactory = Callable[..., str]
 RECORDS = 60
@@ -32,10 +36,11 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Result]:
     """Runs the command with a deployment of the test's own."""
 
-    def command(*arguments: str, bootstrap: str = "") -> Result:
+    def command(*arguments: str, bootstrap: str = "", **more: str) -> Result:
         environment = {
             "HIGHWATER_HOME": str(tmp_path),
             "HIGHWATER_KAFKA_BOOTSTRAP": bootstrap or request.getfixturevalue("bootstrap"),
+            **more,
         }
         return CliRunner().invoke(main, ["--declarations", str(folder), *arguments], env=environment)
 
@@ -118,6 +123,55 @@ def test_records_of_a_file_are_tried_without_a_broker(run: Callable[..., Result]
     assert counts["rejects"][0]["offset"] == 1
     shown = run("try", "orders", "--file", str(file), bootstrap="127.0.0.1:1")
     assert "reject: malformed" in shown.output
+
+
+COMPUTED = """
+from highwater.declaration import Answers, Deletes, Field, Lookup, Stream
+
+STREAM = Stream(
+    name="computed",
+    topic="computed",
+    fields=(
+        Field("id", "string"),
+        Field("n", "integer"),
+        Field("whole", "string", expression="concat(id, '/', n)"),
+        Field("gone", "boolean", expression="n = 0"),
+    ),
+    key=("whole",),
+    version="n",
+    record_key="ignore",
+    deletes=Deletes("gone", (True,)),
+    rules={"few": "n < 10"},
+    lookup=Lookup("id", "reference/customers", "customer_id"),
+    answers=Answers("By key.", "Once.", "A person reads them."),
+)
+"""
+
+
+@pytest.mark.slow
+def test_rules_expressions_and_lookups_are_tried_in_spark(
+    run: Callable[..., Result], folder: Path, spark_server: SparkConnect, tmp_path: Path
+) -> None:
+    (folder / "computed.py").write_text(COMPUTED)
+    customers(Lake(str(tmp_path / "lake")))
+    values = [{"id": "c1", "n": n} for n in (1, 2, 0, 11)] + [{"id": "nobody", "n": 1}, {"id": "c1"}, None]
+    file = tmp_path / "records.jsonl"
+    lines = [{"key_hex": None, "value_hex": None if one is None else json.dumps(one).encode().hex()} for one in values]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    given = {"SPARK_REMOTE": spark_server.remote, "HIGHWATER_LAKE": str(tmp_path / "lake")}
+    result = run("try", "computed", "--file", str(file), "--json", bootstrap="127.0.0.1:1", **given)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    counts = [found[name] for name in ("events", "deletes", "tombstones", "keys", "left_out")]
+    assert counts == [2, 1, 1, 3, []]
+    assert {(one["reason"], one["offset"]) for one in found["rejects"]} == {
+        ("invalid", 3),
+        ("unresolved", 4),
+        ("malformed", 5),
+    }
+    assert "few" in next(one["detail"] for one in found["rejects"] if one["reason"] == "invalid")
+    without = run("try", "computed", "--file", str(file), "--no-spark", bootstrap="127.0.0.1:1")
+    assert "left out: field whole, field gone, rule few, the lookup of id; --spark" in without.output
 
 
 @pytest.mark.parametrize(

@@ -487,6 +487,23 @@ def test_a_commit_without_record_and_intent_is_recorded_before_the_next_one(
     assert report.note == "already followed the events"
 
 
+@pytest.mark.slow
+def test_the_rows_of_a_commit_whose_run_died_are_counted(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum over `_commits` left them out for ever."""
+    bench = planned
+    bench.send(*[order_message(f"o{n}", 1) for n in range(3)])
+    slice_ = bench.plan(2, p0=(2, 5))
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_log_writer, "complete", _die)
+        with pytest.raises(Killed):
+            raw.materialise(bench.work(slice_))
+    raw.materialise(bench.work(slice_))
+    log = bench.lake.open_stream_table(bench.stream.name, commit_log.TABLE)
+    assert log is not None
+    counted = query(log, f"SELECT rows FROM t WHERE \"table\" = 'raw' AND slice = '{slice_.key}' ORDER BY version")
+    assert [row["rows"] for row in counted] == [3, 3], "the attempt that died, and the one after it"
+
+
 def _die(*_: Any) -> Any:
     raise Killed
 

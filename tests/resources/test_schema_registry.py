@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,13 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner, Result
 
 from dev.processes import LOOPBACK, free_port
 from dev.registry import EmbeddedRegistry
 from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.formats import Avro
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.resources.schema_registry import SchemaRegistry, open_registry
 from highwater.schemas import Schema, SchemaReference, parse_framing
 from highwater.settings import Settings
+from highwater.stream_files import load_streams
+from tests.helpers.identities import Authority
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -144,6 +151,27 @@ def test_the_newest_schema_of_a_subject_is_read_each_time(
 
 
 @pytest.mark.slow
+def test_a_declaration_is_inferred_from_a_subject(
+    client: SchemaRegistryClient, server: EmbeddedRegistry, tmp_path: Path
+) -> None:
+    register(client, "bills-value", "AVRO", MONEY)
+    environment = {"HIGHWATER_HOME": str(tmp_path), "HIGHWATER_SCHEMA_REGISTRY_URL": server.url}
+    environment["HIGHWATER_KAFKA_BOOTSTRAP"] = f"{LOOPBACK}:1"
+
+    def infer(subject: str, *more: str) -> Result:
+        arguments = ["--declarations", str(tmp_path), "infer", "bills", "--subject", subject, *more]
+        return CliRunner().invoke(main, arguments, env=environment)
+
+    found = infer("bills-value")
+    assert found.exit_code == 0, found.output
+    stream = load_streams(tmp_path)["bills"]
+    assert ([(one.name, one.type) for one in stream.fields], stream.value) == ([("amount", "long")], Avro())
+    other = infer("nobody-registered-this", "--force")
+    assert other.exit_code == PERMANENT
+    assert "bills-value" in other.stderr, "the subjects that there are"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("schema_id", [0, 999_999, 2**31 - 1, 2**31, 2**32 - 1])
 def test_an_id_that_the_registry_does_not_know_is_none(registry: SchemaRegistry, schema_id: int) -> None:
     assert registry.fetch_schema(schema_id) is None
@@ -188,7 +216,7 @@ Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
 
 
 @contextmanager
-def answering(answer: Answer) -> Iterator[str]:
+def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """A server that gives one answer to everything; gives its address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -203,10 +231,12 @@ def answering(answer: Answer) -> Iterator[str]:
         def log_message(self, *_: object) -> None: ...
 
     server = HTTPServer((LOOPBACK, free_port()), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield f"http://{LOOPBACK}:{server.server_port}"
+        yield f"http{'' if tls is None else 's'}://{LOOPBACK}:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
@@ -237,6 +267,50 @@ def test_a_refused_login_is_reported_without_the_password(status: int) -> None:
 
     assert f"status {status}" in str(caught.value)
     assert PASSWORD not in texts(caught.value) + repr(registry)
+
+
+BEARER = {
+    "bearer.auth.credentials.source": "STATIC_TOKEN",
+    "bearer.auth.token": "a-token",
+    "bearer.auth.logical.cluster": "a-cluster",
+    "bearer.auth.identity.pool.id": "a-pool",
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "login"),
+    [
+        ({"basic.auth.user.info": f"reader:{PASSWORD}"}, b"Basic " + base64.b64encode(f"reader:{PASSWORD}".encode())),
+        (BEARER, b"Bearer a-token"),
+    ],
+)
+def test_a_login_opens_the_registry(config: dict[str, str], login: bytes) -> None:
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        if request.headers["Authorization"] != login.decode():
+            return 401, b'{"error_code": 401, "message": "who are you?"}'
+        return 200, json.dumps({"schema": MONEY}).encode()
+
+    with answering(answer) as url:
+        assert SchemaRegistry(url, {**config, **AT_ONCE}).fetch_schema(1) == Schema(1, "AVRO", MONEY)
+        with pytest.raises(DependencyAwayError):
+            SchemaRegistry(url, AT_ONCE).fetch_schema(1)
+
+
+def test_a_registry_behind_tls_is_known_by_its_authority(tmp_path: Path) -> None:
+    authority, other = Authority("registry"), Authority("another")
+    identity = authority.issue("server")
+    files = {"ca": authority.pem, "other": other.pem, "key": identity.pkcs8, "certificate": identity.certificate}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    with answering(lambda _: (200, json.dumps({"schema": MONEY}).encode()), tls) as url:
+        trusting: dict[str, str | int] = {"ssl.ca.location": str(tmp_path / "ca"), **AT_ONCE}
+        assert SchemaRegistry(url, trusting).fetch_schema(1) == Schema(1, "AVRO", MONEY)
+        strange: list[dict[str, str]] = [{"ssl.ca.location": str(tmp_path / "other")}, {}]
+        for config in strange:
+            with pytest.raises(DependencyAwayError, match=r"(?i)certificate"):
+                SchemaRegistry(url, {**config, **AT_ONCE}).fetch_schema(1)
 
 
 def test_a_password_in_the_address_is_not_reported() -> None:

@@ -14,6 +14,7 @@ from highwater.settings import SCHEMA_REGISTRY_URL
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.sample_counts import SampleCounts
     from highwater.second_reader import KafkaRecord
 
 
@@ -27,34 +28,70 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Take records from this file instead: one JSON object a line with key_hex, value_hex, headers, timestamp_ms.",
 )
+@click.option(
+    "--spark/--no-spark",
+    "by_spark",
+    default=None,
+    help="Classify in Spark, as runs do, or without it; by default in Spark where the stream has rules or expressions.",
+)
 @as_json_option
 @deployment_of
-def try_stream(deployment: Deployment, stream: str, most: int, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def try_stream(
+    deployment: Deployment,
+    stream: str,
+    most: int,
+    file: Path | None,
+    by_spark: bool | None,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
     """Classify a sample of STREAM's topic by its declaration, and write nothing.
 
-    The command commits no offset and joins no consumer group. Lookups and transitions are not part of it. The exit
-    status is 0 whatever the records are, as long as they can be read.
+    The command commits no offset and joins no consumer group. Without Spark it leaves out rules, expressions and the
+    lookup, and says so. The exit status is 0 whatever the records are, as long as they can be read.
     """
     from highwater.sample_counts import COUNT_NAMES, count_sample
 
     declared = deployment.find_stream(stream)
     schemas = deployment.open_schema_finder()
-    if getattr(declared.value, "registry", False) and schemas is None:
+    by_registry = [one for one in (declared.value, declared.key_format) if getattr(one, "registry", False)]
+    if by_registry and schemas is None:
         raise ConfigurationError(
             f"stream {stream} needs a schema registry, and none is configured",
-            stored=f"value={type(declared.value).__name__}",
+            stored=f"format {type(by_registry[0]).__name__}",
             remedy=f"set {SCHEMA_REGISTRY_URL} to the registry's address, then repeat the command",
         )
     records = _read_records(deployment, declared, most, file)
-    counts = count_sample(declared, records, schemas)
+    skipped = _list_needs_of_spark(declared)
+    if by_spark or (by_spark is None and (declared.rules or any(f.expression is not None for f in declared.fields))):
+        counts, skipped = _count_by_spark(deployment, declared, records), []
+    else:
+        counts = count_sample(declared, records, schemas)
     if as_json:
-        print_json({"stream": stream, "topic": declared.topic, **counts.to_plain()})
+        print_json({"stream": stream, "topic": declared.topic, **counts.to_plain(), "left_out": skipped})
         return
     where = declared.topic if file is None else file.name
     keys = f", {counts.keys:,} keys" if declared.key else ""
-    print_lines([f"{stream}: {counts.records:,} records of {where}{keys}", ""])
+    left_out = [f"left out: {', '.join(skipped)}; --spark classifies with them"] if skipped else []
+    print_lines([f"{stream}: {counts.records:,} records of {where}{keys}", *left_out, ""])
     if counts.records:
         print_table(COUNT_NAMES, counts.rows)
+
+
+def _list_needs_of_spark(stream: Stream) -> list[str]:
+    """The parts of a declaration that only Spark computes."""
+    computed = [f"field {f.name}" for f in stream.fields if f.expression is not None]
+    lookup = [] if stream.lookup is None else [f"the lookup of {stream.lookup.field}"]
+    return [*computed, *(f"rule {name}" for name in stream.rules), *lookup]
+
+
+def _count_by_spark(deployment: Deployment, stream: Stream, records: list[KafkaRecord]) -> SampleCounts:
+    from highwater.assets.sampled_records import classify_records
+    from highwater.orchestration.resources import use_session
+    from highwater.sample_counts import count_outcomes
+
+    with use_session(deployment.settings) as spark:
+        work = deployment.open_work(stream, spark, lambda _: None)
+        return count_outcomes(records, classify_records(work, records))
 
 
 def _read_records(deployment: Deployment, stream: Stream, most: int, file: Path | None) -> list[KafkaRecord]:

@@ -25,6 +25,7 @@ from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.maintenance import (
     LONGEST_RUN,
     MAX_BYTES,
+    MERGE_PASSES,
     PARTITIONS_PER_COMMIT,
     RUN_RETRIES,
     Horizon,
@@ -281,14 +282,22 @@ def _join(task: _Task) -> None:
 
 
 def _merge(task: _Task) -> None:
-    """Join small files of slices, a group of neighbours at a time: writers take their turns in between."""
+    """Join small files of slices, a group of neighbours at a time: writers take their turns in between.
+
+    Thousands of tiny files become small ones, which are joined again.
+    """
     rewritten = 0
-    for group in to_merge(list_files(task.table)):
-        if rewritten + group.bytes > MAX_BYTES:
+    for _ in range(MERGE_PASSES):
+        before = task.joined
+        for group in to_merge(list_files(task.table)):
+            if rewritten + group.bytes > MAX_BYTES:
+                return
+            if task.dry_run or compact(task.work, task.name, group):
+                task.joined += len(group.files)
+                rewritten += group.bytes
+        if task.dry_run or task.joined == before:
             return
-        if task.dry_run or compact(task.work, task.name, group):
-            task.joined += len(group.files)
-            rewritten += group.bytes
+        task.table.update_incremental()
 
 
 def _remove(task: _Task) -> int:

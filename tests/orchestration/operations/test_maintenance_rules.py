@@ -27,8 +27,10 @@ from highwater.declaration import Accepted, Maintenance
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
 from highwater.maintenance import (
     FEWEST_FILES,
+    MERGE_PASSES,
     TARGET_BYTES,
     File,
+    FileGroup,
     Horizon,
     LiveKey,
     TablePartition,
@@ -110,6 +112,17 @@ def test_small_files_of_neighbours_are_merged_up_to_the_target() -> None:
     assert [len(group.files) for group in to_merge(files(*[1] * 9))] == [9]
 
 
+def test_a_slice_of_several_files_is_in_one_group() -> None:
+    """Groups ended within a slice, which could not be moved then: no night joined anything."""
+    size = 20 * 1024**2
+    there = [replace(file, path=f"{n} {file.path}") for file in files(*[size] * 11) for n in range(8)]
+    groups = to_merge(there)
+    assert [len(group.files) for group in groups] == [8] * 11
+    assert [(len({file.first for file in group.files}), group.targets) for group in groups] == [(1, 1)] * 11
+    wide = [replace(file, path=f"{n} {file.path}") for file in files(size) for n in range(200)]
+    assert [len(group.files) for group in to_merge(wide)] == [52, 52, 52, 44], "what writers wait for is bounded"
+
+
 def test_files_that_are_large_enough_are_left_alone() -> None:
     assert to_merge(files(*[TARGET_BYTES // 2] * 50)) == []
 
@@ -124,21 +137,27 @@ def test_merged_files_are_few_for_their_bytes(sizes: list[int]) -> None:
     assert after <= 2 * sum(sizes) / TARGET_BYTES + FEWEST_FILES
 
 
-def test_after_maintenance_files_follow_bytes_whatever_the_slices() -> None:
-    """200,000 slices of 20 kB each, as maintenance finds them: no more than twice as many files as full ones."""
-    slices, size, days = 200_000, 20_000, 8
+@pytest.mark.parametrize("size", [1_000, 5_000, 20_000])
+def test_after_maintenance_files_follow_bytes_whatever_the_slices(size: int) -> None:
+    """200,000 slices, as maintenance finds them: no more than twice as many files as full ones."""
+    slices, days = 200_000, 8
     there: list[File] = []
     for day in range(days):
         share = slices // days
         there += files(*[size] * share, start=day * share)
-        for group in to_merge(there):
-            mine = set(group.files)
-            remaining = [file for file in there if file not in mine]
-            first, last = min(file.first for file in mine), max(file.last for file in mine)
-            parts = max(1, round(group.bytes / TARGET_BYTES))
-            path = f"merged {day} {first}"
-            there = [*remaining, *(File(f"{path} {n}", group.bytes // parts, first, last) for n in range(parts))]
+        for number in range(MERGE_PASSES):
+            for group in to_merge(there):
+                there = merged(there, group, f"merged {day} {number}")
         assert len(there) <= 2 * (day + 1) * share * size / TARGET_BYTES + FEWEST_FILES
+
+
+def merged(there: list[File], group: FileGroup, name: str) -> list[File]:
+    """The files when those of a group are joined."""
+    mine = set(group.files)
+    first, last = min(file.first for file in mine), max(file.last for file in mine)
+    size = group.bytes // group.targets
+    made = [File(f"{name} {first} {n}", size, first, last) for n in range(group.targets)]
+    return [*(file for file in there if file not in mine), *made]
 
 
 def test_the_oldest_plans_lose_their_keys_first() -> None:
