@@ -108,10 +108,14 @@ RETRIES = 9
 LONGEST_BACKOFF_MS = 10_000
 _S3_AWAY = re.compile(
     r"AWSClientIOException|AWSServiceIOException|AWSServiceThrottledException|AWSStatus500Exception|ApiCallTimeout"
-    r"|NoAwsCredentialsException|The log entry \S+ could not be written|object store at \S+ could not be probed"
+    r"|NoAwsCredentialsException|ExpiredToken|UnknownStoreException|UnknownHostException"
+    r"|The log entry \S+ could not be written|object store at \S+ could not be probed"
 )
 _NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): {re.escape(LOG_STORE)}")
-_KAFKA_AWAY = re.compile(r"TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException")
+# Spark has time-outs of its own, as for a broadcast.
+_KAFKA_AWAY = re.compile(
+    r"kafka\.common\.errors\.\w*TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException"
+)
 _KAFKA_FORBIDS = re.compile(r"Not authorized to access (topics?|group): .*")
 _STORAGE = re.compile(
     r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system"

@@ -15,11 +15,18 @@ from dagster import instance_for_test
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Limits
-from highwater.errors import OffsetsExpiredError, PermanentError, TopicTruncatedError, TopicVanishedError
+from highwater.errors import (
+    DependencyAwayError,
+    OffsetsExpiredError,
+    PermanentError,
+    TopicTruncatedError,
+    TopicVanishedError,
+)
 from highwater.orchestration.asset_keys import build_topic_key
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.sensing import stream_ticks
+from highwater.orchestration.sensing import retries, stream_ticks
 from highwater.plans import Generation
+from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import Pause
 from highwater.resources.topic_state import PartitionState, TopicState, TopicStates
@@ -132,3 +139,29 @@ def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(
     assert all(f"topic {topic} of stream orders is gone" in tick.error.problem for topic in (FIRST, SECOND))
     assert all(f"--topic {topic}" in tick.error.remedy for topic in (FIRST, SECOND))
     assert any("is paused by ann" in line for line in tick.lines)
+
+
+def test_what_is_planned_of_a_tier_is_handed_on_though_a_later_one_is_away(
+    ledger: Ledger, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys and runs were dropped with the tick, and waited for repair."""
+    stream = replace(STREAM, tiers=tuple(timedelta(seconds=n) for n in (10, 20)))
+    slice_ = Slice("orders", FIRST, "A", 0, 0, {0: OffsetRange(0, 5)}, NOW)
+    away = [SECOND]
+
+    def plan_tier(ledger: Ledger, _: object, __: object, topic: str, *___: object, **____: object) -> Any:
+        if topic in away:
+            raise DependencyAwayError("partition 1 could not be asked", remedy="wait")
+        ledger.add([slice_])
+        return SimpleNamespace(slices=[slice_], lines=[], errors={}, skipped={})
+
+    ledger.topics.open_generation(Generation("orders", FIRST, "A", 0, {0: 0}, NOW))
+    monkeypatch.setattr(retries, "plan_tier", plan_tier)
+    monkeypatch.setattr(stream_ticks, "list_endangered_slices", lambda *_: set())
+    resources = SimpleNamespace(**opened(ledger=ledger, kafka=FakeCluster(), lake=Lake("/nowhere")))
+    tick = stream_ticks.plan_retries(instance, resources, stream)
+    assert (list(tick.keys), len(tick.requests), tick.idle) == ([slice_.key], 1, False)
+    assert any(line.startswith(f"{SECOND} is planned by a later tick: partition 1") for line in tick.lines)
+    away.append(FIRST)
+    with pytest.raises(DependencyAwayError):
+        stream_ticks.plan_retries(instance, resources, stream)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.errors import LAKE, ConfigurationError, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
+from highwater.errors import (
+    KAFKA,
+    LAKE,
+    ConfigurationError,
+    DependencyAwayError,
+    OffsetsExpiredError,
+    SupersededAttemptError,
+)
 from highwater.resources.spark import _allow_deep_plans, delta_errors, translate_error
 
 TABLE = "/lake/orders/raw"
@@ -53,6 +60,11 @@ def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
     )
     assert isinstance(denied, ConfigurationError), "a broker that answered is not away"
     assert str(denied.found).endswith("[orders]")
+    late = translate_error(TABLE, TASK + "org.apache.kafka.common.errors.TimeoutException: no answer in 60000ms")
+    assert isinstance(late, DependencyAwayError)
+    assert late.of == KAFKA
+    own = "java.util.concurrent.TimeoutException: Futures timed out after [300 seconds]"
+    assert translate_error(TABLE, TASK + own) is None, "a broadcast of Spark's"
     assert translate_error(TABLE, TASK + "java.lang.ArithmeticException: / by zero") is None
 
 

@@ -246,7 +246,7 @@ def plan_retries(
             all topics whose records are retried if None.
 
     Raises:
-        TemporaryError: Kafka or the ledger is away; nothing was decided.
+        TemporaryError: Kafka or the ledger is away; nothing was planned.
     """
     from highwater.orchestration.sensing.retries import plan_tier
 
@@ -280,6 +280,13 @@ def plan_retries(
         except PermanentError as error:
             errors.append(error)
             continue
+        except TemporaryError as error:
+            if not keys:
+                raise
+            # What was planned before is handed on; it would wait for repair otherwise.
+            lines.append(f"{topic} is planned by a later tick: {error}")
+            idle = False
+            break
         lacking = list_keys_to_add(instance, ledger, stream, topic, len(planned.slices))
         fresh, known = select_keys_to_request(ledger, resources, stream, lacking, planned.slices)
         keys, requested = [*keys, *lacking], [*requested, *fresh]

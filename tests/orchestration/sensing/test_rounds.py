@@ -510,6 +510,20 @@ def test_an_idle_stream_rests_until_something_changes(
     assert visited() == everything, "the rest is over"
 
 
+def test_streams_that_rest_together_wake_up_apart(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, drawn = deployed(3), iter([0.75, 1.0, 1.25])
+    monkeypatch.setattr(resting_rounds, "repair", lambda *_: Tick(idle=True))
+    draw = SimpleNamespace(uniform=lambda low, high: min(max(next(drawn), low), high))
+    monkeypatch.setattr(resting_rounds, "random", draw)
+    ours.tick("repair")
+    rests = map(resting_rounds.RestingStream.parse, Cursor.parse(ours.cursors["repair"]).streams.values())
+    assert sorted(rest.until - rest.since for rest in rests if rest is not None) == [
+        resting_rounds.REST * share for share in (0.75, 1.0, 1.25)
+    ]
+
+
 def test_a_rest_that_cannot_be_read_is_none() -> None:
     rest = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "abc")
     assert resting_rounds.RestingStream.parse(rest.to_cursor()) == rest
