@@ -40,8 +40,8 @@ def reading_tables(world: World, rounds: int, records: int) -> Result:
         name="m",
         title="Reading events and current",
         method=(
-            f"{records:,} keys with one event each, in slices of {EVENTS_PER_SLICE:,}, a file each. The peer is one "
-            "Delta table of these rows; the share is of its speed."
+            f"{records:,} keys with one event each, in slices of {EVENTS_PER_SLICE:,}, a file each; one rebuild "
+            "wrote `current`. The peer is one Delta table of these rows; the share is of its speed."
         ),
         rows=rows,
         targets=_targets(rows, 0.9),
