@@ -17,8 +17,8 @@ from highwater.formats import Avro, Format, Json, Protobuf, Text
 from highwater.inference_formats import RecognisedFormat, ValueEnvelope, recognise
 from highwater.inference_keys import KeyChoice, RecordKeys, SampledRecord, choose_key, recognise_keys
 from highwater.inference_layout import Layout, infer_layout
-from highwater.inference_names import ColumnDraft, build_fields
-from highwater.inference_roles import ChosenColumn, choose_event_time, choose_version
+from highwater.inference_names import ColumnDraft, build_fields, choose_free_name
+from highwater.inference_roles import ChosenColumn, choose_event_time, choose_log_position, choose_version
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
 from highwater.sources import Key
@@ -185,7 +185,10 @@ def _build_inferred(
 ) -> Inferred:
     """The declaration, when all that is known of the columns is known."""
     key = choose_key(layout.drafts, evidence, keys.format, compacted=compacted)
-    version = choose_version(layout.drafts, evidence, key, compacted=compacted, preferred=layout.versions)
+    version = choose_log_position(layout.drafts, evidence, key, layout.position)
+    by_log = version.draft is not None
+    if not by_log:
+        version = choose_version(layout.drafts, evidence, key, compacted=compacted, preferred=layout.versions)
     tombstones = version.draft is not None and version.draft not in layout.drafts
     if tombstones:
         event_time = ChosenColumn(None, "the record's timestamp: a tombstone, which deletes its key, has no other")
@@ -207,7 +210,9 @@ def _build_inferred(
         deletes=deletes,
         record_key=key.record_key if roles.key else "ignore",
     )
-    stream = replace(stream, answers=_build_answers(roles, by_draft, retries=bool(stream.tiers)))
+    if by_log:
+        stream = _with_log_number(stream, layout, roles, by_draft)
+    stream = replace(stream, answers=_build_answers(roles, stream.version, by_draft, retries=bool(stream.tiers)))
     reasons = {
         "format": recognised.reason,
         "envelope": envelope.reason,
@@ -223,7 +228,20 @@ def _build_inferred(
         _build_column(final, by_draft[final], _select_values(layout, draft, evidence), len(evidence))
         for draft, final in roles.final.items()
     )
+    columns += tuple(
+        Column(one, str(one.expression), len(evidence), 1.0, "", "the number of the log's file")
+        for one in stream.fields
+        if one.expression is not None
+    )
     return Inferred(stream, reasons, columns, tuple(layout.left_out))
+
+
+def _with_log_number(stream: Stream, layout: Layout, roles: _Roles, by_draft: Mapping[ColumnDraft, Field]) -> Stream:
+    """The stream with the number of MySQL's log as the first part of its version."""
+    file = next(by_draft[one].name for one in roles.drafts if one.wanted == layout.position[0])
+    name = choose_free_name("log", {one.name.lower() for one in stream.fields})
+    number = Field(name, "integer", expression=f"try_cast(substring_index(`{file}`, '.', -1) AS INT)")
+    return replace(stream, fields=(*stream.fields, number), version=(name, str(stream.version)))
 
 
 @dataclass(frozen=True)
@@ -289,13 +307,15 @@ def _infer_deletes(
     return None, "none: no field says so, and the sample has no tombstones"
 
 
-def _build_answers(roles: _Roles, by_draft: Mapping[ColumnDraft, Field], *, retries: bool) -> Answers:
+def _build_answers(
+    roles: _Roles, version: str | tuple[str, ...] | None, by_draft: Mapping[ColumnDraft, Field], *, retries: bool
+) -> Answers:
     key = ", ".join(by_draft[one].name for one in roles.key)
-    if roles.version is None:
+    if version is None:
         order = "No: events are appended, and none replaces another."
         doubles = "A record that is published twice is two events."
     else:
-        version = by_draft[roles.version].name
+        version = version if isinstance(version, str) else f"({', '.join(version)})"
         order = f"Only within a key ({key}): the event with the highest {version} is its state."
         doubles = f"The same {version} with the same content counts once; other content is a conflict."
     retried = "one whose schema is unknown is retried" if retries else "nothing is retried"

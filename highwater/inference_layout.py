@@ -32,12 +32,14 @@ class Layout:
         versions: the wanted names of possible versions, best first; empty where the fields' names decide.
         times: likewise of the event time.
         rows: the drafts of a database's row, which has no values in a delete beside its key.
+        position: the wanted names of the file and the position in it where MySQL's log has the change; empty elsewhere.
     """
 
     drafts: list[ColumnDraft] = field(default_factory=list)
     versions: tuple[str, ...] = ()
     times: tuple[str, ...] = ()
     rows: frozenset[str] = frozenset()
+    position: tuple[str, ...] = ()
     left_out: list[str] = field(default_factory=list)
 
 
@@ -200,6 +202,13 @@ def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path
         layout.drafts.append(
             ColumnDraft(_choose_change_name("lsn", layout), lsn, ((*prefix, "source", "lsn"),), reason)
         )
+    elif {"file", "pos"} <= source:
+        file = Field("file", "string", optional=True, nullable=True, stored=False)
+        pos = Field("pos", "long", optional=True, nullable=True)
+        layout.position = _choose_change_name("file", layout), _choose_change_name("pos", layout)
+        for wanted, declared in zip(layout.position, (file, pos), strict=True):
+            at = (*prefix, "source", declared.name)
+            layout.drafts.append(ColumnDraft(wanted, declared, (at,), "where MySQL's binary log has the change"))
     moment = Field("ts_ms", "timestamp", unit="ms")
     path = (*prefix, "source", "ts_ms")
     layout.drafts.append(

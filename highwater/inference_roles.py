@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from highwater.declaration import Field
@@ -13,6 +14,8 @@ from highwater.inference_keys import KeyChoice, SampledRecord, is_filled, is_nea
 from highwater.inference_names import ColumnDraft
 from highwater.sources import Meta
 
+# As `substring_index(file, '.', -1)` has it.
+_LOG_NUMBER = re.compile(r"\.([0-9]+)$")
 _VERSION_WORDS = frozenset({"version", "revision", "rev", "seq", "sequence", "seqno", "lsn"})
 _BESIDE_VERSION = frozenset({"number", "no", "row", "entity", "aggregate", "event", "record", "object", "source"})
 _CHANGE_WORDS = frozenset({"updated", "modified", "changed"})
@@ -110,6 +113,37 @@ def _describe_rise(at: int, positions: Sequence[int], evidence: Sequence[Sampled
     if not pairs:
         return "orders the states by its name alone: no key occurs twice in the sample"
     return f"rises along the offsets of each key, in {pairs:,} pairs of records"
+
+
+def choose_log_position(
+    drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], key: KeyChoice, position: Sequence[str]
+) -> ChosenColumn:
+    """The position in MySQL's binary log, which orders changes together with the number of the log's file.
+
+    Args:
+        drafts: the columns.
+        evidence: the sample.
+        key: the key.
+        position: the wanted names of the file and of the position; empty where the envelope has none.
+
+    Returns:
+        The column of the position; none where a record lacks one of them, or they fall along the offsets of a key.
+    """
+    none = ChosenColumn(None, "none: the changes have no position in a binary log")
+    wanted = [one.wanted for one in drafts]
+    if not position or not key.drafts or not evidence:
+        return none
+    file, pos = (wanted.index(one) for one in position)
+    places = []
+    for one in evidence:
+        number = _LOG_NUMBER.search(str(one.values[file]))
+        if number is None or one.values[pos] is None:
+            return none
+        places.append((int(number[1]), one.values[pos]))
+    placed = [replace(one, values=(*one.values, place)) for one, place in zip(evidence, places, strict=True)]
+    positions = [drafts.index(one) for one in key.drafts if one in drafts]
+    trend = _describe_rise(len(drafts), positions, placed)
+    return none if trend is None else ChosenColumn(drafts[pos], f"file and position of MySQL's binary log: it {trend}")
 
 
 def _has_one_partition_per_key(evidence: Sequence[SampledRecord]) -> bool:

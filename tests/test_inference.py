@@ -133,6 +133,39 @@ def test_debezium_changes_have_the_rows_columns_and_deletes() -> None:
     assert kinds(found, records) == expected
 
 
+def mysql(*, files: Sequence[str]) -> list[tuple[Any, Any]]:
+    """Changes with the position in a binary log, all within one second."""
+    source = {"connector": "mysql", "ts_ms": BEGIN_MS, "row": 0, "server_id": 1}
+    found = []
+    for at in range(60):
+        value = change(at % 7, "u" if at >= 7 else "c", at)
+        value["source"] = {**source, "file": files[at * len(files) // 60], "pos": 4 + at}
+        found.append(({"id": at % 7}, value))
+    return found
+
+
+def test_changes_of_mysql_are_ordered_by_file_and_position(tmp_path: Path) -> None:
+    """Its time is often that of a second: of two changes within it the first would stay."""
+    records = records_of(mysql(files=("binlog.000009", "binlog.000010")))
+    found = infer("dbserver1.inventory.products", records)
+    assert (found.stream.key, found.stream.version) == (("id",), ("log", "pos"))
+    assert field(found, "log").expression == "try_cast(substring_index(`file`, '.', -1) AS INT)"
+    assert (field(found, "file").stored, field(found, "pos").type) == (False, "long")
+    assert found.stream.deletes == Deletes(field="op", values=("d",))
+    assert "binary log" in found.reasons["version"]
+    assert "(log, pos)" in found.stream.answers.does_order_matter
+    source = to_source(found.stream, summary="A test.", comments=found.comments, field_comments=found.field_reasons)
+    assert loaded(source, tmp_path) == found.stream
+    assert kinds(found, records) == ["event"] * 60
+
+
+@pytest.mark.parametrize("files", [("binlog.000010", "binlog.000009"), ("binlog.000001", "other")])
+def test_a_log_that_began_anew_orders_nothing(files: Sequence[str]) -> None:
+    found = infer("dbserver1.inventory.products", records_of(mysql(files=files)))
+    assert found.stream.version is None
+    assert "source_ts_ms would contradict" in found.reasons["version"]
+
+
 def test_a_truncate_amid_changes_takes_nothing_from_them() -> None:
     pairs = changes()
     truncate = {"before": None, "after": None, "source": change(1, "c", 300)["source"], "op": "t", "ts_ms": BEGIN_MS}
