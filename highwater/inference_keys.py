@@ -202,7 +202,7 @@ def is_filled(at: int, evidence: Sequence[SampledRecord]) -> bool:
 
 
 def is_nearly_all(count: int, total: int) -> bool:
-    """Whether so many of a sample have something that the others are odd ones."""
+    """Whether all records of a sample have something, but for a few odd ones."""
     return total > 0 and total - count <= _ODD_SHARE * total
 
 

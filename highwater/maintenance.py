@@ -134,7 +134,7 @@ def to_compact(parts: Iterable[TablePartition]) -> list[str]:
 
 # What readers of Parquet expect of a file.
 TARGET_BYTES = 128 * 1024 * 1024
-# A writer waits for the rewrite of so many files, or so many bytes, or for what completes the last slice.
+# A group ends at this number of files or at the target size, but for the rest of its last slice. Writers wait for it.
 FILES_PER_GROUP = 5_000
 MAX_GROUP_FILES = 2 * FILES_PER_GROUP
 MAX_GROUP_BYTES = 8 * TARGET_BYTES

@@ -285,7 +285,7 @@ def test_a_stream_with_a_fault_is_skipped_and_the_others_are_planned_in_the_same
 
 
 def test_another_system_s_topic_that_may_not_be_described_is_a_fault(deployed: Callable[..., Deployment]) -> None:
-    """It was taken for one that is not made yet, and nobody heard of it."""
+    """It was taken for one that does not exist yet, and no fault was recorded."""
     ours = deployed(2, foreign=(Foreign("legacy.DLT", timedelta(minutes=1)),))
     ours.tick("planner")
     ours.tick("dlq_retries")
