@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from highwater.errors import DependencyAwayError
+from highwater.errors import LAKE, DependencyAwayError
 from highwater.resources.commit_log import (
     TableSlices,
     collect_slice_commits,
@@ -58,7 +58,11 @@ class Lake:
         Raises:
             DependencyAwayError: it did not answer.
         """
-        is_table(self.build_table_path(stream, "raw"))
+        try:
+            is_table(self.build_table_path(stream, "raw"))
+        except DependencyAwayError as error:
+            if error.of == LAKE:  # a fault of that table alone is no outage
+                raise
 
     def open_stream_table(self, stream: str, table: str) -> DeltaTable | None:
         """The table opened without a JVM, or None if it was never created.

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -431,6 +431,8 @@ def test_a_table_that_may_not_be_looked_at_is_not_absent(open_folder: Path, shut
         with as_nobody(), pytest.raises(DependencyAwayError) as raised:
             lake.open_stream_table("pay", "raw")
         assert raised.value.of == (None if shut else LAKE), "a table's own fault leaves the lake to the other streams"
+        with as_nobody(), nullcontext() if shut else pytest.raises(DependencyAwayError):
+            lake.ensure_answering("pay")
     finally:
         folder.chmod(0o755)
     with as_nobody():
