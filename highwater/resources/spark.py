@@ -108,7 +108,7 @@ RETRIES = 9
 LONGEST_BACKOFF_MS = 10_000
 _S3_AWAY = re.compile(
     r"AWSClientIOException|AWSServiceIOException|AWSServiceThrottledException|AWSStatus500Exception|ApiCallTimeout"
-    r"|NoAwsCredentialsException|ExpiredToken|UnknownStoreException|UnknownHostException"
+    r"|NoAwsCredentialsException|ExpiredToken|UnknownStoreException|UnknownHostException: \w+ on s3a"
     r"|The log entry \S+ could not be written|object store at \S+ could not be probed"
 )
 _NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): {re.escape(LOG_STORE)}")

@@ -63,6 +63,9 @@ def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
     late = translate_error(TABLE, TASK + "org.apache.kafka.common.errors.TimeoutException: no answer in 60000ms")
     assert isinstance(late, DependencyAwayError)
     assert late.of == KAFKA
+    store = "java.net.UnknownHostException: getFileStatus on s3a://lake/orders: no address"
+    assert getattr(translate_error(TABLE, TASK + store), "of", None) == LAKE
+    assert translate_error(TABLE, TASK + "java.net.UnknownHostException: kafka-1") is None
     own = "java.util.concurrent.TimeoutException: Futures timed out after [300 seconds]"
     assert translate_error(TABLE, TASK + own) is None, "a broadcast of Spark's"
     assert translate_error(TABLE, TASK + "java.lang.ArithmeticException: / by zero") is None
