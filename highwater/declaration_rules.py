@@ -199,10 +199,13 @@ def _append_only_problems(stream: Stream) -> list[str]:
 # What gives another value each time that it is computed, or needs more than one record.
 _UNFIT = re.compile(
     r"\b(rand|randn|random|uuid|now|current_timestamp|current_date|localtimestamp|unix_timestamp|shuffle|"
-    r"monotonically_increasing_id|spark_partition_id|input_file_name|select|over)\b(?!\s*=)|\(\s*from\b|\|>",
+    r"monotonically_increasing_id|spark_partition_id|input_file_name|select|over)\b(?!\s*=)"
+    r"|\(\s*(?:from|table|values)\b|\|>",
     re.IGNORECASE,
 )
-_UNFINISHED = re.compile(r"(?:[-+*/%=<>!&|,.]|\b(?:and|or|not|in|like|between|is))\s*$", re.IGNORECASE)
+_UNFINISHED = re.compile(r"(?:[-+*/%=<>!&|,]|\b(?:and|or|not|between|is))\s*$", re.IGNORECASE)
+# Texts in other quotation marks, and comments: whatever they hold is left to Spark.
+_OTHER_TEXT = re.compile(r"\"|\b[rR]'|/\*|--")
 # Comparisons and arithmetic alone are understood without Spark: their names are fields.
 _TERM = r"(?:[A-Za-z_]\w*|\d+(?:\.\d+)?|'')"
 _OPERATOR = r"(?:\s*(?:<=>|<>|!=|<=|>=|==|[-+*/%=<>])\s*|\s+(?:and|or)\s+)"
@@ -281,6 +284,8 @@ def _remove_literals(expression: str) -> str:
 def _find_fault(stream: Stream, expression: str) -> str | None:
     """The fault of an expression that is sure without Spark, which looks at it when it is first used."""
     text = re.sub(r"`[^`]*`", "x", _remove_literals(expression))
+    if _OTHER_TEXT.search(expression):
+        return None
     if text.count("(") != text.count(")"):
         return "its parentheses do not match"
     if "'" in text.replace("''", "") or "`" in text:

@@ -185,10 +185,10 @@ def _build_inferred(
 ) -> Inferred:
     """The declaration, when all that is known of the columns is known."""
     key = choose_key(layout.drafts, evidence, keys.format, compacted=compacted)
-    version = choose_log_position(layout.drafts, evidence, key, layout.position)
+    version = choose_log_position(layout.drafts, key.judged, key, layout.position)
     by_log = version.draft is not None
     if not by_log:
-        version = choose_version(layout.drafts, evidence, key, compacted=compacted, preferred=layout.versions)
+        version = choose_version(layout.drafts, key.judged, key, compacted=compacted, preferred=layout.versions)
     tombstones = version.draft is not None and version.draft not in layout.drafts
     if tombstones:
         event_time = ChosenColumn(None, "the record's timestamp: a tombstone, which deletes its key, has no other")
@@ -238,10 +238,12 @@ def _build_inferred(
 
 def _with_log_number(stream: Stream, layout: Layout, roles: _Roles, by_draft: Mapping[ColumnDraft, Field]) -> Stream:
     """The stream with the number of MySQL's log as the first part of its version."""
-    file = next(by_draft[one].name for one in roles.drafts if one.wanted == layout.position[0])
+    names = {one.wanted: by_draft[one].name for one in roles.drafts}
+    file, pos, row = (names[one] for one in layout.position)
     name = choose_free_name("log", {one.name.lower() for one in stream.fields})
     number = Field(name, "integer", expression=f"try_cast(substring_index(`{file}`, '.', -1) AS INT)")
-    return replace(stream, fields=(*stream.fields, number), version=(name, str(stream.version)))
+    read = [replace(one, optional=False, nullable=False) if one.name == row else one for one in stream.fields]
+    return replace(stream, fields=(*read, number), version=(name, pos, row))
 
 
 @dataclass(frozen=True)
@@ -328,7 +330,7 @@ def _build_answers(
 
 def _explain_record_key(key: KeyChoice) -> str:
     if key.record_key == "warn":
-        return "checked: it equals the key in all sampled records"
+        return "checked: it equals the key in the sampled records"
     return "not checked: it is written in another way than the key, or there is none"
 
 

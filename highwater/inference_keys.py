@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal
 
 from highwater.declaration import Field
@@ -99,12 +100,14 @@ class KeyChoice:
         reason: why, for a person.
         from_record: the same columns, taken from the record's key; empty if that is not possible.
         record_key: how the record's own key is checked.
+        judged: the records that the choice rests on: all of the sample but a few odd ones.
     """
 
     drafts: tuple[ColumnDraft, ...]
     reason: str
     from_record: tuple[ColumnDraft, ...] = ()
     record_key: Literal["warn", "ignore"] = "ignore"
+    judged: tuple[SampledRecord, ...] = ()
 
 
 def recognise_keys(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecordKeys:
@@ -222,22 +225,57 @@ def choose_key(
         declared: the format of the records' keys.
         compacted: whether the topic keeps the newest record of each key, or has tombstones.
     """
-    found = _choose_key_of_all(drafts, evidence, declared, compacted=compacted)
-    usual = _select_usual(drafts, evidence)
-    if found.drafts or len(usual) == len(evidence):
-        return found
-    found, odd = _choose_key_of_all(drafts, usual, declared, compacted=compacted), len(evidence) - len(usual)
-    return replace(found, reason=f"{found.reason}; {odd:,} others lack a key or a value that nearly all records have")
+    keyed, usual = _select_keyed(evidence), _select_usual(drafts, evidence)
+    samples = [evidence, *([keyed] if len(keyed) < len(evidence) else []), *([usual] if usual != keyed else [])]
+    for choose in (partial(_choose_by_record_keys, declared=declared, compacted=compacted), _choose_by_unique_id):
+        for some in samples:
+            able = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_filled(at, some)]
+            if (found := choose(drafts, able, some)) is not None:
+                return _with_odd(found, some, len(evidence) - len(some))
+    reason = "none: no field equals the record key, and no ID is distinct in each record"
+    return KeyChoice((), reason if evidence else "none: there is no record to judge by", judged=tuple(evidence))
+
+
+def _with_odd(found: KeyChoice, judged: Sequence[SampledRecord], odd: int) -> KeyChoice:
+    """The choice, with the records that it rests on, and how many others there are."""
+    others = f"; {odd:,} other{'s' if odd > 1 else ''} without it would be rejected" if odd else ""
+    return replace(found, reason=found.reason + others, judged=tuple(judged))
+
+
+def _choose_by_record_keys(
+    drafts: Sequence[ColumnDraft],
+    able: Sequence[int],
+    evidence: Sequence[SampledRecord],
+    *,
+    declared: KeyFormat,
+    compacted: bool,
+) -> KeyChoice | None:
+    """The columns that the keys of the records show."""
+    if not evidence or any(one.key is None for one in evidence):
+        return None
+    return (
+        _choose_by_members(drafts, able, evidence)
+        or _choose_by_text(drafts, able, evidence, declared)
+        or _choose_by_pairing(drafts, able, evidence)
+        or (_choose_by_record_key(evidence, declared) if compacted else None)
+    )
+
+
+def _select_keyed(evidence: Sequence[SampledRecord]) -> list[SampledRecord]:
+    """The records without the few that lack a key, or whose key cannot be read, where nearly all have one."""
+    keyed = [*evidence]
+    for has in (_has_key, _has_readable_key):
+        if is_nearly_all(sum(map(has, evidence)), len(evidence)):
+            keyed = [one for one in keyed if has(one)]
+    return keyed
 
 
 def _select_usual(drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord]) -> list[SampledRecord]:
-    """The records without the few that lack a key, or a possible part of one, that nearly all have."""
-    nearly = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_nearly_filled(at, evidence)]
-    usual = [one for one in evidence if all(one.values[at] is not None for at in nearly)]
-    for has in (_has_key, _has_readable_key):
-        if is_nearly_all(sum(map(has, evidence)), len(evidence)):
-            usual = [one for one in usual if has(one)]
-    return usual if is_nearly_all(len(usual), len(evidence)) else [*evidence]
+    """The keyed records without the few that lack a possible part of a key that nearly all have."""
+    keyed = _select_keyed(evidence)
+    nearly = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_nearly_filled(at, keyed)]
+    usual = [one for one in keyed if all(one.values[at] is not None for at in nearly)]
+    return usual if is_nearly_all(len(usual), len(evidence)) else keyed
 
 
 def _has_key(one: SampledRecord) -> bool:
@@ -246,26 +284,6 @@ def _has_key(one: SampledRecord) -> bool:
 
 def _has_readable_key(one: SampledRecord) -> bool:
     return one.key is not None and (one.key.value is not None or one.key.members is not None)
-
-
-def _choose_key_of_all(
-    drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], declared: KeyFormat, *, compacted: bool
-) -> KeyChoice:
-    able = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_filled(at, evidence)]
-    keyed = bool(evidence) and all(one.key is not None for one in evidence)
-    found = None
-    if keyed:
-        found = (
-            _choose_by_members(drafts, able, evidence)
-            or _choose_by_text(drafts, able, evidence, declared)
-            or _choose_by_pairing(drafts, able, evidence)
-            or (_choose_by_record_key(evidence, declared) if compacted else None)
-        )
-    found = found or _choose_by_unique_id(drafts, able, evidence)
-    if found is not None:
-        return found
-    reason = "none: no field equals the record key, and no ID is distinct in each record"
-    return KeyChoice((), reason if evidence else "none: there is no record to judge by")
 
 
 def _can_be_key(draft: ColumnDraft) -> bool:

@@ -32,7 +32,7 @@ class Layout:
         versions: the wanted names of possible versions, best first; empty where the fields' names decide.
         times: likewise of the event time.
         rows: the drafts of a database's row, which has no values in a delete beside its key.
-        position: the wanted names of the file and the position in it where MySQL's log has the change; empty elsewhere.
+        position: the wanted names of file, position and row by which MySQL's log has the change; empty elsewhere.
     """
 
     drafts: list[ColumnDraft] = field(default_factory=list)
@@ -202,11 +202,14 @@ def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path
         layout.drafts.append(
             ColumnDraft(_choose_change_name("lsn", layout), lsn, ((*prefix, "source", "lsn"),), reason)
         )
-    elif {"file", "pos"} <= source:
-        file = Field("file", "string", optional=True, nullable=True, stored=False)
-        pos = Field("pos", "long", optional=True, nullable=True)
-        layout.position = _choose_change_name("file", layout), _choose_change_name("pos", layout)
-        for wanted, declared in zip(layout.position, (file, pos), strict=True):
+    elif {"file", "pos", "row"} <= source:
+        parts = (
+            Field("file", "string", optional=True, nullable=True, stored=False),
+            Field("pos", "long", optional=True, nullable=True),
+            Field("row", "integer", optional=True, nullable=True),
+        )
+        layout.position = tuple(_choose_change_name(one.name, layout) for one in parts)
+        for wanted, declared in zip(layout.position, parts, strict=True):
             at = (*prefix, "source", declared.name)
             layout.drafts.append(ColumnDraft(wanted, declared, (at,), "where MySQL's binary log has the change"))
     moment = Field("ts_ms", "timestamp", unit="ms")

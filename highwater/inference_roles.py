@@ -10,7 +10,7 @@ from typing import Any
 
 from highwater.declaration import Field
 from highwater.inference_fields import split_words
-from highwater.inference_keys import KeyChoice, SampledRecord, is_filled, is_nearly_filled
+from highwater.inference_keys import KeyChoice, SampledRecord, is_filled
 from highwater.inference_names import ColumnDraft
 from highwater.sources import Meta
 
@@ -72,8 +72,7 @@ def choose_version(
 def _select_version_candidates(
     drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], preferred: Sequence[str]
 ) -> list[int]:
-    nearly = [at for at in range(len(drafts)) if is_nearly_filled(at, evidence)]
-    able = sorted(nearly, key=lambda at: not is_filled(at, evidence))
+    able = [at for at in range(len(drafts)) if is_filled(at, evidence)]
     if preferred:
         return [at for name in preferred for at in able if drafts[at].wanted == name]
     counts = [at for at in able if drafts[at].field.type in {"integer", "long"} and _is_version(drafts[at].path)]
@@ -99,8 +98,6 @@ def _describe_rise(at: int, positions: Sequence[int], evidence: Sequence[Sampled
     last: dict[tuple[Any, ...], SampledRecord] = {}
     pairs = 0
     for one in sorted(evidence, key=lambda e: (e.record.partition, e.record.offset)):
-        if one.values[at] is None:
-            continue  # one of the few without a value, which are rejects
         key = (one.record.partition, *(one.values[p] for p in positions))
         before = last.get(key)
         last[key] = one
@@ -124,26 +121,26 @@ def choose_log_position(
         drafts: the columns.
         evidence: the sample.
         key: the key.
-        position: the wanted names of the file and of the position; empty where the envelope has none.
+        position: the wanted names of file, position and row; empty where the envelope has none.
 
     Returns:
         The column of the position; none where a record lacks one of them, or they fall along the offsets of a key.
     """
     none = ChosenColumn(None, "none: the changes have no position in a binary log")
-    wanted = [one.wanted for one in drafts]
     if not position or not key.drafts or not evidence:
         return none
-    file, pos = (wanted.index(one) for one in position)
-    places = []
+    wanted = [one.wanted for one in drafts]
+    file, pos, row = (wanted.index(one) for one in position)
+    placed = []
     for one in evidence:
         number = _LOG_NUMBER.search(str(one.values[file]))
-        if number is None or one.values[pos] is None:
+        if number is None or one.values[pos] is None or one.values[row] is None:
             return none
-        places.append((int(number[1]), one.values[pos]))
-    placed = [replace(one, values=(*one.values, place)) for one, place in zip(evidence, places, strict=True)]
+        place = int(number[1]), one.values[pos], one.values[row]
+        placed.append(replace(one, values=(*one.values, place)))
     positions = [drafts.index(one) for one in key.drafts if one in drafts]
     trend = _describe_rise(len(drafts), positions, placed)
-    return none if trend is None else ChosenColumn(drafts[pos], f"file and position of MySQL's binary log: it {trend}")
+    return none if trend is None else ChosenColumn(drafts[pos], f"the place in MySQL's binary log: it {trend}")
 
 
 def _has_one_partition_per_key(evidence: Sequence[SampledRecord]) -> bool:

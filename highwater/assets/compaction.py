@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from highwater.assets.commit import build_target, commit_turn
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.resources.commit_log import read_committed_slices
-from highwater.resources.delta import add_actions, query, slice_is_one_of
+from highwater.resources.delta import add_actions, query, quote_text, slice_is_one_of
 from highwater.resources.numbered_commits import close_intents, commit_slices
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from highwater.maintenance import FileGroup
 
 
-# The slices of one commit are listed in the text of its predicate; the others are merged by the next maintenance.
+# Slices among others that stay are listed in the text of the predicate: the newest, so that it stays short.
 MAX_SLICES = 20_000
 _CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 
@@ -64,11 +64,11 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
         if work.ledger.intents.list_for_table(work.stream.name, table):
             close_intents(target)  # or this commit would take the number of one that a dead run left open
         opened = target.open_table()
-        keys, before = _list_movable_slices(opened, group)[:MAX_SLICES], count_rows(opened)
-        if not keys:
+        predicate, before = _find_movable_slices(opened, group), count_rows(opened)
+        if predicate is None:
             return False
         seen = read_committed_slices(opened, [])
-        mine = read_table_version(work.spark, target.path, seen.version).where(slice_is_one_of(keys))
+        mine = read_table_version(work.spark, target.path, seen.version).where(predicate)
         # A column that was declared since is not in the table before the next run.
         by = [name for name in cluster_columns(work.stream, table) if name in mine.columns]
         by = by or ["slice"]
@@ -78,7 +78,7 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
         def write(options: Mapping[str, str]) -> None:
             writer = ordered.write.format("delta").mode("overwrite").options(**options)
             with _skip_replace_check(work.spark):
-                writer.option("replaceWhere", slice_is_one_of(keys)).save(target.path)
+                writer.option("replaceWhere", predicate).save(target.path)
 
         lease.check()
         version = commit_slices(target, seen, [], work.run, write)
@@ -100,8 +100,8 @@ def _skip_replace_check(spark: SparkSession) -> Iterator[None]:
             spark.conf.unset(_CHECK)
 
 
-def _list_movable_slices(opened: DeltaTable, group: FileGroup) -> list[str]:
-    """The slices in the files of a group that have no row in any other file.
+def _find_movable_slices(opened: DeltaTable, group: FileGroup) -> str | None:
+    """The condition of the slices in the files of a group that have no row in any other file; None for no slice.
 
     Raises:
         SupersededAttemptError: a file of the group is no longer the table's.
@@ -115,7 +115,10 @@ def _list_movable_slices(opened: DeltaTable, group: FileGroup) -> list[str]:
     mine = {file.path for file in group.files}
     first, last = min(file.first for file in group.files), max(file.last for file in group.files)
     beside = [file for file in there.values() if file.path not in mine and file.first <= last and file.last >= first]
-    return sorted(read_slice_keys(opened, group.files) - read_slice_keys(opened, beside))
+    if not beside:
+        return f"slice >= {quote_text(first)} AND slice <= {quote_text(last)}"
+    keys = sorted(read_slice_keys(opened, group.files) - read_slice_keys(opened, beside))
+    return slice_is_one_of(keys[-MAX_SLICES:]) if keys else None
 
 
 def ensure_same_rows(work: Work, table: str, rewrite: str, before: int, version: int) -> None:

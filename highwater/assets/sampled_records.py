@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from highwater.assets.origins import PROBLEM
 from highwater.assets.parsing import build_key, is_tombstone, parse_records
 from highwater.classifying import Classification
+from highwater.errors import ConfigurationError
+from highwater.resources.spark import delta_errors
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
@@ -33,6 +35,7 @@ def classify_records(work: Work, records: Sequence[KafkaRecord]) -> list[Classif
         ConfigurationError: an expression cannot be computed, or the lookup's table does not fit.
         DependencyAwayError: Spark, the registry or the lake is away.
     """
+    from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
     rows: list[Any] = [
@@ -46,7 +49,17 @@ def classify_records(work: Work, records: Sequence[KafkaRecord]) -> list[Classif
     found = parse_records(work, raw).select(
         "place", "reason", "detail", "deleted", build_key(work.stream).alias("whole_key"), tombstone
     )
-    return [_build_classification(row) for row in sorted(found.collect(), key=lambda row: row["place"])]
+    try:
+        with delta_errors(f"the sample of {work.stream.topic}"):
+            collected = found.collect()
+    except PySparkException as error:
+        raise ConfigurationError(
+            f"Spark could not classify the sample of {work.stream.topic}",
+            found=str(error).splitlines()[0][:300],
+            remedy="correct the expressions and rules; what fails for some values has a form that gives null, such as "
+            "try_divide",
+        ) from error
+    return [_build_classification(row) for row in sorted(collected, key=lambda row: row["place"])]
 
 
 def _build_classification(row: Any) -> Classification:

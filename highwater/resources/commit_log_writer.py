@@ -24,7 +24,7 @@ from highwater.resources.commit_log import (
     read_name,
     read_tail,
 )
-from highwater.resources.delta import add_actions, count_slice_rows
+from highwater.resources.delta import add_actions, count_all_slice_rows
 from highwater.resources.delta_rs_writes import append_at, compact, create, replace_partitions
 from highwater.slice_commits import SliceCommit
 
@@ -123,12 +123,14 @@ def _build_missing_rows(
 def _count_rows(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[CommitRecord]:
     """The records; where a run died before it counted the rows of a slice, with those that are in the table."""
     newest = {record.slice_key: record for record in sorted(records, key=lambda record: record.version)}
-    unknown = [key for key, one in newest.items() if one.rows is None and one.slice_commit is not None]
+    unknown = {key for key, one in newest.items() if one.rows is None and one.slice_commit is not None}
     if not unknown or not has_slice_column(opened):
         return [*records]
-    counted = count_slice_rows(opened, unknown)
+    counted = count_all_slice_rows(opened)
     return [
-        replace(one, rows=counted[one.slice_key]) if one.slice_key in counted and one is newest[one.slice_key] else one
+        replace(one, rows=counted.get(one.slice_key, 0))
+        if one.slice_key in unknown and one is newest[one.slice_key]
+        else one
         for one in records
     ]
 

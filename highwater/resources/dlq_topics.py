@@ -369,8 +369,8 @@ def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = 
             raise ConfigurationError(
                 f"the cluster takes no topic of the name {topic}",
                 found=error.args[0].str(),
-                remedy="a topic whose name differs in `.` and `_` alone is in its way: delete that one, or declare the "
-                "stream with another topic",
+                remedy="a name has 249 characters at most, and differs from others in more than `.` and `_`: delete "
+                "the topic that is in its way, or declare the stream with another topic",
             ) from error
         if error.args[0].code() in {KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG}:
             raise ConfigurationError(

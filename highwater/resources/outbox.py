@@ -165,7 +165,7 @@ class Outbox:
                 record_id = waiting.get(origin)
                 if record_id is not None and record_id not in found:
                     found.add(record_id)
-                    self._settle_record(record_id, outcome)
+                    self._store_outcome(record_id, outcome)
                     if on_found is not None:
                         on_found(record_id, outcome)
             # Before the positions, which then lie where the topic begins now.
@@ -262,7 +262,7 @@ class Outbox:
 
     def _handle_outcome(self, record_id: str, outcome: Outcome, on_outcome: OnOutcome | None) -> None:
         if outcome.delivered:
-            self._settle_record(record_id, outcome)
+            self._store_outcome(record_id, outcome)
         elif outcome.end is DeliveryEnd.NOT_DELIVERED:
             self._not_sent.append(record_id)  # it is in no topic, whatever that may have forgotten
             if len(self._not_sent) >= TICKS:
@@ -285,7 +285,7 @@ class Outbox:
             ends = {p: _build_window(topic, p, 0, seen).offsets.end for p, seen in state.partitions.items()}
             self._keep_positions(topic, state.topic_id, ends)
 
-    def _settle_record(self, record_id: str, outcome: Outcome) -> None:
+    def _store_outcome(self, record_id: str, outcome: Outcome) -> None:
         self._ticks.append((outcome.partition, outcome.offset, record_id))
         self._withheld.discard(record_id)
         if outcome.offset >= 0:  # else the broker did not say where it is

@@ -108,7 +108,7 @@ RETRIES = 9
 LONGEST_BACKOFF_MS = 10_000
 _S3_AWAY = re.compile(
     r"AWSClientIOException|AWSServiceIOException|AWSServiceThrottledException|AWSStatus500Exception|ApiCallTimeout"
-    r"|NoAwsCredentialsException|ExpiredToken|UnknownStoreException|UnknownHostException: \w+ on s3a"
+    r"|NoAwsCredentialsException|ExpiredToken|UnknownStoreException|UnknownHostException: .*(?:s3a:|awssdk)"
     r"|The log entry \S+ could not be written|object store at \S+ could not be probed"
 )
 _NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): {re.escape(LOG_STORE)}")
@@ -116,7 +116,7 @@ _NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): {re
 _KAFKA_AWAY = re.compile(
     r"kafka\.common\.errors\.\w*TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException"
 )
-_KAFKA_FORBIDS = re.compile(r"Not authorized to access (topics?|group): .*")
+_KAFKA_FORBIDS = re.compile(r"Not authorized to access (topic|group)s?: .*")
 _STORAGE = re.compile(
     r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system"
     r"|Destination exists and is not a directory|Parent path is not a directory"
@@ -255,7 +255,8 @@ def translate_error(what: str, text: str) -> HighwaterError | None:
         return ConfigurationError(
             f"Kafka refused Spark's user at {what}",
             found=_find_line(text, found),
-            remedy="allow the user of HIGHWATER_KAFKA_CONFIG to describe and to read the topic",
+            remedy="allow the user of HIGHWATER_KAFKA_CONFIG to describe and to read the "
+            + ("topic" if found[1] == "topic" else "groups that begin with spark-kafka-"),
         )
     return _translate_unsafe_write(what, text) or _translate_away_error(what, text)
 

@@ -56,7 +56,6 @@ _MOVING = frozenset(
 # The first is the client's word too; the second means a batch larger than a segment of the topic's log.
 _TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _NAME_DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"})
-_TOPIC_DENIED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 
 
 def _do_nothing() -> None:
@@ -199,6 +198,7 @@ class Transactions:
                 `transaction.timeout.ms` and the broker ended it: that run goes on, or the next one does; this one ends.
             RecordTooLargeError: the broker or the client does not take some of the records, which the error names;
                 nothing of the transaction is visible, and another one may follow.
+            ConfigurationError: the broker forbids it; nothing of it is visible.
             DependencyAwayError: the transaction failed; nothing of it is visible, or the next opening finds it whole.
         """
         self._meanwhile = meanwhile
@@ -366,7 +366,13 @@ class Transactions:
                 found=fault.name(),
                 remedy="allow this user to write to transactional ids and groups that begin with highwater.pub.",
             )
-        if fault.name() in _TOPIC_DENIED:
+        if fault.name() == "CLUSTER_AUTHORIZATION_FAILED":
+            return ConfigurationError(
+                f"the broker forbids the idempotent producer of {self._name}",
+                found=fault.name(),
+                remedy="allow this user IdempotentWrite on the cluster",
+            )
+        if fault.name() == "TOPIC_AUTHORIZATION_FAILED":
             return ConfigurationError(
                 f"the broker forbids this user a topic of the transaction {self._name}",
                 found=fault.name(),

@@ -98,6 +98,7 @@ def test_an_expression_that_spark_refuses_is_named(bench: Bench) -> None:
         ({"rules": {"now": "event_time < now()"}}, "rule 'now': 'now' cannot be used"),
         ({"rules": {"other": "amount > (SELECT 1)"}}, "'SELECT' cannot be used"),
         ({"rules": {"other": "amount > (FROM t)"}}, "'(FROM' cannot be used"),
+        ({"rules": {"other": "amount > (TABLE t)"}}, "'(TABLE' cannot be used"),
         ({"rules": {"empty": " "}}, "the expression is empty"),
         ({"rules": {"half": "amount > "}}, "rule 'half': it ends with '>'"),
         ({"rules": {"half": "amount > 0 AND"}}, "rule 'half': it ends with 'AND'"),
@@ -129,6 +130,11 @@ def test_what_an_expression_may_not_say(changes: dict[str, Any], reported: str) 
         "status RLIKE '^a'",
         "exists(array(version), x -> x > 0)",
         "case when amount > 0 then true else false end",
+        'status <> "it\'s ("',
+        r"replace(status, r'\', '/') = 'a'",
+        "amount > 1.",
+        "amount > 0 /* don't */",
+        "status <> 'a' -- that's all",
     ],
 )
 def test_what_is_sound_or_unknown_is_left_to_spark(text: str) -> None:

@@ -267,7 +267,7 @@ class Following:
         ranges = {0: OffsetRange(ordinal * 1_200, (ordinal + 1) * 1_200)}
         self.ledger.add([Slice("payments", "payments", "A" * 22, 0, ordinal, ranges, NOW)])
 
-    def settle(self, circuit: Circuit, *judged: Judgement) -> None:
+    def store(self, circuit: Circuit, *judged: Judgement) -> None:
         self.ledger.breakers.update("payments", [], lambda *_: (circuit, judged))
 
 
@@ -284,7 +284,7 @@ def followed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, parked: int = 0) -
     found.burst.look()
     assert (found.burst.figures.slice_key, found.sound) == ("", 0), "nothing was refused yet"
     judged = Judgement(REFUSED, "payments", "run 7", NOW, records=1_200, rejects=1_200, refused=True)
-    found.settle(Circuit(since=NOW, why="1,200 of 1,200", until=NOW + timedelta(seconds=20)), judged)
+    found.store(Circuit(since=NOW, why="1,200 of 1,200", until=NOW + timedelta(seconds=20)), judged)
     return found
 
 
@@ -302,7 +302,7 @@ def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
     found.burst.look()
     assert found.asked.count("Run") == 1
     assert not found.burst.over
-    found.settle(Circuit(since=NOW + timedelta(seconds=33)))
+    found.store(Circuit(since=NOW + timedelta(seconds=33)))
     found.burst.look()
     figures = found.burst.figures
     assert (found.burst.over, figures.seconds, figures.probes) == (True, 33.0, ("payments@0000001",))

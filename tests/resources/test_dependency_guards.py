@@ -445,6 +445,11 @@ def open_folder() -> Iterator[Path]:
     """A folder that every user may enter; pytest's own are shut."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
+        try:
+            with as_nobody():
+                Path(folder, "absent").exists()
+        except OSError as error:
+            pytest.skip(f"this process cannot give its rights up, or its temporary folder is shut: {error}")
         yield Path(folder)
 
 

@@ -18,6 +18,7 @@ from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.resources import commit_log
 from highwater.resources.commit_log import CommitTime, read_written
+from highwater.resources.commit_log_writer import complete
 from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
@@ -45,7 +46,7 @@ def lake(tmp_path: Path) -> Lake:
     slice_commits = [SliceCommit(slice_(n), attempt=1, rows=None) for n in range(2)]
     made = Lake(str(tmp_path))
     rows = pa.table({"slice": [slice_commits[0].key] * 3, "value": ["a", "b", "c"]})
-    plant(made.build_table_path(STREAM, TABLE), rows, slice_commits)
+    plant(made.build_table_path(STREAM, TABLE), rows, slice_commits, recorded=False)
     return made
 
 
@@ -70,7 +71,7 @@ def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_its_commit
     assert [written_of(path, key).rows for key in keys] == [3, 0]
     log = Path(path) / "_delta_log" / f"{0:020d}.json"
     [committed] = [action["commitInfo"] for action in actions_of(log) if "commitInfo" in action]
-    plant(path, pa.table({"slice": [*keys] * 2, "value": ["d", "e", "f", "g"]}))
+    plant(path, pa.table({"slice": [*keys] * 2, "value": ["d", "e", "f", "g"]}), recorded=False)
     assert written_of(path, keys[0]) == CommitTime(5, committed["timestamp"])
     assert written_of(path, keys[1]).rows == 2
 
@@ -81,6 +82,7 @@ def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
 ) -> None:
     """The query would have every slice of the table in its text, and its count would be compared with itself."""
     opened = lake.open_existing_table(STREAM, TABLE)
+    complete(opened)
     log = commit_log.open_log(opened)
     assert log is not None
     log.update(updates={"rows": "7"}, predicate=f"slice = '{slice_(0).key}'")

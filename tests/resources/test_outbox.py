@@ -425,7 +425,7 @@ def test_a_record_whose_place_is_not_reported_is_ticked_and_moves_no_position(tm
     box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
     box.put([("a", RECORD)])
     box._keep_positions("t", "id", {0: 7})
-    box._settle_record("a", Outcome("t", 0, -1, -1))
+    box._store_outcome("a", Outcome("t", 0, -1, -1))
     box.save()
     assert (box.list_ticked(), box.list_waiting()) == ({"a": (0, -1)}, [])
     assert box._connection.execute('SELECT "offset" FROM positions').fetchall() == [(7,)]
@@ -598,7 +598,7 @@ def killed_before_any_tick(file: Path, bootstrap: str, monkeypatch: pytest.Monke
     """Send what waits, and keep no tick of it."""
     box = Outbox(file, Kafka(bootstrap))
     with monkeypatch.context() as broken:
-        broken.setattr(box, "_settle_record", lambda *_: None)
+        broken.setattr(box, "_store_outcome", lambda *_: None)
         send_all(box, bootstrap)
         box.close()
 

@@ -121,7 +121,7 @@ def _read_last_changes(instance: dg.DagsterInstance, since: datetime | None) -> 
     return found
 
 
-class _SettlingRound(ABC):
+class _RoundWithRests(ABC):
     """A round that lets idle streams rest.
 
     Args:
@@ -149,7 +149,7 @@ class _SettlingRound(ABC):
         """Look at a stream from its cursor on."""
 
 
-class RepairRound(_SettlingRound):
+class RepairRound(_RoundWithRests):
     """The round of repair: runs whose worker is gone are ended first, for all streams together.
 
     Args:
@@ -170,14 +170,14 @@ class RepairRound(_SettlingRound):
         return repair(self._context.instance, self._context.resources, stream, cursor)
 
 
-class MirrorRound(_SettlingRound):
+class MirrorRound(_RoundWithRests):
     """The round of the offset mirror."""
 
     def _tick(self, stream: Stream, cursor: str | None) -> Tick:
         return mirror(self._context.resources, stream, cursor)
 
 
-class PublisherRound(_SettlingRound):
+class PublisherRound(_RoundWithRests):
     """The round of the publisher."""
 
     def _tick(self, stream: Stream, cursor: str | None) -> Tick:

@@ -281,7 +281,7 @@ def plan_retries(
             errors.append(error)
             continue
         except TemporaryError as error:
-            if not keys:
+            if not keys and not errors:
                 raise
             # What was planned before is handed on; it would wait for repair otherwise.
             lines.append(f"{topic} is planned by a later tick: {error}")
