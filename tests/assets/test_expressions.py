@@ -84,7 +84,7 @@ def test_columns_rules_versions_and_deletes_by_expression(bench: Bench) -> None:
 @pytest.mark.slow
 def test_an_expression_that_spark_refuses_is_named(bench: Bench) -> None:
     """The error has the field, the text and Spark's reason."""
-    bench.stream = make_stream(bench.stream.topic, **{**MORE, "rules": {"known": "nothing_of_that_name = 1"}})
+    bench.stream = make_stream(bench.stream.topic, **{**MORE, "rules": {"known": "abs(nothing_of_that_name) = 1"}})
     bench.send(record("{}"))
     with pytest.raises(ConfigurationError) as caught:
         bench.materialise(bench.plan(0, p0=(0, 1)))
