@@ -388,9 +388,28 @@ class Transactions:
         return self._kafka.build_away_error(f"{self._name}: {fault.name()}: {fault.str()}")
 
     def _find_cause(self, fault: KafkaError) -> KafkaError:
-        """The fatal error of the client: who hands it a record then learns no more than that it did."""
-        refusal = self._abort() if fault.name() == "_FATAL" else None
-        return fault if refusal is None else refusal
+        """The error by which the client or its transaction failed: a later call may learn only that it did."""
+        cause: KafkaError | None = None
+        if fault.name() == "_FATAL":
+            cause = self._abort()
+        elif fault.name() == "_STATE":
+            cause = self._find_abort_cause()
+        return fault if cause is None else cause
+
+    def _find_abort_cause(self) -> KafkaError | None:
+        """The error of a transaction that failed while another call was under way; None if none did.
+
+        The client names it to whoever would begin another one, which a failed transaction forbids.
+        """
+        from confluent_kafka import KafkaException
+
+        try:
+            _call_client(self._producer.begin_transaction)
+        except KafkaException as error:
+            cause: KafkaError = error.args[0]
+            return None if cause.name() == "_STATE" else cause
+        self._abort()
+        return None
 
     def _abort(self) -> KafkaError | None:
         """Give the transaction up at once; otherwise it would hold readers at its start until it times out.

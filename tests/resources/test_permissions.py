@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
 from dev.broker import EmbeddedBroker
 from dev.processes import LOOPBACK, free_port, wait_until
 from highwater.declaration import Accepted
-from highwater.errors import ConfigurationError, TopicDriftError
+from highwater.errors import ConfigurationError, DependencyAwayError, TopicDriftError
 from highwater.orchestration.reporting import doctor
 from highwater.resources.dlq_topics import check_accepted, ensure_accepted, ensure_dlq_topics, ensure_no_drift
 from highwater.resources.kafka import Kafka
@@ -147,6 +148,23 @@ def test_the_mark_needs_the_right_to_read_its_topic(guarded: tuple[str, str]) ->
         transactions(kafka, "unread.accepted") as sending,
     ):
         sending.commit([Record("unread.accepted", b"k", b"v")], PublicationMark(1, 1))
+
+
+def test_the_cause_of_a_failed_transaction_is_named_whatever_call_meets_it() -> None:
+    """A call that was under way learns only that the transaction's state is wrong."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    found = transactions(Kafka(f"{LOOPBACK}:1"), "orders")
+    late, cause = (
+        KafkaException(KafkaError(code)) for code in (KafkaError._STATE, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    )
+    found._producer = MagicMock(begin_transaction=MagicMock(side_effect=cause))
+    assert "forbids this user a topic" in str(found._translate_error(late))
+    found._producer = MagicMock(begin_transaction=MagicMock(side_effect=late))
+    assert isinstance(found._translate_error(late), DependencyAwayError)
+    found._producer = MagicMock()
+    assert isinstance(found._translate_error(late), DependencyAwayError)
+    assert found._producer.abort_transaction.called, "what the question began is ended"
 
 
 def test_a_transaction_that_is_longer_than_the_broker_allows_is_no_broker_away(guarded: tuple[str, str]) -> None:
