@@ -238,7 +238,7 @@ def choose_key(
 
 def _with_odd(found: KeyChoice, judged: Sequence[SampledRecord], odd: int) -> KeyChoice:
     """The choice, with the records that it rests on, and how many others there are."""
-    others = f"; {odd:,} other{'s' if odd > 1 else ''} without it would be rejected" if odd else ""
+    others = f"; {odd:,} of the sample {'is' if odd == 1 else 'are'} of another form" if odd else ""
     return replace(found, reason=found.reason + others, judged=tuple(judged))
 
 
