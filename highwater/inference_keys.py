@@ -121,9 +121,9 @@ def recognise_keys(records: Sequence[KafkaRecord], schemas: Schemas | None) -> R
         return framed
     documents = [parse_json_document(key) for key in keys]
     for kind, description in ((dict, "JSON objects"), (str, "texts in JSON, in quotation marks")):
-        if is_nearly_all(sum(isinstance(one, kind) for one in documents), len(keys)):
+        if _is_nearly_all(sum(isinstance(one, kind) for one in documents), len(keys)):
             return RecordKeys(Json(), description)
-    if is_nearly_all(sum(decode_text(key) is not None for key in keys), len(keys)):
+    if _is_nearly_all(sum(decode_text(key) is not None for key in keys), len(keys)):
         return RecordKeys(Text(), "text")
     [size, *others] = {len(key) for key in keys}
     if not others and len({key[:1] for key in keys}) <= _MAX_FIRST_BYTES:
@@ -204,14 +204,14 @@ def is_filled(at: int, evidence: Sequence[SampledRecord]) -> bool:
     return bool(evidence) and all(one.values[at] is not None for one in evidence)
 
 
-def is_nearly_all(count: int, total: int) -> bool:
+def _is_nearly_all(count: int, total: int) -> bool:
     """Whether all records of a sample have something, but for a few odd ones."""
     return total > 0 and total - count <= _ODD_SHARE * total
 
 
-def is_nearly_filled(at: int, evidence: Sequence[SampledRecord]) -> bool:
+def _is_nearly_filled(at: int, evidence: Sequence[SampledRecord]) -> bool:
     """Whether a column has a value in nearly each record of the sample."""
-    return is_nearly_all(sum(one.values[at] is not None for one in evidence), len(evidence))
+    return _is_nearly_all(sum(one.values[at] is not None for one in evidence), len(evidence))
 
 
 def choose_key(
@@ -265,7 +265,7 @@ def _select_keyed(evidence: Sequence[SampledRecord]) -> list[SampledRecord]:
     """The records without the few that lack a key, or whose key cannot be read, where nearly all have one."""
     keyed = [*evidence]
     for has in (_has_key, _has_readable_key):
-        if is_nearly_all(sum(map(has, evidence)), len(evidence)):
+        if _is_nearly_all(sum(map(has, evidence)), len(evidence)):
             keyed = [one for one in keyed if has(one)]
     return keyed
 
@@ -273,9 +273,9 @@ def _select_keyed(evidence: Sequence[SampledRecord]) -> list[SampledRecord]:
 def _select_usual(drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord]) -> list[SampledRecord]:
     """The keyed records without the few that lack a possible part of a key that nearly all have."""
     keyed = _select_keyed(evidence)
-    nearly = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_nearly_filled(at, keyed)]
+    nearly = [at for at, one in enumerate(drafts) if _can_be_key(one) and _is_nearly_filled(at, keyed)]
     usual = [one for one in keyed if all(one.values[at] is not None for at in nearly)]
-    return usual if is_nearly_all(len(usual), len(evidence)) else keyed
+    return usual if _is_nearly_all(len(usual), len(evidence)) else keyed
 
 
 def _has_key(one: SampledRecord) -> bool:

@@ -171,7 +171,7 @@ class FileGroup:
         return sum(file.size for file in self.files)
 
     @property
-    def targets(self) -> int:
+    def target_files(self) -> int:
         """How many files they become."""
         return max(1, round(self.bytes / TARGET_BYTES))
 

@@ -70,9 +70,8 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
         seen = read_committed_slices(opened, [])
         mine = read_table_version(work.spark, target.path, seen.version).where(predicate)
         # A column that was declared since is not in the table before the next run.
-        by = [name for name in cluster_columns(work.stream, table) if name in mine.columns]
-        by = by or ["slice"]
-        parts = mine.repartition(1) if group.targets == 1 else mine.repartitionByRange(group.targets, *by)
+        by = [name for name in cluster_columns(work.stream, table) if name in mine.columns] or ["slice"]
+        parts = mine.repartition(1) if group.target_files == 1 else mine.repartitionByRange(group.target_files, *by)
         ordered = parts.sortWithinPartitions(*by)
 
         def write(options: Mapping[str, str]) -> None:

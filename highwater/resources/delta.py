@@ -94,10 +94,15 @@ def _ensure_absent(path: str) -> None:
     Raises:
         OSError: a folder could not be entered.
     """
-    local = path.removeprefix("file://").removeprefix("file:")
-    if "://" not in local:
+    if (local := find_local_path(path)) is not None:
         with suppress(FileNotFoundError, NotADirectoryError):
-            Path(local, "_delta_log").stat()
+            (local / "_delta_log").stat()
+
+
+def find_local_path(path: str) -> Path | None:
+    """A path of the lake in the file system of this machine; None behind another URI."""
+    local = path.removeprefix("file://").removeprefix("file:")
+    return None if "://" in local else Path(local)
 
 
 def query(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
@@ -326,11 +331,10 @@ def _build_away_error(path: str, error: Exception) -> DependencyAwayError:
 
 def _is_root_readable(path: str) -> bool:
     """Whether the lake around a local table answers, so that the fault is of this table alone."""
-    local = path.removeprefix("file://").removeprefix("file:")
-    if "://" in local:
+    if (local := find_local_path(path)) is None:
         return False
     try:
-        with os.scandir(Path(local).parent.parent) as found:
+        with os.scandir(local.parent.parent) as found:
             next(found, None)
     except OSError:
         return False

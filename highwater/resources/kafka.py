@@ -151,9 +151,9 @@ class Kafka:
     def read_topic_states(self, topics: Collection[str]) -> TopicStates:
         """The states of topics now, with the same five requests for any number of topics.
 
-        Topics that do not exist, may not be read, or were replaced during the look are left out. A partition whose
-        broker did not answer in time is unknown, as a partition without a leader is: a broker that hangs costs its own
-        partitions only.
+        Topics that do not exist, may not be read, or were replaced during the look are not among those found; those
+        that may not be described are `denied`. A partition whose broker did not answer in time is unknown, as a
+        partition without a leader is: a broker that hangs costs its own partitions only.
 
         Raises:
             DependencyAwayError: no broker answered in time.

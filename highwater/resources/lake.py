@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from highwater.errors import LAKE, DependencyAwayError
@@ -14,7 +13,7 @@ from highwater.resources.commit_log import (
     read_slice_keys,
     with_row_counts,
 )
-from highwater.resources.delta import count_slice_rows, is_table, list_slices_in_rows, open_table
+from highwater.resources.delta import count_slice_rows, find_local_path, is_table, list_slices_in_rows, open_table
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -49,8 +48,8 @@ class Lake:
 
     def is_root_missing(self) -> bool:
         """Whether the root is a folder of this machine that does not exist; never of a lake behind a URI."""
-        local = self.root.removeprefix("file://").removeprefix("file:")
-        return "://" not in local and not Path(local).is_dir()
+        local = find_local_path(self.root)
+        return local is not None and not local.is_dir()
 
     def ensure_answering(self, stream: str) -> None:
         """Ask the storage one short question.

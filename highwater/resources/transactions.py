@@ -399,7 +399,7 @@ class Transactions:
     def _find_abort_cause(self) -> KafkaError | None:
         """The error of a transaction that failed while another call was under way; None if none did.
 
-        The client names it to whoever would begin another one, which a failed transaction forbids.
+        The client answers with it when another transaction is begun, which a failed one forbids.
         """
         from confluent_kafka import KafkaException
 

@@ -233,7 +233,8 @@ def record_of(case: Case) -> KafkaRecord:
 def test_the_second_reader_reads_what_is_wanted(name: str) -> None:
     case = CASES[name]
     if isinstance(case.wanted, Malformed):
-        with pytest.raises((MisfitError, ValueError, RecursionError)):
+        too_deep = name == "a path nested too deep"  # Python's own limit, which `classify` reports
+        with pytest.raises(RecursionError if too_deep else (MisfitError, ValueError)):
             read_apart(case)
     else:
         read = read_apart(case)

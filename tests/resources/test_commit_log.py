@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
+    from highwater.assets.work import Work
     from highwater.resources.ledger.intents import Intent
 
 ONE, TWO = "orders@0000000", "orders@0000001"
@@ -434,10 +435,7 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
     """Also when Delta's log no longer has the entry: the number of the commit is in the checkpoint."""
     bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(commit_log_writer, "complete", _die)
-        with pytest.raises(Killed):
-            current.materialise(bench.work(first))
+    _materialise_without_record(monkeypatch, current.materialise, bench.work(first))
     if aged:
         clean_log(bench)
     before = table_of(bench).version()
@@ -465,10 +463,7 @@ def test_a_commit_without_record_and_intent_is_recorded_before_the_next_one(
 ) -> None:
     """The next commit may clean Delta's log of the entry, and a lost ledger knows no intent."""
     bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
-    with monkeypatch.context() as patched:
-        patched.setattr(commit_log_writer, "complete", _die)
-        with pytest.raises(Killed):
-            current.materialise(bench.work(first))
+    _materialise_without_record(monkeypatch, current.materialise, bench.work(first))
     bench.ledger = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
     bench.ledger.add([first, second])
     bench.ledger.allocate_attempts([first.key, second.key])
@@ -493,15 +488,20 @@ def test_the_rows_of_a_commit_whose_run_died_are_counted(planned: Bench, monkeyp
     bench = planned
     bench.send(*[order_message(f"o{n}", 1) for n in range(3)])
     slice_ = bench.plan(2, p0=(2, 5))
-    with monkeypatch.context() as patched:
-        patched.setattr(commit_log_writer, "complete", _die)
-        with pytest.raises(Killed):
-            raw.materialise(bench.work(slice_))
+    _materialise_without_record(monkeypatch, raw.materialise, bench.work(slice_))
     raw.materialise(bench.work(slice_))
     log = bench.lake.open_stream_table(bench.stream.name, commit_log.TABLE)
     assert log is not None
     counted = query(log, f"SELECT rows FROM t WHERE \"table\" = 'raw' AND slice = '{slice_.key}' ORDER BY version")
     assert [row["rows"] for row in counted] == [3, 3], "the attempt that died, and the one after it"
+
+
+def _materialise_without_record(monkeypatch: pytest.MonkeyPatch, stage: Callable[[Work], object], work: Work) -> None:
+    """Commit slices in a run that dies before their records are in `_commits`."""
+    with monkeypatch.context() as patched:
+        patched.setattr(commit_log_writer, "complete", _die)
+        with pytest.raises(Killed):
+            stage(work)
 
 
 def _die(*_: Any) -> Any:

@@ -118,7 +118,7 @@ def test_a_slice_of_several_files_is_in_one_group() -> None:
     there = [replace(file, path=f"{n} {file.path}") for file in files(*[size] * 11) for n in range(8)]
     groups = to_merge(there)
     assert [len(group.files) for group in groups] == [8] * 11
-    assert [(len({file.first for file in group.files}), group.targets) for group in groups] == [(1, 1)] * 11
+    assert [(len({file.first for file in group.files}), group.target_files) for group in groups] == [(1, 1)] * 11
     wide = [replace(file, path=f"{n} {file.path}") for file in files(size) for n in range(200)]
     assert [len(group.files) for group in to_merge(wide)] == [52, 52, 52, 44], "what writers wait for is bounded"
 
@@ -155,8 +155,8 @@ def merged(there: list[File], group: FileGroup, name: str) -> list[File]:
     """The files when those of a group are joined."""
     mine = set(group.files)
     first, last = min(file.first for file in mine), max(file.last for file in mine)
-    size = group.bytes // group.targets
-    made = [File(f"{name} {first} {n}", size, first, last) for n in range(group.targets)]
+    size = group.bytes // group.target_files
+    made = [File(f"{name} {first} {n}", size, first, last) for n in range(group.target_files)]
     return [*(file for file in there if file not in mine), *made]
 
 
