@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
 
 
-# These are partitioned by the column `slice`.
-WITHOUT_SPARK = ("metrics", "published")
-
-
 def plant(
     path: str,
     rows: pa.Table,
@@ -32,7 +28,7 @@ def plant(
 
     Args:
         path: the table.
-        rows: the rows; `metrics` and `published` are partitioned by `slice`.
+        rows: the rows; `metrics` is partitioned by `slice`, its days.
         slice_commits: one for each slice that the commit holds.
         replace: the rows and records replace all that the table has.
         recorded: whether `_commits` has the records too, and not the table's log alone.
@@ -43,7 +39,7 @@ def plant(
     records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
     metadata = {"userMetadata": to_user_metadata(records, 0, batch=base.batch, replaces=replace)}
     properties = CommitProperties(custom_metadata=metadata)
-    by = ["slice"] if path.rpartition("/")[2] in WITHOUT_SPARK else None
+    by = ["slice"] if path.rpartition("/")[2] == "metrics" else None
     if replace:
         write_deltalake(
             path, rows, mode="overwrite", schema_mode="overwrite", partition_by=by, commit_properties=properties

@@ -17,6 +17,8 @@ LONGEST_LEASES = timedelta(minutes=20)
 
 # Files below this size are worth being joined: a reader's price for a file is about that of reading so much.
 SMALL_BYTES = 16 * 1024 * 1024
+# What readers of Parquet expect of a file.
+TARGET_BYTES = 128 * 1024 * 1024
 # A slice that a run takes by itself is written as eight files at the most, up to two million offsets.
 FEWEST_FILES = 9
 # Partitions in one OPTIMIZE, whose names are in its text; and what one maintenance rewrites of a table at the most.
@@ -121,19 +123,18 @@ class TablePartition:
 def to_compact(parts: Iterable[TablePartition]) -> list[str]:
     """The partitions whose files are joined: those with the most small files first, within what one maintenance does.
 
-    A file never holds two partitions.
+    A file never holds two partitions. Files of the target size are not rewritten.
     """
     found, total = [], 0
     for part in sorted(parts, key=lambda part: (-len(part.small), part.key)):
-        if len(part.small) < FEWEST_FILES or total + sum(part.files) > MAX_BYTES:
+        rewritten = sum(size for size in part.files if size < TARGET_BYTES)
+        if len(part.small) < FEWEST_FILES or total + rewritten > MAX_BYTES:
             continue
         found.append(part.key)
-        total += sum(part.files)
+        total += rewritten
     return found
 
 
-# What readers of Parquet expect of a file.
-TARGET_BYTES = 128 * 1024 * 1024
 # A group ends at this number of files or at the target size, but for the rest of its last slice. Writers wait for it.
 FILES_PER_GROUP = 5_000
 MAX_GROUP_FILES = 2 * FILES_PER_GROUP

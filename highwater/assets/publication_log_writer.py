@@ -331,9 +331,7 @@ class PublicationLog:
         with _take_turn(self._work):
             self._ensure_newest()
             if self._sending is None or self._sending.metadata().description != self.identity:
-                self._sending = open_or_create_table(
-                    self._path_of_sending, build_sending_schema(), self.identity, partition_by=()
-                )
+                self._sending = open_or_create_table(self._path_of_sending, build_sending_schema(), self.identity)
             replace_all(self._sending, pa.concat_tables([*numbered, batch]), unlike=UNLIKE)
         self._sending.update_incremental()
         self._in_sending = sending.attempt

@@ -13,7 +13,7 @@ from highwater.assets.publication_log import SENDING, TABLE, list_sending_slices
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.publishing import EventState, can_retract, ensure_none_retracted
-from highwater.resources.delta import open_table
+from highwater.resources.delta import count_slice_rows, open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -140,5 +140,5 @@ def _list_sent_slices(work: Work, keys: Sequence[str]) -> list[str]:
     table = open_table(work.lake.build_table_path(work.stream.name, TABLE))
     if table is None:
         return []
-    there = {str(one["slice"]) for one in table.partitions()} | being_sent
-    return [key for key in keys if key in there]
+    rows = count_slice_rows(table, keys)
+    return [key for key in keys if rows[key] or key in being_sent]

@@ -25,7 +25,7 @@ from highwater.resources.commit_log import (
     read_tail,
 )
 from highwater.resources.delta import add_actions, count_all_slice_rows
-from highwater.resources.delta_rs_writes import append_at, compact, create, replace_partitions
+from highwater.resources.delta_rs_writes import append_at, compact, create, replace_rows_of_slices
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _count_rows(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[Com
 def replace_slices(
     table: DeltaTable,
     rows: pa.Table,
-    partitions: Sequence[str],
+    keys: Sequence[str],
     slice_commits: Sequence[SliceCommit],
     run: str,
     *,
@@ -149,7 +149,7 @@ def replace_slices(
     Args:
         table: as it was opened before anything was read that the rows rest on.
         rows: the new rows.
-        partitions: the values of `slice` that are replaced.
+        keys: the values of `slice` that are replaced.
         slice_commits: one for each slice that the commit holds.
         run: the Dagster run.
         unlike: columns with hardly two equal rows.
@@ -165,7 +165,7 @@ def replace_slices(
     records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
     metadata = to_user_metadata(records, 0, batch=base.batch, run=run)
     complete(table)  # the write that follows may clean old entries of the log
-    version = replace_partitions(table, rows, partitions, metadata, unlike=unlike)
+    version = replace_rows_of_slices(table, rows, keys, metadata, unlike=unlike)
     table.update_incremental()
     with suppress(SupersededAttemptError):  # the table's log has the records, and the next run completes them
         complete(table)

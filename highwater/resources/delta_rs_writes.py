@@ -1,4 +1,4 @@
-"""Writes to the lake by delta-rs, without a JVM: create a table, append, replace partitions, delete folders."""
+"""Writes to the lake by delta-rs, without a JVM: create a table, append, replace slices, delete folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": "
 
 
 def open_or_create_table(
-    path: str, schema: pa.Schema, description: str, *, partition_by: Sequence[str] = ("slice",)
+    path: str, schema: pa.Schema, description: str, *, partition_by: Sequence[str] = ()
 ) -> DeltaTable:
     """Open a table; one that is absent, or was made by another description, is created without rows.
 
@@ -60,7 +60,7 @@ def create(
     path: str,
     schema: Schema | pa.Schema,
     *,
-    partition_by: Sequence[str] = ("slice",),
+    partition_by: Sequence[str] = (),
     description: str | None = None,
     configuration: Mapping[str, str | None] | None = None,
 ) -> None:
@@ -99,10 +99,10 @@ def create(
                 raise
 
 
-def replace_partitions(
+def replace_rows_of_slices(
     table: DeltaTable,
     rows: pa.Table,
-    partitions: Iterable[str],
+    keys: Iterable[str],
     metadata: str,
     *,
     unlike: Sequence[str] = (),
@@ -115,7 +115,7 @@ def replace_partitions(
     Args:
         table: as it was opened before anything was read that the rows rest on.
         rows: the new rows.
-        partitions: the values of `slice` that are replaced.
+        keys: the values of `slice` that are replaced.
         metadata: the commit's `userMetadata`.
         unlike: columns with hardly two equal rows; they are written without a dictionary.
 
@@ -126,8 +126,8 @@ def replace_partitions(
         SupersededAttemptError: another commit took the version; nothing was written.
         DependencyAwayError: the storage is away.
     """
-    keys = list(partitions)
-    return _replace(table, rows, slice_is_one_of(keys) if keys else "false", metadata, unlike)
+    replaced = list(keys)
+    return _replace(table, rows, slice_is_one_of(replaced) if replaced else "false", metadata, unlike)
 
 
 def replace_all(table: DeltaTable, rows: pa.Table, *, unlike: Sequence[str] = ()) -> int:

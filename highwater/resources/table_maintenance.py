@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
-from highwater.maintenance import File, TablePartition
+from highwater.maintenance import TARGET_BYTES, File, TablePartition
 from highwater.resources.delta import add_actions, commit_info, translate_read_errors
 from highwater.resources.delta_rs_writes import translate_write_errors
+from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import quote_table
 
@@ -150,7 +151,9 @@ def join_files(spark: SparkSession, path: str) -> None:
         SupersededAttemptError: another writer was first; nothing was written.
         DependencyAwayError: Spark or the storage is away.
     """
-    with delta_errors(path):
+    # By default OPTIMIZE rewrites every file below a gigabyte.
+    sizes = {f"spark.databricks.delta.optimize.{name}FileSize": str(TARGET_BYTES) for name in ("min", "max")}
+    with delta_errors(path), session_settings(spark, sizes):
         spark.sql(f"OPTIMIZE {quote_table(path)}").collect()
 
 
@@ -167,7 +170,8 @@ def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
     with translate_write_errors(path):
         try:
             by = _find_partition_column(table)
-            table.optimize.compact(None if by is None else [(by, "in", list(keys))])
+            some = None if by is None else [(by, "in", list(keys))]
+            table.optimize.compact(some, target_size=TARGET_BYTES)
         except CommitFailedError as error:
             raise SupersededAttemptError(
                 f"another writer of {path} was first",

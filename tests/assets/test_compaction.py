@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from highwater.assets import events, raw
 from highwater.assets.compaction import compact
@@ -16,7 +19,7 @@ from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.errors import SupersededAttemptError
 from highwater.maintenance import FileGroup
 from highwater.resources.delta import open_table
-from highwater.resources.table_maintenance import list_files
+from highwater.resources.table_maintenance import join_files, list_files
 from tests.helpers.support import Bench, order_message
 
 if TYPE_CHECKING:
@@ -222,3 +225,22 @@ def test_a_backfill_of_fifty_slices_goes_on_beside_steady_appends(bench: Bench) 
     assert all(len(mine) >= 2 for mine in added), "a writer starved"
     everything = [*slices, *(slice_ for mine in added for slice_ in mine)]
     assert by_slice(bench, "raw") == sorted((slice_.key, slice_.ranges[0].start) for slice_ in everything)
+
+
+def test_small_files_of_a_table_without_slices_become_one_and_large_ones_stay(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `current`: Spark would rewrite every file below a gigabyte."""
+    path = str(tmp_path / "current")
+    write_deltalake(path, pa.table({"key": [str(uuid.uuid4()) for _ in range(3_000)]}))
+    [large] = DeltaTable(path).file_uris()
+    monkeypatch.setattr("highwater.resources.table_maintenance.TARGET_BYTES", Path(large).stat().st_size)
+    for number in range(3):
+        write_deltalake(path, pa.table({"key": [f"k{number}"]}), mode="append")
+    rows = sorted(DeltaTable(path).to_pyarrow_table()["key"].to_pylist())
+
+    join_files(bench.spark, path)
+
+    after = DeltaTable(path)
+    assert (len(after.file_uris()), large in after.file_uris()) == (2, True)
+    assert sorted(after.to_pyarrow_table()["key"].to_pylist()) == rows

@@ -94,8 +94,14 @@ def test_small_files_are_joined_where_there_are_many() -> None:
 
 
 def test_what_one_maintenance_rewrites_is_bounded() -> None:
-    part = TablePartition("huge", (1_000,) * 9 + (15 * 1024**3,))
+    part = TablePartition("huge", (1_000,) * 9 + (120 * 1024**2,) * 110)
     assert to_compact([part, replace(part, key="huge too")]) == ["huge"]
+
+
+def test_files_of_the_target_size_do_not_keep_small_ones_from_being_joined() -> None:
+    """They are not rewritten: a table of many of them has small files too."""
+    part = TablePartition("", (1_000,) * 9 + (TARGET_BYTES,) * 1_000)
+    assert to_compact([part]) == [""]
 
 
 def files(*sizes: int, start: int = 0) -> list[File]:
