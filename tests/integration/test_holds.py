@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,7 +37,7 @@ from highwater.errors import (
     SliceHeldError,
     UnknownSliceError,
 )
-from highwater.holds import Release, find_obstacle
+from highwater.holds import find_obstacle
 from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
@@ -64,16 +64,12 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Judgement
 from highwater.routing import find_destination
 from highwater.slices import Slice
+from tests.helpers.breaking import open_repairing
 from tests.helpers.commits import commit_empty
-from tests.helpers.holding import FOUND, STREAM
+from tests.helpers.holding import FOUND, LATER, NOON, PARK, STREAM
 from tests.helpers.repairing import FOUR, ONE, OPEN, THREE, TWO, Repairing, opened
 from tests.helpers.support import FakeSilentKafka, make_stream
 from tests.helpers.written_tables import a_slice
-
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-LATER = NOON + timedelta(minutes=7)
-PARK = Release(park=True, by="ann", because="unknown customer", at=LATER)
-
 
 # Where records go
 
@@ -382,10 +378,8 @@ def test_a_hold_of_another_slice_leaves_the_breaker_as_it_is(ledger: Ledger, wor
 
 
 @pytest.fixture
-def repairing(tmp_path: Path) -> Any:
-    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
-        made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR], STREAM)
-        commit_empty(made.lake, [ONE, TWO, THREE], "raw")
+def repairing(tmp_path: Path) -> Iterator[Repairing]:
+    with open_repairing(tmp_path, STREAM) as made:
         yield made
 
 

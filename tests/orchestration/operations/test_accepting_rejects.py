@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -52,7 +52,7 @@ def work(ledger: Ledger, tmp_path: Path) -> Callable[..., Work]:
 
 
 @pytest.fixture
-def repairing(tmp_path: Path) -> Any:
+def repairing(tmp_path: Path) -> Iterator[Repairing]:
     with open_repairing(tmp_path) as made:
         yield made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_runs_from_before_the_breaker_closed_count_no_more() -> None:
 
 
 @pytest.fixture
-def repairing(tmp_path: Path) -> Any:
+def repairing(tmp_path: Path) -> Iterator[Repairing]:
     with open_repairing(tmp_path) as made:
         yield made
 
