@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from dev.paths import REPOSITORY
+from highwater import declaration
 
 DOCS = REPOSITORY / "docs"
+
+
 PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *DOCS.rglob("*.md")])
+
+
 RUNBOOK = "docs/runbook.md"
+
+
 SHELL_BLOCK = re.compile(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -55,3 +64,27 @@ def anchors(text: str) -> set[str]:
     """The anchors that headings get: lower case, punctuation dropped, spaces as hyphens."""
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+CODE = ("highwater", "resources", "assets", "orchestration", "dev")
+
+
+def example() -> declaration.Stream:
+    """The stream that the page declares."""
+    held: dict[str, Any] = {}
+    exec(blocks("docs/streams.md", "python")[0], held)
+    stream = held["STREAM"]
+    assert isinstance(stream, declaration.Stream)
+    return stream
+
+
+def checks_listed() -> dict[str, list[str]]:
+    """The rows of the table of checks by the names of the checks."""
+    table = "".join(section("docs/streams.md", "Checks").partition("| check |")[1:])
+    return {spans(row[0])[0]: row for row in rows(table)}
+
+
+def links(text: str) -> Iterator[str]:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in link:
+            yield link

@@ -300,7 +300,7 @@ CHILDREN = [
     "tests.helpers.crash_child",
     "tests.helpers.publish_child",
     "tests.helpers.accept_child",
-    "tests.resources.test_outbox",
+    "tests.resources.test_outbox_deliveries",
 ]
 
 
