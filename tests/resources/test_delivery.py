@@ -6,63 +6,47 @@ import pytest
 
 from highwater.errors import RecordRefusedError, UndeliveredError
 from highwater.resources import delivery
-from highwater.resources.delivery import DeliveryEnd, ErrorKind, classify_end, find_error_kind
+from highwater.resources.delivery import DeliveryEnd, classify_end
 from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import OnFailure, Record
 from tests.helpers.fake_client import FakeClient, fault
 from tests.helpers.producing import pairs, producing
 
-# Every code of the table, by what helps and by what is sure of the record.
-ERRORS: dict[tuple[ErrorKind, DeliveryEnd], str] = {
-    (
-        ErrorKind.LOCAL,
-        DeliveryEnd.NOT_DELIVERED,
-    ): "MSG_SIZE_TOO_LARGE _INVALID_ARG _KEY_SERIALIZATION _VALUE_SERIALIZATION _QUEUE_FULL _STATE",
-    # In a report: all that is queued for a topic ends so, also what had been sent and had no answer.
-    (ErrorKind.LOCAL, DeliveryEnd.UNKNOWN): "_UNKNOWN_PARTITION _UNKNOWN_TOPIC",
-    (
-        ErrorKind.PERMANENT,
-        DeliveryEnd.NOT_DELIVERED,
-    ): "INVALID_MSG INVALID_MSG_SIZE INVALID_REQUIRED_ACKS RECORD_LIST_TOO_LARGE "
-    "INVALID_RECORD TOPIC_EXCEPTION UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_FOR_MESSAGE_FORMAT",
-    # What may come after an attempt that was written, and whose answer was lost.
-    (ErrorKind.PERMANENT, DeliveryEnd.UNKNOWN): "TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED SASL_AUTHENTICATION_FAILED _AUTHENTICATION INVALID_TIMESTAMP "
-    "POLICY_VIOLATION UNKNOWN_TOPIC_OR_PART",
-    (ErrorKind.TEMPORARY, DeliveryEnd.UNKNOWN): "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION BROKER_NOT_AVAILABLE "
-    "REPLICA_NOT_AVAILABLE NOT_ENOUGH_REPLICAS NETWORK_EXCEPTION KAFKA_STORAGE_ERROR FENCED_LEADER_EPOCH "
-    "UNKNOWN_LEADER_EPOCH COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR "
-    "CONCURRENT_TRANSACTIONS THROTTLING_QUOTA_EXCEEDED _TRANSPORT _ALL_BROKERS_DOWN _RETRY _RESOLVE _WAIT_COORD "
-    "_TIMED_OUT_QUEUE",
-    (
-        ErrorKind.FATAL,
-        DeliveryEnd.UNKNOWN,
-    ): "_FATAL _FENCED _GAPLESS_GUARANTEE _INCONSISTENT INVALID_PRODUCER_EPOCH PRODUCER_FENCED "
+# Errors by what is certain about the record.
+ERRORS: dict[DeliveryEnd, str] = {
+    DeliveryEnd.NOT_DELIVERED: "MSG_SIZE_TOO_LARGE _INVALID_ARG _KEY_SERIALIZATION _VALUE_SERIALIZATION _QUEUE_FULL "
+    "_STATE INVALID_MSG INVALID_MSG_SIZE INVALID_REQUIRED_ACKS RECORD_LIST_TOO_LARGE INVALID_RECORD TOPIC_EXCEPTION "
+    "UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_FOR_MESSAGE_FORMAT",
+    # In a report _UNKNOWN_PARTITION and _UNKNOWN_TOPIC end all that is queued for a topic, also what had been sent and
+    # had no answer. The refusals of the second and third line may come after an attempt that was written, and whose
+    # answer was lost. librdkafka gives _BAD_MSG for an answer that it cannot read.
+    DeliveryEnd.UNKNOWN: "_UNKNOWN_PARTITION _UNKNOWN_TOPIC "
+    "TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED TRANSACTIONAL_ID_AUTHORIZATION_FAILED POLICY_VIOLATION "
+    "SASL_AUTHENTICATION_FAILED _AUTHENTICATION INVALID_TIMESTAMP UNKNOWN_TOPIC_OR_PART "
+    "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION BROKER_NOT_AVAILABLE REPLICA_NOT_AVAILABLE NOT_ENOUGH_REPLICAS "
+    "NETWORK_EXCEPTION KAFKA_STORAGE_ERROR FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH COORDINATOR_LOAD_IN_PROGRESS "
+    "COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR CONCURRENT_TRANSACTIONS THROTTLING_QUOTA_EXCEEDED _TRANSPORT "
+    "_ALL_BROKERS_DOWN _RETRY _RESOLVE _WAIT_COORD _TIMED_OUT_QUEUE "
+    "_FATAL _FENCED _GAPLESS_GUARANTEE _INCONSISTENT INVALID_PRODUCER_EPOCH PRODUCER_FENCED "
     "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID INVALID_PRODUCER_ID_MAPPING UNSUPPORTED_VERSION "
-    "INVALID_TXN_STATE",
-    # librdkafka gives _BAD_MSG for an answer that it cannot read.
-    (
-        ErrorKind.UNCERTAIN,
-        DeliveryEnd.UNKNOWN,
-    ): "_MSG_TIMED_OUT _PURGE_INFLIGHT _PURGE_QUEUE _TIMED_OUT REQUEST_TIMED_OUT _DESTROY "
-    "_INTR _BAD_MSG NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER UNKNOWN",
+    "INVALID_TXN_STATE _MSG_TIMED_OUT _PURGE_INFLIGHT _PURGE_QUEUE _TIMED_OUT REQUEST_TIMED_OUT _DESTROY _INTR "
+    "_BAD_MSG NOT_ENOUGH_REPLICAS_AFTER_APPEND DUPLICATE_SEQUENCE_NUMBER UNKNOWN",
 }
+NAMES = [name for names in ERRORS.values() for name in names.split()]
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "end"),
-    [(name, kind, end) for (kind, end), names in ERRORS.items() for name in names.split()]
-    + [("A_CODE_OF_THE_FUTURE", ErrorKind.UNCERTAIN, DeliveryEnd.UNKNOWN)],
+    ("error", "end"),
+    [(name, end) for end, names in ERRORS.items() for name in names.split()]
+    + [("A_CODE_OF_THE_FUTURE", DeliveryEnd.UNKNOWN)],
 )
-def test_what_an_error_says_of_a_record(error: str, kind: ErrorKind, end: DeliveryEnd) -> None:
-    assert find_error_kind(error) is kind
+def test_what_an_error_says_of_a_record(error: str, end: DeliveryEnd) -> None:
     assert classify_end(error) is end
 
 
-def test_every_name_in_the_table_is_looked_at() -> None:
-    looked_at = {name for names in ERRORS.values() for name in names.split()}
-    assert looked_at == set().union(*delivery.KINDS.values())
+def test_every_name_that_is_certain_is_looked_at() -> None:
+    assert {*ERRORS[DeliveryEnd.NOT_DELIVERED].split()} == delivery._SURE
     assert (classify_end(None), classify_end(delivery.NOT_SENT)) == (DeliveryEnd.DELIVERED, DeliveryEnd.NOT_DELIVERED)
 
 
@@ -157,12 +141,11 @@ def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(
         producer.close(0.1)
 
 
-def test_every_name_in_the_table_is_one_that_the_client_can_give() -> None:
+def test_every_name_is_one_that_the_client_can_give() -> None:
     """A misspelled name would be classed as uncertain, in silence."""
     from confluent_kafka import KafkaError
 
     numbers = {value for name, value in vars(KafkaError).items() if isinstance(value, int)}
     given = {KafkaError(number).name() for number in numbers} | {KafkaError(number).name() for number in range(130)}
-    assert set().union(*delivery.KINDS.values()) <= given
-    names = [name for names in delivery.KINDS.values() for name in names]
-    assert len(names) == len(set(names)), "a name has two kinds"
+    assert {*NAMES, *delivery._SURE, *delivery._REMEDIES} <= given
+    assert len(NAMES) == len(set(NAMES)), "a name has two ends"
