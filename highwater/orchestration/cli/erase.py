@@ -34,13 +34,14 @@ from highwater.orchestration.deployment import Deployment
 @deployment_of
 def erase(
     deployment: Deployment,
+    *,
     stream: str,
     key: str | None,
     digest: str | None,
     because: str,
     by: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Remove all records of one key from all tables of STREAM. The ledger records your name and the reason.
 

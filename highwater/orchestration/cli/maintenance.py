@@ -26,12 +26,7 @@ _NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "joined", "
 @dry_run_option
 @as_json_option
 @deployment_of
-def maintain(
-    deployment: Deployment,
-    stream: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def maintain(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -> None:
     """Compact small files of STREAM's tables, delete old files and old rows of raw, retire old keys.
 
     Runs may go on meanwhile.
@@ -78,14 +73,7 @@ def _build_row(row: dict[str, object]) -> list[str]:
 @dry_run_option
 @as_json_option
 @deployment_of
-def recall_keys(
-    deployment: Deployment,
-    stream: str,
-    first: str,
-    last: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def recall_keys(deployment: Deployment, *, stream: str, first: str, last: str, dry_run: bool, as_json: bool) -> None:
     """Bring the retired keys of STREAM from slice FIRST to LAST back to Dagster, for a backfill.
 
     Both are slices of one topic. They stay for seven days at least. Without DAGSTER_HOME the repair sensor adds them.

@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 @dry_run_option
 @as_json_option
 @deployment_of
-def rebuild_ledger(
-    deployment: Deployment,
-    stream: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def rebuild_ledger(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -> None:
     """Rebuild the plans of STREAM from the lake, into a ledger that holds none of it.
 
     For a ledger that was lost. Set DAGSTER_HOME, so that no key that Dagster knows is given to another slice.
@@ -63,12 +58,7 @@ def rebuild_ledger(
 @dry_run_option
 @as_json_option
 @deployment_of
-def rebuild_current(
-    deployment: Deployment,
-    stream: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def rebuild_current(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -> None:
     """Compute the table `current` of STREAM again from its events, while runs go on.
 
     For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
@@ -98,14 +88,7 @@ def rebuild_current(
 @click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them again.")
 @as_json_option
 @deployment_of
-def rebuild_all(
-    deployment: Deployment,
-    stream: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    by: str,
-    again: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, again: bool, as_json: bool) -> None:
     """Start STREAM again from Kafka after ledger and lake are lost.
 
     What tiers, the parked topic and the topic of accepted events hold is read first, and published no second time. What
