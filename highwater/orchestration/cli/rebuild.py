@@ -15,6 +15,7 @@ from highwater.orchestration.cli.terminal import (
     dry_run_option,
     print_json,
     print_lines,
+    print_result,
     print_table,
 )
 from highwater.orchestration.dagster_home import dagster_instance
@@ -41,16 +42,8 @@ def rebuild_ledger(deployment: Deployment, *, stream: str, dry_run: bool, as_jso
     lines: list[str] = []
     ledger, lake, kafka = deployment.open_ledger(), deployment.open_lake(), deployment.open_kafka()
     found = rebuild_from_lake(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run)
-    if as_json:
-        plain = {
-            "stream": stream,
-            "written": not dry_run,
-            "slices": [slice_.key for slice_ in found.slices],
-            "lines": lines,
-        }
-        print_json({**plain, "unread": [*found.unread]})
-    else:
-        print_lines(lines)
+    plain = {"stream": stream, "written": not dry_run, "slices": [slice_.key for slice_ in found.slices]}
+    print_result({**plain, "unread": [*found.unread]}, lines, as_json=as_json)
 
 
 @click.command("rebuild-current", cls=OperatorCommand)
@@ -102,13 +95,9 @@ def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, 
     lines: list[str] = []
     ledger, lake, kafka = deployment.open_ledger(), deployment.open_lake(), deployment.open_kafka()
     found = rebuild_from_kafka(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run, by=by, again=again)
-    if as_json:
-        losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
-        print_json(
-            {"stream": stream, "written": not dry_run, "copies": dict(found.copies), "losses": losses, "lines": lines}
-        )
-    else:
-        print_lines(lines)
+    losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
+    plain = {"stream": stream, "written": not dry_run, "copies": dict(found.copies), "losses": losses}
+    print_result(plain, lines, as_json=as_json)
 
 
 def _list_dagster_keys(stream: Stream) -> Sequence[str]:
