@@ -6,7 +6,6 @@ import itertools
 import shutil
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,21 +28,10 @@ from highwater.plans import Publication
 from highwater.resources.ledger import schema
 from highwater.resources.topic_state import TopicState
 from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, orders, places, said
-from tests.helpers.published_tables import make_log, rows_of
+from tests.helpers.published_tables import rows_of
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    return make_log(monkeypatch)
-
-
-@pytest.fixture
-def tables(tmp_path: Path, log: Log) -> Tables:
-    del log
-    return Tables(tmp_path)
 
 
 POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]

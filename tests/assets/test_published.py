@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
@@ -25,21 +24,10 @@ from highwater.errors import (
 from highwater.publishing import EventState, PublicationOutcome
 from highwater.resources.delta import query
 from tests.helpers.accepted import NOON, Event, Log, Tables, orders, places, said
-from tests.helpers.published_tables import make_log, rows_of
+from tests.helpers.published_tables import rows_of
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    return make_log(monkeypatch)
-
-
-@pytest.fixture
-def tables(tmp_path: Path, log: Log) -> Tables:
-    del log
-    return Tables(tmp_path)
 
 
 def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(

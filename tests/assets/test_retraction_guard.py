@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,21 +31,10 @@ from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slices import Slice
 from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, orders, places
-from tests.helpers.published_tables import make_log, rows_of
+from tests.helpers.published_tables import rows_of
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    return make_log(monkeypatch)
-
-
-@pytest.fixture
-def tables(tmp_path: Path, log: Log) -> Tables:
-    del log
-    return Tables(tmp_path)
 
 
 def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tables, log: Log) -> None:

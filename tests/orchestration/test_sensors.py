@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -20,19 +20,9 @@ from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.groups import read_group_offsets
 from highwater.resources.kafka import Kafka
-from tests.helpers.sensor_ticks import _as_stored, _later, make_ticking, tiers_of
+from tests.helpers.sensor_ticks import end_grace, format_stored, tiers_of
 from tests.helpers.support import BOUNDED, Message, send
 from tests.helpers.ticking import Ticking
-
-if TYPE_CHECKING:
-    from tests.conftest import TopicFactory
-
-
-@pytest.fixture
-def ticking(
-    topic: TopicFactory, bootstrap: str, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Ticking]:
-    return make_ticking(topic, bootstrap, instance, tmp_path, monkeypatch)
 
 
 def test_a_backlog_becomes_keys_and_a_few_runs(ticking: Callable[..., Ticking]) -> None:
@@ -69,7 +59,7 @@ def test_a_tick_that_died_after_its_keys_leaves_the_runs_to_repair(ticking: Call
     ours.instance.add_dynamic_partitions("orders_slices", keys)
     assert not ours.tick("planner").run_requests
     assert not ours.tick("repair").run_requests, "the planner's request may be on its way"
-    _later(ours)
+    end_grace(ours)
     requests = ours.tick("repair").run_requests
     assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[0], keys[3]]
     assert {r.tags["highwater/purpose"] for r in requests} == {"repair"}
@@ -93,7 +83,7 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
     """The planner requested a run for each slice that a new instance lacked: all were validated again."""
     ours = ticking(records=60, slices_per_run=10)
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     slices = ours.ledger.list_slices("orders")
     keys = [slice_.key for slice_ in slices]
     assert len(keys) == 6
@@ -132,7 +122,7 @@ def test_retries_that_dagster_lacks_are_reported_and_not_requested(
     tiers_of(ours, records=20)
     time.sleep(1.3)
     ours.tick("dlq_retries")
-    _later(ours)
+    end_grace(ours)
     whole, other = ours.ledger.list_slices("orders")
     ours.fill([whole], *[table.name for table in TABLES])
     with dg.DagsterInstance.ephemeral() as empty:
@@ -188,14 +178,14 @@ def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_i
         again.tick("repair")
         assert found() == ([], False, False), "the first one may have been stopped before"
         with create_engine(ours.ledger.database.url).begin() as connection:
-            minute_ago = _as_stored(datetime.now(UTC) - timedelta(minutes=1))
+            minute_ago = format_stored(datetime.now(UTC) - timedelta(minutes=1))
             connection.execute(text("UPDATE instances SET last_seen = :at, first_seen = :at"), {"at": minute_ago})
         ours.tick("planner")
         again.tick("repair")
         both, reported, over = found()
         assert (len({*both}), reported, over) == (2, True, True)
         with create_engine(ours.ledger.database.url).begin() as connection:
-            long_ago = _as_stored(datetime.now(UTC) - timedelta(minutes=6))
+            long_ago = format_stored(datetime.now(UTC) - timedelta(minutes=6))
             mine = {"at": long_ago, "id": both[0]}
             connection.execute(text("UPDATE instances SET last_seen = :at WHERE instance_id = :id"), mine)
         assert found() == ([], False, False), "the first one was stopped"

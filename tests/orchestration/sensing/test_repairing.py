@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
@@ -14,24 +13,14 @@ import pytest
 from highwater.orchestration.asset_keys import TABLES, build_table_key
 from highwater.orchestration.sensing import dead_workers, repairing, stream_ticks
 from highwater.orchestration.sensing.rounds import Cursor
-from tests.helpers.sensor_ticks import SOON, _later, make_ticking
+from tests.helpers.sensor_ticks import SOON, end_grace
 from tests.helpers.ticking import Ticking
-
-if TYPE_CHECKING:
-    from tests.conftest import TopicFactory
-
-
-@pytest.fixture
-def ticking(
-    topic: TopicFactory, bootstrap: str, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Ticking]:
-    return make_ticking(topic, bootstrap, instance, tmp_path, monkeypatch)
 
 
 def test_a_run_in_flight_keeps_repair_away(ticking: Callable[..., Ticking]) -> None:
     ours = ticking()
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     keys = ours.keys()
     ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
     requests = ours.tick("repair").run_requests
@@ -45,7 +34,7 @@ def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
     """Worker and code server killed together left it started for ever, and its slices in flight."""
     ours = ticking()
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
     monkeypatch.setattr(dead_workers, "LEASE_SECONDS", 0.0)
     keys = ours.keys()
@@ -64,7 +53,7 @@ def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
 def test_a_backfill_outside_of_the_job_counts_as_work_too(ticking: Callable[..., Ticking]) -> None:
     ours = ticking()
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     keys = ours.keys()
     run = dg.DagsterRun(
         job_name="__ASSET_JOB",
@@ -83,7 +72,7 @@ def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
     """Repair asks the lake, not only run records."""
     ours = ticking()
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     slices = ours.ledger.list_slices("orders")
     ours.fill(slices[:2], *[table.name for table in TABLES])
     result = ours.tick("repair")
@@ -99,7 +88,7 @@ def test_what_dagster_forgot_is_reported_as_the_run_reported_it(ticking: Callabl
     """It once had its offsets and its attempt alone, which leaves holes in every plot."""
     ours = ticking(records=10)
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     [slice_] = ours.ledger.list_slices("orders")
     first, last = 1_780_000_000_000_000, 1_780_000_060_000_000
     span = {"first_event_us": first, "last_event_us": last}
@@ -131,7 +120,7 @@ def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
     """Each tick of repair failed by it from then on, so that nothing of the stream was requested again."""
     ours = ticking()
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     slices = ours.ledger.list_slices("orders")
     last = {"first_event_us": 0, "last_event_us": 253_402_300_799_999_999}
     ours.fill(slices[:1], *[table.name for table in TABLES], **last)
@@ -151,7 +140,7 @@ def test_a_slice_that_fails_again_and_again_is_asked_for_by_itself(
     """One that cannot be done failed those that were requested with it, until all of them were exhausted."""
     ours = ticking()
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
     keys = ours.keys()
     ends = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -169,7 +158,7 @@ def test_what_was_reprocessed_since_it_was_folded_is_reported_without_the_new_nu
 ) -> None:
     ours = ticking(records=10)
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     [slice_] = ours.ledger.list_slices("orders")
     ours.fill([slice_], "raw", "current", rows=3)
     ours.fill([slice_], "events", rows=7, attempt=2, rejects_malformed=2)
@@ -181,7 +170,7 @@ def test_what_was_reprocessed_since_it_was_folded_is_reported_without_the_new_nu
 def test_a_slice_whose_rejects_do_not_follow_its_events_is_asked_for(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(records=10)
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     slices = ours.ledger.list_slices("orders")
     ours.fill(slices, "raw", "rejects")
     ours.fill(slices, "events", "current", attempt=2)
@@ -193,7 +182,7 @@ def test_a_lake_that_cannot_be_read_is_not_an_empty_one(ticking: Callable[..., T
     """I15: repair skips with the reason; it neither reports nor requests."""
     ours = ticking()
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     slices = ours.ledger.list_slices("orders")
     ours.fill(slices, "raw")
     log = Path(ours.lake.build_table_path("orders", "raw")) / "_delta_log"
@@ -207,7 +196,7 @@ def test_a_lake_that_cannot_be_read_is_not_an_empty_one(ticking: Callable[..., T
 def test_what_dagster_holds_and_the_lake_lost_is_asked_for(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(records=10)
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     [slice_] = ours.ledger.list_slices("orders")
     for table in TABLES:
         key = build_table_key(ours.stream, table.name)
@@ -220,7 +209,7 @@ def test_repair_compares_all_slices_in_turn(ticking: Callable[..., Ticking], mon
     monkeypatch.setattr(stream_ticks, "PAGE", 3)
     ours = ticking(records=80)
     ours.evaluate("planner")
-    _later(ours)
+    end_grace(ours)
     keys = [slice_.key for slice_ in ours.ledger.list_slices("orders")]
     assert len(keys) == 8
     seen = []
@@ -234,7 +223,7 @@ def test_repair_compares_all_slices_in_turn(ticking: Callable[..., Ticking], mon
 def test_a_key_that_somebody_added_by_hand_is_named_and_holds_nothing_up(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(records=10)
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     ours.instance.add_dynamic_partitions("orders_slices", ["orders@' OR 1=1"])
     context = ours.evaluate("repair")
     assert len(context.run_requests) == 1
@@ -246,7 +235,7 @@ def test_a_key_of_another_stream_is_named_and_not_requested(ticking: Callable[..
     """Its runs can only fail, and repair once asked for them until it gave up."""
     ours = ticking(records=10)
     ours.tick("planner")
-    _later(ours)
+    end_grace(ours)
     [own] = ours.ledger.list_slices("orders")
     foreign = replace(own, stream="payments", topic="payments")
     assert ours.ledger.add([foreign])

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
@@ -15,18 +13,8 @@ import pytest
 from highwater.breaker import Circuit
 from highwater.orchestration.asset_keys import build_table_key, build_topic_key
 from highwater.orchestration.sensing import repairing
-from tests.helpers.sensor_ticks import SOON, make_ticking, tiers_of, wait_for
+from tests.helpers.sensor_ticks import SOON, tiers_of, wait_for
 from tests.helpers.ticking import Ticking
-
-if TYPE_CHECKING:
-    from tests.conftest import TopicFactory
-
-
-@pytest.fixture
-def ticking(
-    topic: TopicFactory, bootstrap: str, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Ticking]:
-    return make_ticking(topic, bootstrap, instance, tmp_path, monkeypatch)
 
 
 def test_what_is_due_in_a_tier_becomes_slices_whose_runs_stand_behind_new_ones(ticking: Callable[..., Ticking]) -> None:
