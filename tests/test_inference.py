@@ -17,11 +17,11 @@ from highwater.inference import infer
 from highwater.schemas import Schema
 from highwater.sources import Key, Meta
 from highwater.stream_source import to_source
-from tests.helpers.inferred import BEGIN_MS, field, framed, github_events, kinds, records_of, telemetry
+from tests.helpers.inferred import BEGIN_MS, build_records, field, framed, github_events, list_kinds, telemetry
 
 
 def test_a_field_that_equals_every_record_key_is_the_key() -> None:
-    found = infer("github", records_of(github_events(keyed=True)))
+    found = infer("github", build_records(github_events(keyed=True)))
     assert (found.stream.key, found.stream.record_key) == (("repo_id",), "warn")
 
 
@@ -35,7 +35,7 @@ ODD: dict[str, tuple[bytes | None, Any]] = {
 def test_an_odd_record_leaves_no_weaker_key_either() -> None:
     """An ID that is distinct in each record is a key only where the record key shows none."""
     pairs = [(key, {**value, "event_id": f"e{at}"}) for at, (key, value) in enumerate(telemetry())]
-    found = infer("sensors", records_of([*pairs, (None, {**pairs[50][1], "event_id": "odd", "device": "s-9"})]))
+    found = infer("sensors", build_records([*pairs, (None, {**pairs[50][1], "event_id": "odd", "device": "s-9"})]))
     assert (found.stream.key, found.stream.version) == (("device",), "seq")
 
 
@@ -44,7 +44,7 @@ def test_optional_columns_that_few_records_lack_hide_no_odd_record() -> None:
         (key, {**value, **{f"note{n}": None if at % 100 == n else "x" for n in range(4)}})
         for at, (key, value) in enumerate(telemetry())
     ]
-    found = infer("sensors", records_of([*pairs, (None, {**pairs[50][1], "device": "s-9"})]))
+    found = infer("sensors", build_records([*pairs, (None, {**pairs[50][1], "device": "s-9"})]))
     assert (found.stream.key, found.stream.version) == (("device",), "seq")
 
 
@@ -52,41 +52,41 @@ def test_a_version_that_some_records_lack_is_none() -> None:
     pairs = telemetry()
     for at in (20, 60, 150):
         pairs[at][1]["seq"] = None
-    found = infer("sensors", records_of(pairs))
+    found = infer("sensors", build_records(pairs))
     assert (found.stream.key, found.stream.version) == (("device",), None)
-    assert kinds(found, records_of(pairs)) == ["event"] * 200
+    assert list_kinds(found, build_records(pairs)) == ["event"] * 200
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_one_odd_record_takes_neither_key_nor_version_from_the_others(name: str) -> None:
     pairs = telemetry()
-    found = infer("sensors", records_of([*pairs[:50], ODD[name], *pairs[50:]]))
+    found = infer("sensors", build_records([*pairs[:50], ODD[name], *pairs[50:]]))
     assert (found.stream.key, found.stream.version) == (("device",), "seq")
-    assert kinds(found, records_of(pairs)) == ["event"] * 200
+    assert list_kinds(found, build_records(pairs)) == ["event"] * 200
 
 
 def test_many_odd_records_are_no_odd_ones() -> None:
-    found = infer("sensors", records_of([*telemetry(), *[ODD["a heartbeat"]] * 10]))
+    found = infer("sensors", build_records([*telemetry(), *[ODD["a heartbeat"]] * 10]))
     assert found.stream.key == ()
 
 
 def test_a_number_that_falls_is_no_version() -> None:
     pairs = telemetry()
     pairs[150][1]["seq"] = 0
-    found = infer("sensors", records_of(pairs))
+    found = infer("sensors", build_records(pairs))
     assert found.stream.version is None
     assert "seq would contradict the order of the offsets" in found.reasons["version"]
 
 
 def test_a_compacted_topic_is_ordered_by_its_offsets_and_its_tombstones_delete() -> None:
     pairs = [(f"k{n % 10}".encode(), None if n % 13 == 12 else {"name": f"n{n}"}) for n in range(100)]
-    records = records_of(pairs)
+    records = build_records(pairs)
     found = infer("profiles", records)
     assert (found.stream.key, found.stream.version) == (("record_key",), "record_offset")
     assert field(found, "record_key") == Field("record_key", "string", source=Key())
     assert field(found, "record_offset") == Field("record_offset", "long", source=Meta("offset"))
     assert found.stream.deletes == Deletes(tombstones=True)
-    assert kinds(found, records) == ["delete" if value is None else "event" for _, value in pairs]
+    assert list_kinds(found, records) == ["delete" if value is None else "event" for _, value in pairs]
 
 
 KEY_SCHEMAS: dict[int | str, Schema] = {
@@ -122,7 +122,7 @@ def test_tombstones_delete_whatever_the_format_of_keys(
     key_of: Callable[[int], Any], key_format: KeyFormat, wanted: Field
 ) -> None:
     pairs = [(key_of(n % 10), None if n % 13 == 12 else {"name": f"n{n}"}) for n in range(100)]
-    records = records_of(pairs)
+    records = build_records(pairs)
     found = infer("profiles", records, schemas=KEY_SCHEMAS.get)
     assert found.stream.key_format == key_format
     assert field(found, wanted.name) == wanted
@@ -130,7 +130,7 @@ def test_tombstones_delete_whatever_the_format_of_keys(
     assert (found.stream.record_key, found.stream.deletes) == ("ignore", Deletes(tombstones=True))
     assert found.reasons["key_format"]
     deletes = ["delete" if value is None else "event" for _, value in pairs]
-    assert kinds(found, records, KEY_SCHEMAS.get) == deletes
+    assert list_kinds(found, records, KEY_SCHEMAS.get) == deletes
     held: dict[str, Any] = {}
     exec(to_source(found.stream, comments=found.comments), held)
     assert held["STREAM"] == found.stream
@@ -138,7 +138,7 @@ def test_tombstones_delete_whatever_the_format_of_keys(
 
 def test_a_key_in_avro_that_a_field_equals_is_taken_from_the_value() -> None:
     """The value is what people read; a declaration without key_format is simpler."""
-    records = records_of((key_70(n), {"name": f"k{n}", "n": n}) for n in range(10))
+    records = build_records((key_70(n), {"name": f"k{n}", "n": n}) for n in range(10))
     found = infer("profiles", records, schemas=KEY_SCHEMAS.get)
     assert (found.stream.key, found.stream.key_format, found.stream.record_key) == (("name",), Text(), "ignore")
     assert "key_format" not in found.reasons
@@ -146,14 +146,14 @@ def test_a_key_in_avro_that_a_field_equals_is_taken_from_the_value() -> None:
 
 def test_random_bytes_are_no_integers() -> None:
     chance = random.Random(3)
-    records = records_of((chance.randbytes(8), {"name": f"n{n}", "id": n}) for n in range(50))
+    records = build_records((chance.randbytes(8), {"name": f"n{n}", "id": n}) for n in range(50))
     found = infer("profiles", records)
     assert (found.stream.key, found.stream.key_format) == (("id",), Text())
 
 
 def test_keys_in_several_partitions_are_not_ordered_by_offsets() -> None:
     pairs = [(f"k{n % 10}".encode(), None if n % 13 == 12 else {"name": f"n{n}"}) for n in range(100)]
-    records = [*records_of(pairs), *records_of(pairs, partition=1)]
+    records = [*build_records(pairs), *build_records(pairs, partition=1)]
     found = infer("profiles", records)
     assert (found.stream.key, found.stream.version) == (("record_key",), None)
     assert "several partitions" in found.reasons["version"]
@@ -161,7 +161,7 @@ def test_keys_in_several_partitions_are_not_ordered_by_offsets() -> None:
 
 def test_names_are_legal_distinct_and_not_reserved() -> None:
     value = {"Key": 1, "key": 2, "user id": "a", "a.b": 1, "slice": 2, "a": {"b": 3, "B": 4}, 'quo"ted': 1, "": 2}
-    records = records_of((None, value) for _ in range(5))
+    records = build_records((None, value) for _ in range(5))
     found = infer("odd", records)
     assert [(one.name, one.source) for one in found.stream.fields] == [
         ("Key_value", "Key"),
@@ -173,7 +173,7 @@ def test_names_are_legal_distinct_and_not_reserved() -> None:
         ("a_B_3", "a.B"),
     ]
     assert found.left_out == ('quo"ted', "")
-    assert kinds(found, records) == ["event"] * 5
+    assert list_kinds(found, records) == ["event"] * 5
     assert not RESERVED_COLUMNS & {one.name.lower() for one in found.stream.fields}
 
 
@@ -205,13 +205,13 @@ def test_names_are_legal_distinct_and_not_reserved() -> None:
     ],
 )
 def test_a_field_has_the_type_of_its_values(name: str, values: list[Any], expected: Field) -> None:
-    records = records_of((None, {name: value, "more": 1}) for value in values)
+    records = build_records((None, {name: value, "more": 1}) for value in values)
     found = infer("types", records)
     declared = replace(field(found, name))
     assert declared == expected
-    assert kinds(found, records) == ["event"] * len(values)
+    assert list_kinds(found, records) == ["event"] * len(values)
 
 
 def test_a_sample_of_tombstones_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="--records"):
-        infer("t", records_of([(b"a", None)]))
+        infer("t", build_records([(b"a", None)]))

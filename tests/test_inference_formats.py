@@ -22,19 +22,19 @@ from tests.helpers.inferred import (
     BEGIN,
     BEGIN_MS,
     REGISTRY,
+    build_records,
     change,
     changes,
     field,
     github_events,
-    kinds,
-    loaded,
+    list_kinds,
+    list_sentences,
+    list_types,
+    load_stream,
     opaque,
     orders,
-    records_of,
-    sentences,
     telemetry,
     text,
-    types,
 )
 
 FOLDER = Path(__file__).parent / "formats"
@@ -45,9 +45,9 @@ AVRO = FOLDER / "10-avro-logical-types.schemas.json"
 
 def test_debezium_changes_have_the_rows_columns_and_deletes() -> None:
     pairs = changes()
-    records = records_of(pairs)
+    records = build_records(pairs)
     found = infer("shop.public.orders", records)
-    assert types(found) == {
+    assert list_types(found) == {
         "id": "long",
         "customer": "string",
         "amount": "string",
@@ -67,7 +67,7 @@ def test_debezium_changes_have_the_rows_columns_and_deletes() -> None:
     assert (field(found, "created").unit, field(found, "day").unit) == ("us", "days")
     assert "Debezium" in found.reasons["envelope"]
     expected = ["tombstone" if value is None else "delete" if value["op"] == "d" else "event" for _, value in pairs]
-    assert kinds(found, records) == expected
+    assert list_kinds(found, records) == expected
 
 
 def mysql(*, files: Sequence[str]) -> list[tuple[Any, Any]]:
@@ -83,7 +83,7 @@ def mysql(*, files: Sequence[str]) -> list[tuple[Any, Any]]:
 
 def test_changes_of_mysql_are_ordered_by_file_and_position(tmp_path: Path) -> None:
     """Its time is often that of a second: of two changes within it the first would stay."""
-    records = records_of(mysql(files=("binlog.000009", "binlog.000010")))
+    records = build_records(mysql(files=("binlog.000009", "binlog.000010")))
     found = infer("dbserver1.inventory.products", records)
     assert (found.stream.key, found.stream.version) == (("id",), ("log", "pos", "row"))
     assert field(found, "log").expression == "try_cast(substring_index(`file`, '.', -1) AS INT)"
@@ -92,13 +92,13 @@ def test_changes_of_mysql_are_ordered_by_file_and_position(tmp_path: Path) -> No
     assert "binary log" in found.reasons["version"]
     assert "(log, pos, row)" in found.stream.answers.does_order_matter
     source = to_source(found.stream, summary="A test.", comments=found.comments, field_comments=found.field_reasons)
-    assert loaded(source, tmp_path) == found.stream
-    assert kinds(found, records) == ["event"] * 60
+    assert load_stream(source, tmp_path) == found.stream
+    assert list_kinds(found, records) == ["event"] * 60
 
 
 @pytest.mark.parametrize("files", [("binlog.000010", "binlog.000009"), ("binlog.000001", "other")])
 def test_a_log_that_began_anew_orders_nothing(files: Sequence[str]) -> None:
-    found = infer("dbserver1.inventory.products", records_of(mysql(files=files)))
+    found = infer("dbserver1.inventory.products", build_records(mysql(files=files)))
     assert found.stream.version is None
     assert "source_ts_ms would contradict" in found.reasons["version"]
 
@@ -106,15 +106,15 @@ def test_a_log_that_began_anew_orders_nothing(files: Sequence[str]) -> None:
 def test_a_truncate_amid_changes_takes_nothing_from_them() -> None:
     pairs = changes()
     truncate = {"before": None, "after": None, "source": change(1, "c", 300)["source"], "op": "t", "ts_ms": BEGIN_MS}
-    whole, found = (infer("shop.public.orders", records_of(some)) for some in (pairs, [*pairs, (None, truncate)]))
+    whole, found = (infer("shop.public.orders", build_records(some)) for some in (pairs, [*pairs, (None, truncate)]))
     assert (found.stream.key, found.stream.version, found.stream.deletes) == (("id",), "lsn", whole.stream.deletes)
     assert found.reasons["key"].endswith("; 1 of the sample is of another form")
-    assert kinds(found, records_of([(None, truncate)])) == ["reject"]
+    assert list_kinds(found, build_records([(None, truncate)])) == ["reject"]
 
 
 def test_a_change_without_a_log_position_is_ordered_by_the_databases_time() -> None:
     pairs = [({"id": n}, change(n, "c", n, lsn=None)) for n in range(20)]
-    found = infer("t", records_of(pairs))
+    found = infer("t", build_records(pairs))
     assert (found.stream.version, found.stream.event_time) == ("source_ts_ms", "source_ts_ms")
 
 
@@ -145,25 +145,25 @@ def test_the_schema_of_kafka_connect_gives_decimals_and_times() -> None:
         ({"schema": {}, "payload": key}, None if value is None else {"schema": schema, "payload": value})
         for key, value in changes()
     ]
-    records = records_of(pairs)
+    records = build_records(pairs)
     found = infer("t", records)
     assert field(found, "amount") == Field(
         "amount", "decimal(38,2)", source="payload.after.amount", nullable=True, unscaled=True
     )
     assert field(found, "id").source == ("payload.after.id", "payload.before.id")
-    assert (types(found)["created"], types(found)["day"], types(found)["updated_at"]) == (
+    assert (list_types(found)["created"], list_types(found)["day"], list_types(found)["updated_at"]) == (
         "timestamp_ntz",
         "date",
         "timestamp",
     )
     assert (found.stream.key, found.stream.version) == (("id",), "lsn")
-    assert "reject" not in kinds(found, records)
+    assert "reject" not in list_kinds(found, records)
 
 
 def test_github_events_are_flat_beside_their_polymorphic_payload() -> None:
-    records = records_of(github_events())
+    records = build_records(github_events())
     found = infer("github", records)
-    assert types(found) == {
+    assert list_types(found) == {
         "id": "string",
         "type": "string",
         "actor_id": "long",
@@ -179,13 +179,13 @@ def test_github_events_are_flat_beside_their_polymorphic_payload() -> None:
     assert (found.stream.key, found.stream.version, found.stream.event_time) == (("id",), None, "created_at")
     assert (found.stream.deletes, found.stream.record_key) == (None, "ignore")
     assert field(found, "org_login") == Field("org_login", "string", source="org.login", optional=True)
-    assert kinds(found, records) == ["event"] * 200
+    assert list_kinds(found, records) == ["event"] * 200
 
 
 def test_telemetry_has_times_in_milliseconds_and_nan_as_null() -> None:
-    records = records_of(telemetry())
+    records = build_records(telemetry())
     found = infer("sensors", records)
-    assert types(found) == {
+    assert list_types(found) == {
         "device": "string",
         "seq": "long",
         "ts": "timestamp",
@@ -199,11 +199,11 @@ def test_telemetry_has_times_in_milliseconds_and_nan_as_null() -> None:
     assert field(found, "temp").nan == "null"
     assert field(found, "ts").unit == "ms"
     assert (found.stream.key, found.stream.version, found.stream.event_time) == (("device",), "seq", "ts")
-    assert kinds(found, records) == ["event"] * 200
+    assert list_kinds(found, records) == ["event"] * 200
 
 
 def test_order_lines_are_an_array_of_structs() -> None:
-    records = records_of(orders())
+    records = build_records(orders())
     found = infer("orders.v1", records)
     line = (
         Field("sku", "string"),
@@ -216,31 +216,31 @@ def test_order_lines_are_an_array_of_structs() -> None:
     assert field(found, "coupon") == Field("coupon", "string", optional=True, nullable=True)
     assert (found.stream.key, found.stream.version, found.stream.event_time) == (("order_id",), "version", "updated_at")
     assert found.stream.record_key == "warn"
-    assert kinds(found, records) == ["event"] * 200
+    assert list_kinds(found, records) == ["event"] * 200
 
 
 def test_lines_of_separated_values_have_columns_by_the_first_line() -> None:
     lines = [b"id,name,price,at", *(f"{n},n{n},{n}.5,2026-01-01T00:00:{n % 60:02d}Z".encode() for n in range(99))]
-    records = records_of((None, line) for line in lines)
+    records = build_records((None, line) for line in lines)
     found = infer("csv", records)
     assert found.stream.value == Csv(("id", "name", "price", "at"))
-    assert types(found) == {"id": "long", "name": "string", "price": "double", "at": "timestamp"}
+    assert list_types(found) == {"id": "long", "name": "string", "price": "double", "at": "timestamp"}
     assert (found.stream.key, found.stream.event_time) == (("id",), "at")
-    assert kinds(found, records) == ["reject", *["event"] * 99]
+    assert list_kinds(found, records) == ["reject", *["event"] * 99]
 
 
 def test_text_is_a_line_and_other_bytes_are_preserved() -> None:
-    words = records_of(sentences())
+    words = build_records(list_sentences())
     found = infer("log", words)
     assert isinstance(found.stream.value, Lines)
-    assert (types(found), kinds(found, words)) == ({"line": "string", "record_key": "string"}, ["event"] * 20)
-    bytes_ = records_of(opaque())
+    assert (list_types(found), list_kinds(found, words)) == ({"line": "string", "record_key": "string"}, ["event"] * 20)
+    bytes_ = build_records(opaque())
     found = infer("log", bytes_)
-    assert (found.stream.value, types(found)) == (Raw(), {"value": "binary"})
-    assert kinds(found, bytes_) == ["event"] * 20
-    several = records_of((None, b"Traceback\n  line") for _ in range(20))
+    assert (found.stream.value, list_types(found)) == (Raw(), {"value": "binary"})
+    assert list_kinds(found, bytes_) == ["event"] * 20
+    several = build_records((None, b"Traceback\n  line") for _ in range(20))
     found = infer("log", several)
-    assert (found.stream.value, types(found)) == (Raw(), {"value": "string"})
+    assert (found.stream.value, list_types(found)) == (Raw(), {"value": "string"})
 
 
 def test_cloud_events_have_their_data_and_their_time() -> None:
@@ -249,9 +249,9 @@ def test_cloud_events_have_their_data_and_their_time() -> None:
         data = {"total": number, "id": "inner"}
         return {"specversion": "1.0", "id": f"e{number}", "source": "/shop", "type": "order", "time": at, "data": data}
 
-    records = records_of((None, event(n)) for n in range(50))
+    records = build_records((None, event(n)) for n in range(50))
     found = infer("events", records)
-    assert types(found) == {
+    assert list_types(found) == {
         "specversion": "string",
         "id": "string",
         "source": "string",
@@ -261,7 +261,7 @@ def test_cloud_events_have_their_data_and_their_time() -> None:
         "data_id": "string",
     }
     assert (found.stream.key, found.stream.event_time) == (("id",), "time")
-    assert kinds(found, records) == ["event"] * 50
+    assert list_kinds(found, records) == ["event"] * 50
 
 
 def test_cloud_events_in_headers_have_columns_too() -> None:
@@ -284,7 +284,7 @@ def test_cloud_events_in_headers_have_columns_too() -> None:
     found = infer("events", records)
     assert field(found, "ce_id") == Field("ce_id", "string", source=Header("ce_id"))
     assert (found.stream.key, found.stream.event_time) == (("ce_id",), "ce_time")
-    assert kinds(found, records) == ["event"] * 50
+    assert list_kinds(found, records) == ["event"] * 50
 
 
 PUBLIC: dict[str, tuple[tuple[str, ...], str | None, str | None, list[str]]] = {
@@ -307,4 +307,4 @@ def test_a_public_format_is_recognised_from_three_records(name: str) -> None:
     stream = found.stream
     expected = PUBLIC[name]
     assert (stream.key, stream.version, stream.event_time) == expected[:3]
-    assert kinds(found, records, known.get) == expected[3]
+    assert list_kinds(found, records, known.get) == expected[3]

@@ -21,15 +21,15 @@ from highwater.inference import infer
 from highwater.sources import Header, Key, Meta
 from highwater.stream_source import to_source
 from tests.helpers.inferred import (
+    build_records,
     changes,
     github_events,
-    loaded,
+    list_sentences,
+    list_types,
+    load_stream,
     opaque,
     orders,
-    records_of,
-    sentences,
     telemetry,
-    types,
 )
 
 
@@ -37,21 +37,21 @@ def lines() -> list[tuple[Any, Any]]:
     return [(None, f"{n},n{n},{n}.5".encode()) for n in range(20)]
 
 
-@pytest.mark.parametrize("sample", [changes, github_events, telemetry, orders, lines, sentences, opaque])
+@pytest.mark.parametrize("sample", [changes, github_events, telemetry, orders, lines, list_sentences, opaque])
 def test_the_file_declares_the_same_stream_in_the_format_of_ruff(
     sample: Callable[[], list[tuple[Any, Any]]], tmp_path: Path
 ) -> None:
-    found = infer("shop", records_of(sample()))
+    found = infer("shop", build_records(sample()))
     source = to_source(found.stream, comments=found.comments, field_comments=found.field_reasons)
-    assert loaded(source, tmp_path) == found.stream
+    assert load_stream(source, tmp_path) == found.stream
     assert "declaration_parts" not in source
     assert_formatted([source], tmp_path)
 
 
 def test_numbers_in_text_are_text_and_the_reason_names_the_declaration_that_reads_numbers() -> None:
-    records = records_of([(f"p-{n}", {"parcel": f"p-{n}", "weight": f"{n}.250"}) for n in range(40)])
+    records = build_records([(f"p-{n}", {"parcel": f"p-{n}", "weight": f"{n}.250"}) for n in range(40)])
     found = infer("parcels", records)
-    assert types(found)["weight"] == "string"
+    assert list_types(found)["weight"] == "string"
     assert "text=True" in found.field_reasons["weight"]
 
 

@@ -20,7 +20,18 @@ from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
 from highwater.stream_files import load_streams
 from highwater.stream_source import to_source
-from tests.helpers.inferred import BEGIN, GUID, REGISTRY, field, framed, kinds, orders, records_of, text, types
+from tests.helpers.inferred import (
+    BEGIN,
+    GUID,
+    REGISTRY,
+    build_records,
+    field,
+    framed,
+    list_kinds,
+    list_types,
+    orders,
+    text,
+)
 
 
 def avro(schema_id: int, value: Any) -> bytes:
@@ -48,7 +59,7 @@ def invoices() -> list[tuple[bytes, bytes]]:
 
 
 def test_avro_types_come_from_the_schemas_of_the_registry() -> None:
-    records = records_of(invoices())
+    records = build_records(invoices())
     found = infer("invoices", records, schemas=REGISTRY.get)
     assert found.stream.value == Avro()
     assert found.stream.fields == (
@@ -63,15 +74,15 @@ def test_avro_types_come_from_the_schemas_of_the_registry() -> None:
     )
     assert (found.stream.key, found.stream.version, found.stream.event_time) == (("id",), None, "issued_at")
     assert found.stream.record_key == "ignore"
-    assert kinds(found, records, REGISTRY.get) == ["event"] * 200
+    assert list_kinds(found, records, REGISTRY.get) == ["event"] * 200
 
 
 def test_a_schema_that_is_unknown_yet_is_retried(tmp_path: Path) -> None:
     """Streams of a registry were declared without tiers, so that a person had to send such a record again."""
-    found = infer("invoices", records_of(invoices()), schemas=REGISTRY.get)
+    found = infer("invoices", build_records(invoices()), schemas=REGISTRY.get)
     assert len(found.stream.tiers) > 0
     assert "retried" in found.stream.answers.what_on_failure
-    assert infer("orders", records_of(orders())).stream.tiers == ()
+    assert infer("orders", build_records(orders())).stream.tiers == ()
     (tmp_path / "invoices.py").write_text(to_source(found.stream, summary="Invoices.", comments={}, field_comments={}))
     assert load_streams(tmp_path)["invoices"] == found.stream
 
@@ -101,12 +112,12 @@ def test_json_of_a_registry_is_framed_or_named_by_a_header() -> None:
         Field("coupon", "string", optional=True, nullable=True),
     )
     assert (found.stream.key, found.stream.version, found.stream.event_time) == (("order_id",), "version", "placed_at")
-    assert kinds(found, records, REGISTRY.get) == ["event"] * 200
+    assert list_kinds(found, records, REGISTRY.get) == ["event"] * 200
 
 
 def test_framed_values_without_a_registry_are_an_error() -> None:
     with pytest.raises(ConfigurationError, match="HIGHWATER_SCHEMA_REGISTRY_URL"):
-        infer("invoices", records_of(invoices()))
+        infer("invoices", build_records(invoices()))
 
 
 def test_protobuf_types_come_from_the_schema() -> None:
@@ -144,11 +155,11 @@ def test_protobuf_values_name_their_message() -> None:
     # The second message of the file: one index, which is 1, each as a zig-zag varint.
     values = [framed(5, b"\x02\x02" + b"\x0a\x03" + f"o{n:02d}".encode() + b"\x10" + bytes([n + 1])) for n in range(40)]
     schemas = {5: Schema(5, "PROTOBUF", schema)}.get
-    records = records_of((f"o{n:02d}".encode(), value) for n, value in enumerate(values))
+    records = build_records((f"o{n:02d}".encode(), value) for n, value in enumerate(values))
     found = infer("orders", records, schemas=schemas)  # type: ignore[arg-type]
-    assert (found.stream.value, types(found)) == (Protobuf(), {"id": "string", "qty": "long"})
+    assert (found.stream.value, list_types(found)) == (Protobuf(), {"id": "string", "qty": "long"})
     assert found.stream.key == ("id",)
-    assert kinds(found, records, schemas) == ["event"] * 40  # type: ignore[arg-type]
+    assert list_kinds(found, records, schemas) == ["event"] * 40  # type: ignore[arg-type]
 
 
 def test_a_schema_alone_gives_columns_and_no_key() -> None:
@@ -178,7 +189,7 @@ def test_debezium_in_avro_is_recognised_by_the_schema() -> None:
         ],
     }
     found = infer_from_schema("t", Schema(1, "AVRO", json.dumps(envelope)))
-    assert types(found) == {
+    assert list_types(found) == {
         "id": "long",
         "at": "timestamp_ntz",
         "op": "string",

@@ -9,7 +9,7 @@ from highwater.inference import infer
 from highwater.sample_counts import count_sample, parse_record_lines
 from highwater.sampling import compute_shares, needs_repeats, select_repeats
 from highwater.second_reader import KafkaRecord
-from tests.helpers.inferred import orders, records_of
+from tests.helpers.inferred import build_records, orders
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_repeats_are_not_read_where_they_show_nothing(keys: tuple[bytes | None, 
 
 
 def test_a_sample_is_counted_with_an_example_of_each_reject() -> None:
-    found = infer("orders.v1", records_of(orders()))
-    faults = records_of([(b"o-1", b"{"), (b"o-1", b"["), (b"o-1", None), *orders()[:2]])
+    found = infer("orders.v1", build_records(orders()))
+    faults = build_records([(b"o-1", b"{"), (b"o-1", b"["), (b"o-1", None), *orders()[:2]])
     counts = count_sample(found.stream, faults, None)
     assert (counts.events, counts.deletes, counts.tombstones, counts.rejected) == (2, 0, 1, 2)
     assert {group.reason for group in counts.rejects} == {"malformed"}

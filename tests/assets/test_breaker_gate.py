@@ -28,7 +28,7 @@ from highwater.orchestration.sensing.step_breaker import report_to_breaker
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slice_commits import SliceCommit
-from tests.helpers.breaking import RETRIED, accept, counted, make_work, split
+from tests.helpers.breaking import RETRIED, accept, build_counts, build_split, make_work
 from tests.helpers.commits import commit_empty
 from tests.helpers.repairing import (
     FOUR,
@@ -38,7 +38,7 @@ from tests.helpers.repairing import (
     THREE,
     TWO,
     minutes,
-    opened,
+    open_breaker,
 )
 from tests.helpers.written_tables import a_slice
 
@@ -51,7 +51,7 @@ def work(ledger: Ledger, tmp_path: Path) -> Callable[..., Work]:
 def test_a_slice_over_the_limit_is_refused_with_all_of_its_run(ledger: Ledger, work: Callable[..., Work]) -> None:
     ours = work(ONE, TWO)
     with pytest.raises(RejectsOverLimitError, match="120 of 200 records of orders@0000002") as raised:
-        ensure_within_limit(ours, [TWO, ONE], {}, counted(s1=(300, 3), s2=(200, 120)))
+        ensure_within_limit(ours, [TWO, ONE], {}, build_counts(s1=(300, 3), s2=(200, 120)))
     assert "none of the 2 slices" in str(raised.value)
     assert "highwater accept-rejects orders@0000002" in str(raised.value)
     assert ledger.breakers.read_circuit("orders").state == "open"
@@ -63,12 +63,12 @@ def test_a_slice_over_the_limit_is_refused_with_all_of_its_run(ledger: Ledger, w
 
 def test_while_it_is_open_nothing_is_decided_but_the_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
     with pytest.raises(RejectsOverLimitError):
-        ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+        ensure_within_limit(work(ONE), [ONE], {}, build_counts(s1=(100, 100)))
     for slices in ([TWO], [TWO, THREE], [RETRIED]):
         with pytest.raises(BreakerOpenError, match="100 of 100 records of orders@0000001"):
             ensure_admitted(work(*slices), slices)
     ensure_admitted(work(ONE), [])
-    opened(ledger, replace(OPEN, until=datetime.now(UTC)))
+    open_breaker(ledger, replace(OPEN, until=datetime.now(UTC)))
     with pytest.raises(BreakerOpenError):
         ensure_admitted(work(RETRIED), [RETRIED])
     ensure_admitted(work(TWO), [TWO])
@@ -76,7 +76,7 @@ def test_while_it_is_open_nothing_is_decided_but_the_probe(ledger: Ledger, work:
     with pytest.raises(BreakerOpenError):
         ensure_admitted(work(THREE), [THREE])
     with pytest.raises(RejectsOverLimitError):
-        ensure_within_limit(work(TWO), [TWO], {}, counted(s2=(3, 2)))
+        ensure_within_limit(work(TWO), [TWO], {}, build_counts(s2=(3, 2)))
     found = ledger.breakers.read_circuit("orders")
     assert (found.state, found.since) == ("open", NOON), "few records are judged, since the last ones were rejected"
 
@@ -86,9 +86,9 @@ def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) ->
     ensure_within_limit(work(RETRIED), [RETRIED], {}, {RETRIED.key: {"raw": 500, "rejects": 500}})
     committed = {ONE.key: SliceCommit(ONE, 1, 400, {"rejects": 0})}
     with pytest.raises(RejectsOverLimitError):
-        ensure_within_limit(work(ONE), [ONE], committed, counted(s1=(500, 400)))
+        ensure_within_limit(work(ONE), [ONE], committed, build_counts(s1=(500, 400)))
     for _ in range(3):
-        ensure_within_limit(work(TWO), [TWO], {}, counted(s2=(99, 40)))
+        ensure_within_limit(work(TWO), [TWO], {}, build_counts(s2=(99, 40)))
     found = ledger.breakers.read_circuit("orders")
     assert found.window == (AttemptResult(TWO.key, 99, 40),)
     assert found.closed
@@ -97,12 +97,12 @@ def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) ->
 def test_of_a_slice_that_is_materialised_again_only_new_rejects_count(work: Callable[..., Work]) -> None:
     """Its published rejects stay rejects: they flood nothing again."""
     committed = {ONE.key: SliceCommit(ONE, 1, 50, {"rejects": 400})}
-    ensure_within_limit(work(ONE), [ONE], committed, counted(s1=(500, 450)))
+    ensure_within_limit(work(ONE), [ONE], committed, build_counts(s1=(500, 450)))
 
 
 def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Callable[..., Work]) -> None:
     with pytest.raises(RejectsOverLimitError):
-        ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+        ensure_within_limit(work(ONE), [ONE], {}, build_counts(s1=(100, 100)))
     before = ledger.breakers.read_circuit("orders")
     assert ledger.breakers.accept("orders", [AcceptedSlice(ONE.key, "test data", "ann", NOON)]) == 1
     again = AcceptedSlice(ONE.key, "again", "bob", NOON + minutes(1))
@@ -111,7 +111,7 @@ def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Call
         "what is given again counts from then"
     )
     ensure_admitted(work(ONE), [ONE])
-    ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+    ensure_within_limit(work(ONE), [ONE], {}, build_counts(s1=(100, 100)))
     assert ledger.breakers.read_circuit("orders") == before
     assert ledger.breakers.list_refused("orders") == []
     with pytest.raises(BreakerOpenError, match="orders@0000002 may not"):
@@ -121,7 +121,7 @@ def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Call
 def test_a_committed_slice_is_no_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
     """A backfill that was requested while it was half-open became the probe, and showed nothing about new records."""
     ready = replace(OPEN, until=datetime.now(UTC))
-    opened(ledger, ready)
+    open_breaker(ledger, ready)
     with pytest.raises(BreakerOpenError):
         ensure_admitted(work(ONE), [ONE], {ONE.key})
     assert ledger.breakers.read_circuit("orders") == ready
@@ -139,7 +139,7 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
         asked.append(keys)
         raise RetractionError("sent", remedy="fix the rule")
 
-    messages = counted(s1=(100, 100), s2=(100, 0))
+    messages = build_counts(s1=(100, 100), s2=(100, 0))
     committed = CommittedSlices({TWO.key: SliceCommit(TWO, 1, 100, {"rejects": 0})}, 0)
     made: Any = SimpleNamespace(work=work(ONE, TWO), measured=messages, ensure_no_retraction=ensure_no_retraction)
     with pytest.raises(RetractionError):
@@ -163,7 +163,7 @@ def test_three_failures_in_a_row_open_it(ledger: Ledger, work: Callable[..., Wor
         "a failed slice counts once, a try that is not the last not"
     )
     fails(work(TWO), ValueError("secret"))
-    ensure_within_limit(work(THREE, run="another"), [THREE], {}, counted(s3=(10, 0)))
+    ensure_within_limit(work(THREE, run="another"), [THREE], {}, build_counts(s3=(10, 0)))
     fails(work(THREE, run="another"), broken, table="dlq")
     found = ledger.breakers.read_circuit("orders")
     assert found.state == "open", "it failed in the run of its first attempt, though after its decision"
@@ -192,7 +192,7 @@ def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Cal
         fails(work(slice_), away)
         fails(work(slice_), RetractionError("events were sent, and would be rejected", remedy="fix the rule"))
         fails(work(slice_), PermanentError("expired", remedy="look"), table="raw")
-    ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(10, 0)))
+    ensure_within_limit(work(ONE), [ONE], {}, build_counts(s1=(10, 0)))
     fails(work(ONE, run="a backfill"), PermanentError("broken", remedy="look"))
     found = ledger.breakers.read_circuit("orders")
     assert found.closed
@@ -210,7 +210,7 @@ def test_a_slice_committed_before_there_was_a_breaker_is_no_first_attempt(
 
 def test_the_probe_closes_it_when_it_is_committed_in_all_tables(ledger: Ledger, work: Callable[..., Work]) -> None:
     ours = work(ONE)
-    opened(ledger, replace(OPEN, probe=ONE.key))
+    open_breaker(ledger, replace(OPEN, probe=ONE.key))
     commit_empty(ours.lake, [ONE], "raw", "events")
     for table in ("events", "rejects", "current"):
         with report_to_breaker(ours, table, 0):
@@ -221,7 +221,7 @@ def test_the_probe_closes_it_when_it_is_committed_in_all_tables(ledger: Ledger, 
 def test_a_probe_that_fails_begins_the_cool_down_again_whatever_failed(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
-    opened(ledger, replace(OPEN, probe=ONE.key))
+    open_breaker(ledger, replace(OPEN, probe=ONE.key))
     fails(work(ONE), DependencyAwayError("Spark is away", remedy="wait"), tries=2)
     assert ledger.breakers.read_circuit("orders").probe == ONE.key, "the step is tried again"
     fails(work(ONE), DependencyAwayError("Spark is away", remedy="wait"))
@@ -235,16 +235,16 @@ def test_an_accepted_reason_opens_the_breaker_no_more_and_others_do(ledger: Ledg
     """Each slice of a stream that nobody could fix needed a person, and a probe that was refused again."""
     ledger.add([ONE, TWO, THREE, FOUR])
     accept(ledger, "malformed")
-    ensure_within_limit(work(TWO), [TWO], {}, split(TWO.key, 200, malformed=200))
-    ensure_within_limit(work(THREE), [THREE], {}, split(THREE.key, 300, malformed=200, invalid=10))
+    ensure_within_limit(work(TWO), [TWO], {}, build_split(TWO.key, 200, malformed=200))
+    ensure_within_limit(work(THREE), [THREE], {}, build_split(THREE.key, 300, malformed=200, invalid=10))
     assert ledger.breakers.read_circuit("orders").closed
     with pytest.raises(RejectsOverLimitError, match="60 of 100 records of orders@0000004") as raised:
-        ensure_within_limit(work(FOUR), [FOUR], {}, split(FOUR.key, 1_100, malformed=1_000, invalid=60))
+        ensure_within_limit(work(FOUR), [FOUR], {}, build_split(FOUR.key, 1_100, malformed=1_000, invalid=60))
     assert "records rejected for malformed do not count" in str(raised.value)
     assert ledger.breakers.read_circuit("orders").state == "open"
     # The slice before the first accepted one is judged as before.
     with pytest.raises(RejectsOverLimitError, match="200 of 200 records of orders@0000001"):
-        ensure_within_limit(work(ONE), [ONE], {}, split(ONE.key, 200, malformed=200))
+        ensure_within_limit(work(ONE), [ONE], {}, build_split(ONE.key, 200, malformed=200))
 
 
 def test_of_a_slice_that_is_materialised_again_new_rejects_of_other_reasons_count(
@@ -253,9 +253,9 @@ def test_of_a_slice_that_is_materialised_again_new_rejects_of_other_reasons_coun
     ledger.add([TWO])
     accept(ledger, "malformed")
     before = {TWO.key: SliceCommit(TWO, 1, 0, {"rejects": 150, "rejects_malformed": 100, "rejects_invalid": 50})}
-    ensure_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=124))
+    ensure_within_limit(work(TWO), [TWO], before, build_split(TWO.key, 300, malformed=150, invalid=124))
     with pytest.raises(RejectsOverLimitError, match="75 of 150 records"):
-        ensure_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=125))
+        ensure_within_limit(work(TWO), [TWO], before, build_split(TWO.key, 300, malformed=150, invalid=125))
 
 
 def test_a_revoked_reason_opens_the_breaker_again(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -264,6 +264,6 @@ def test_a_revoked_reason_opens_the_breaker_again(ledger: Ledger, work: Callable
     assert accept(ledger, "malformed", revoke=True, from_slice="", by="bob")[-1] == "malformed: revoked"
     assert accept(ledger, "malformed", revoke=True, from_slice="")[-1] == "malformed: it was not accepted"
     with pytest.raises(RejectsOverLimitError):
-        ensure_within_limit(work(THREE), [THREE], {}, split(THREE.key, 200, malformed=200))
+        ensure_within_limit(work(THREE), [THREE], {}, build_split(THREE.key, 200, malformed=200))
     accept(ledger, "malformed", by="cat")
     assert ledger.breakers.read_accepted_reasons("orders")["malformed"].accepted_by == "cat"

@@ -40,7 +40,7 @@ from highwater.routing import find_destination
 from highwater.slices import Slice
 from tests.helpers.commits import commit_empty
 from tests.helpers.holding import FOUND, NOON, PARK, STREAM
-from tests.helpers.repairing import ONE, OPEN, THREE, TWO, opened
+from tests.helpers.repairing import ONE, OPEN, THREE, TWO, open_breaker
 from tests.helpers.support import make_stream
 from tests.helpers.written_tables import a_slice
 
@@ -181,7 +181,7 @@ def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
     """Retries of tiers hung until somebody released the hold, and the slice itself for a cool-down more."""
-    opened(ledger, replace(OPEN, probe=ONE.key))
+    open_breaker(ledger, replace(OPEN, probe=ONE.key))
     with pytest.raises(SliceHeldError):
         decide(work(ONE), counted(ONE))
     assert ledger.breakers.read_circuit("orders").closed
@@ -197,7 +197,7 @@ def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(
 def test_a_probe_that_is_held_and_over_the_limit_begins_the_cool_down_again(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
-    opened(ledger, replace(OPEN, probe=ONE.key))
+    open_breaker(ledger, replace(OPEN, probe=ONE.key))
     poison = {key: {**numbers, "rejects": 9} for key, numbers in counted(ONE).items()}
     with pytest.raises(RejectsOverLimitError, match="6 of 10 records of orders@0000001"):
         decide(work(ONE), poison)
@@ -208,7 +208,7 @@ def test_a_probe_that_is_held_and_over_the_limit_begins_the_cool_down_again(
 
 def test_a_hold_of_another_slice_leaves_the_breaker_as_it_is(ledger: Ledger, work: Callable[..., Work]) -> None:
     half_open = replace(OPEN, probe=TWO.key)
-    opened(ledger, half_open)
+    open_breaker(ledger, half_open)
     with pytest.raises(SliceHeldError):
         decide(work(ONE), counted(ONE))
     assert ledger.breakers.read_circuit("orders") == half_open

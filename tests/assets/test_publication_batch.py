@@ -27,8 +27,8 @@ from highwater.errors import (
 from highwater.plans import Publication
 from highwater.resources.ledger import schema
 from highwater.resources.topic_state import TopicState
-from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, orders, places, said
-from tests.helpers.published_tables import rows_of
+from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, build_orders, list_places, read_fields
+from tests.helpers.published_tables import read_published_rows
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -57,8 +57,10 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     monkeypatch.setattr(publication_batch, "HELD_BYTES", held)
     asked = count_reads(monkeypatch)
     slices = [tables.plan(0, p0=(0, 4), p1=(0, 3)), tables.plan(1, p0=(4, 9), p1=(3, 5))]
-    tables.decide(slices[0], [*orders(0, 0, 4), *orders(1, 0, 3)])
-    tables.decide(slices[1], [Event(0, 4, "o0-1", minute=1, changes={"n": 1}), *orders(0, 5, 9), *orders(1, 3, 5)])
+    tables.decide(slices[0], [*build_orders(0, 0, 4), *build_orders(1, 0, 3)])
+    tables.decide(
+        slices[1], [Event(0, 4, "o0-1", minute=1, changes={"n": 1}), *build_orders(0, 5, 9), *build_orders(1, 3, 5)]
+    )
     if point in {"written down", "settling"}:
         break_once(
             monkeypatch, {"written down": "write_down", "settling": "settle"}[point], after=point == "written down"
@@ -70,10 +72,12 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     tables.publish(*slices)
     assert max(asked.values()) == (1 if held == HELD else 2)
     for partition, wanted in ((0, [0, 1, 2, 3, 5, 6, 7, 8]), (1, [0, 1, 2, 3, 4])):
-        assert places([one for one in log.records if one.partition == partition]) == [(partition, n) for n in wanted]
+        assert list_places([one for one in log.records if one.partition == partition]) == [
+            (partition, n) for n in wanted
+        ]
     assert not any("highwater.late" in one.headers for one in log.records)
-    assert Counter(row["state"] for row in rows_of(tables)) == {"sent": 13, "second delivery": 1}
-    assert {row["slice"] for row in rows_of(tables)} == {slice_.key for slice_ in slices}
+    assert Counter(row["state"] for row in read_published_rows(tables)) == {"sent": 13, "second delivery": 1}
+    assert {row["slice"] for row in read_published_rows(tables)} == {slice_.key for slice_ in slices}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 3)
     slices = [tables.plan(n, p0=(4 * n, 4 * n + 4)) for n in range(3)]
     for n, slice_ in enumerate(slices):
-        tables.decide(slice_, orders(0, 4 * n, 4 * n + 2 + n))
+        tables.decide(slice_, build_orders(0, 4 * n, 4 * n + 2 + n))
     step, _, number = point.rpartition(" ")
     if step in {"settle", "write_down"}:
         break_once(monkeypatch, step, after=True, at=int(number))
@@ -100,9 +104,11 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     with pytest.raises(Broken):
         tables.publish(*slices)
     tables.publish(*slices)
-    assert places(log.records) == [(0, at) for at in (0, 1, 4, 5, 6, 8, 9, 10, 11)]
+    assert list_places(log.records) == [(0, at) for at in (0, 1, 4, 5, 6, 8, 9, 10, 11)]
     assert not any("highwater.late" in one.headers for one in log.records)
-    assert Counter(row["slice"] for row in rows_of(tables)) == {slice_.key: 2 + n for n, slice_ in enumerate(slices)}
+    assert Counter(row["slice"] for row in read_published_rows(tables)) == {
+        slice_.key: 2 + n for n, slice_ in enumerate(slices)
+    }
     assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
 
 
@@ -112,9 +118,9 @@ def test_each_batch_is_written_down_once_and_settled_by_one_commit(
     monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     for n, slice_ in enumerate(slices):
-        tables.decide(slice_, orders(0, n, n + 1))
+        tables.decide(slice_, build_orders(0, n, n + 1))
     tables.publish(*slices)
-    assert places(log.records) == [(0, n) for n in range(3)]
+    assert list_places(log.records) == [(0, n) for n in range(3)]
     versions = {
         name: tables.lake.open_existing_table("orders", name).version()
         for name in (publication_log.TABLE, publication_log.SENDING)
@@ -130,11 +136,11 @@ def test_what_the_batch_before_has_sent_is_not_sent_again(
     """It is settled before it is looked for second deliveries of it."""
     monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
     slices = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
-    tables.decide(slices[0], orders(0, 0, 2))
-    tables.decide(slices[1], [Event(0, 2, "o0-1", minute=1, changes={"n": 1}), *orders(0, 3, 4)])
+    tables.decide(slices[0], build_orders(0, 0, 2))
+    tables.decide(slices[1], [Event(0, 2, "o0-1", minute=1, changes={"n": 1}), *build_orders(0, 3, 4)])
     tables.publish(*slices)
-    assert places(log.records) == [(0, n) for n in (0, 1, 3)]
-    assert Counter(row["state"] for row in rows_of(tables)) == {"sent": 3, "second delivery": 1}
+    assert list_places(log.records) == [(0, n) for n in (0, 1, 3)]
+    assert Counter(row["state"] for row in read_published_rows(tables)) == {"sent": 3, "second delivery": 1}
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
@@ -179,11 +185,11 @@ def test_what_was_reprocessed_after_a_run_broke_off_is_sent_as_it_is_now(
     """Three of six events were sent; then a rule was fixed, and accepts two more, one of them before the third."""
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 3)
     slice_ = tables.plan(0, p0=(0, 8))
-    tables.decide(slice_, [*orders(0, 0, 1), *orders(0, 2, 7)])
+    tables.decide(slice_, [*build_orders(0, 0, 1), *build_orders(0, 2, 7)])
     log.breaks = "committed 1"
     with pytest.raises(Broken):
         tables.publish(slice_)
-    tables.decide(slice_, [*orders(0, 0, 3), *orders(0, 3, 5, status="canceled"), *orders(0, 5, 8)])
+    tables.decide(slice_, [*build_orders(0, 0, 3), *build_orders(0, 3, 5, status="canceled"), *build_orders(0, 5, 8)])
     tables.publish(slice_)
     found = [
         (one.place[1], one.headers.get("highwater.late"), one.headers.get("highwater.revision")) for one in log.records
@@ -201,7 +207,7 @@ def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_ther
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 2)
     slice_ = tables.plan(0, p0=(0, 6))
-    tables.decide(slice_, orders(0, 0, 6))
+    tables.decide(slice_, build_orders(0, 0, 6))
     log.breaks = "before 2"
     with pytest.raises(Broken):
         tables.publish(slice_)
@@ -212,7 +218,7 @@ def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_ther
     with tables.ledger.database.writing() as connection:
         connection.execute(schema.publications.delete())
     tables.publish(slice_)
-    assert places(log.records) == [(0, n) for n in range(6)]
+    assert list_places(log.records) == [(0, n) for n in range(6)]
 
 
 def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
@@ -220,17 +226,17 @@ def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
     slices = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
     versions = []
     for n, slice_ in enumerate(slices[:3]):
-        tables.decide(slice_, orders(0, 2 * n, 2 * n + 2))
+        tables.decide(slice_, build_orders(0, 2 * n, 2 * n + 2))
         tables.publish(slice_)
         versions.append(tables.lake.open_existing_table("orders", "published").version())
-    tables.decide(slices[3], orders(0, 6, 8))
+    tables.decide(slices[3], build_orders(0, 6, 8))
     tables.lake.open_existing_table("orders", "published").restore(versions[0])
     with pytest.raises(ConfigurationError, match="older than what was sent"):
         tables.publish(slices[3])
-    assert places(log.records) == [(0, n) for n in range(6)]
+    assert list_places(log.records) == [(0, n) for n in range(6)]
     tables.lake.open_existing_table("orders", "published").restore(versions[1])
     tables.publish(slices[3])  # what the last batch sent is in `_sending`, and is settled from there
-    assert places(log.records) == [(0, n) for n in range(8)]
+    assert list_places(log.records) == [(0, n) for n in range(8)]
     keys = [slice_.key for slice_ in slices]
     assert sorted(publication_log.read_published_commits(tables.lake, tables.stream, keys)) == sorted(keys)
 
@@ -238,10 +244,10 @@ def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
 def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tables: Tables, log: Log) -> None:
     """A missing table was taken for no batch: records of one that had broken off went out twice."""
     first, second = (tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2))
-    tables.decide(first, orders(0, 0, 2))
+    tables.decide(first, build_orders(0, 0, 2))
     tables.publish(first)
     [(name, mark)] = log.marks.items()
-    tables.decide(second, orders(0, 2, 4))
+    tables.decide(second, build_orders(0, 2, 4))
     shutil.rmtree(tables.lake.build_table_path("orders", publication_log.SENDING))
     with pytest.raises(DependencyAwayError, match="the records being sent are unknown"):
         publication_log.list_sending_slices(tables.lake, tables.stream)
@@ -250,15 +256,15 @@ def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tabl
         tables.publish(second)
     log.marks[name] = mark
     tables.publish(second)
-    assert places(log.records) == [(0, n) for n in range(4)]
+    assert list_places(log.records) == [(0, n) for n in range(4)]
     assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
 
 
 def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Tables, log: Log) -> None:
     slice_ = tables.plan(0, p0=(0, 2))
-    tables.decide(slice_, orders(0, 0, 2))
+    tables.decide(slice_, build_orders(0, 0, 2))
     tables.publish(slice_)
-    tables.decide(slice_, orders(0, 0, 2, status="paid"))
+    tables.decide(slice_, build_orders(0, 0, 2, status="paid"))
     [(name, mark)] = log.marks.items()
     assert name == "highwater.pub.orders.accepted"
     log.marks[name] = replace(mark, identity="another")
@@ -276,7 +282,7 @@ def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Table
 
 def test_a_field_that_was_just_declared_is_null_in_what_was_accepted_before(tables: Tables, log: Log) -> None:
     slice_ = tables.plan(0, p0=(0, 1))
-    tables.decide(slice_, orders(0, 0, 1))
+    tables.decide(slice_, build_orders(0, 0, 1))
     fields = (
         *tables.stream.fields,
         Field("note", "string"),
@@ -285,14 +291,19 @@ def test_a_field_that_was_just_declared_is_null_in_what_was_accepted_before(tabl
     )
     tables.stream = replace(tables.stream, fields=fields)
     tables.publish(slice_)
-    assert [said(log.records[0])[name] for name in ("order_id", "note", "paid_at", "tax")] == ["o0-0", None, None, None]
+    assert [read_fields(log.records[0])[name] for name in ("order_id", "note", "paid_at", "tax")] == [
+        "o0-0",
+        None,
+        None,
+        None,
+    ]
 
 
 def test_a_topic_that_was_recreated_stops_the_run(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     slice_ = tables.plan(0, p0=(0, 2))
-    tables.decide(slice_, orders(0, 0, 2))
+    tables.decide(slice_, build_orders(0, 0, 2))
     tables.publish(slice_)
-    tables.decide(slice_, orders(0, 0, 2, status="paid"))
+    tables.decide(slice_, build_orders(0, 0, 2, status="paid"))
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "U" * 22)
     again = TopicState("", "U" * 22, {})
     monkeypatch.setattr(tables.kafka, "look_again", lambda topic: replace(again, topic=topic))
@@ -306,9 +317,9 @@ def test_one_look_does_not_show_that_the_topic_was_recreated(
 ) -> None:
     """The remedy is to delete the table of what was sent, and to send everything again."""
     slice_ = tables.plan(0, p0=(0, 2))
-    tables.decide(slice_, orders(0, 0, 2))
+    tables.decide(slice_, build_orders(0, 0, 2))
     tables.publish(slice_)
-    tables.decide(slice_, orders(0, 0, 2, status="paid"))
+    tables.decide(slice_, build_orders(0, 0, 2, status="paid"))
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "U" * 22)
 
     def look_again(topic: str) -> TopicState:

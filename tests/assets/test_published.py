@@ -23,8 +23,8 @@ from highwater.errors import (
 )
 from highwater.publishing import EventState, PublicationOutcome
 from highwater.resources.delta import query
-from tests.helpers.accepted import NOON, Event, Log, Tables, orders, places, said
-from tests.helpers.published_tables import rows_of
+from tests.helpers.accepted import NOON, Event, Log, Tables, build_orders, list_places, read_fields
+from tests.helpers.published_tables import read_published_rows
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -36,10 +36,10 @@ def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(
     """One part has a text that is escaped, which JSON is written for in another way."""
     monkeypatch.setattr(event_records, "PART", 2)
     slice_ = tables.plan(0, p0=(0, 7))
-    some = [*orders(0, 0, 3), *orders(0, 3, 4, customer_id='a "name"'), *orders(0, 4, 7)]
+    some = [*build_orders(0, 0, 3), *build_orders(0, 3, 4, customer_id='a "name"'), *build_orders(0, 4, 7)]
     tables.decide(slice_, some)
     tables.publish(slice_)
-    assert [said(one)["customer_id"] for one in log.records] == [one.fields["customer_id"] for one in some]
+    assert [read_fields(one)["customer_id"] for one in log.records] == [one.fields["customer_id"] for one in some]
     table = tables.lake.open_existing_table("orders", published.TABLE)
     stored = query(table, "SELECT origin_offset, fingerprint FROM t ORDER BY origin_offset")
     assert [row["fingerprint"] for row in stored] == [
@@ -52,12 +52,12 @@ def test_events_go_out_in_the_order_of_their_offsets_partition_by_partition(tabl
     """Slices finish out of order, and their rows lie in the tables in any order."""
     slices = [tables.plan(n, p0=(3 * n, 3 * n + 3), p1=(2 * n, 2 * n + 2)) for n in range(3)]
     for n in (2, 0, 1):
-        rows = [*orders(0, 3 * n, 3 * n + 3), *orders(1, 2 * n, 2 * n + 2)]
+        rows = [*build_orders(0, 3 * n, 3 * n + 3), *build_orders(1, 2 * n, 2 * n + 2)]
         tables.decide(slices[n], reversed(rows))
     reports = tables.publish(*reversed(slices))
     for partition, count in ((0, 9), (1, 6)):
         mine = [one for one in log.records if one.partition == partition]
-        assert places(mine) == [(partition, offset) for offset in range(count)]
+        assert list_places(mine) == [(partition, offset) for offset in range(count)]
     assert not any("highwater.late" in one.headers or "highwater.revision" in one.headers for one in log.records)
     assert reports[slices[0].key].counts["sent"] == reports[slices[0].key].counts["sent_now"] == 5
     again = tables.publish(*slices)
@@ -92,25 +92,25 @@ def test_a_record_is_the_event_with_its_origin(tables: Tables, log: Log) -> None
         "highwater.origin.timestamp": str(round((NOON + timedelta(minutes=1.5)).timestamp() * 1000)),
         "highwater.slice": slice_.key,
     }
-    assert said(second)["customer_id"] == odd
-    assert said(second)["amount"] == Decimal("12.50")
+    assert read_fields(second)["customer_id"] == odd
+    assert read_fields(second)["amount"] == Decimal("12.50")
 
 
 def test_a_slice_waits_for_those_before_it(tables: Tables, log: Log) -> None:
     first, second = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 4))
-    tables.decide(second, orders(0, 2, 4))
+    tables.decide(second, build_orders(0, 2, 4))
     with pytest.raises(TemporaryError, match=f"{first.key} is not published yet"):
         tables.publish(second)
     assert log.records == []
-    tables.decide(first, orders(0, 0, 2))
+    tables.decide(first, build_orders(0, 0, 2))
     tables.publish(first)
     tables.publish(second)
-    assert places(log.records) == [(0, n) for n in range(4)]
+    assert list_places(log.records) == [(0, n) for n in range(4)]
 
 
 def test_a_slice_whose_rejects_are_not_published_is_not_done(tables: Tables) -> None:
     slice_ = tables.plan(0, p0=(0, 2))
-    tables.decide(slice_, orders(0, 0, 1), rejected=orders(0, 1, 2), known=False)
+    tables.decide(slice_, build_orders(0, 0, 1), rejected=build_orders(0, 1, 2), known=False)
     with pytest.raises(TemporaryError, match="do not follow"):
         tables.publish(slice_)
 
@@ -119,14 +119,14 @@ def test_what_comes_back_through_a_tier_follows_and_is_marked(tables: Tables, lo
     tier = tables.stream.tier_topics[0]
     first, second = tables.plan(0, p0=(0, 3)), tables.plan(1, minute=90, p0=(3, 5))
     late = tables.plan(0, tier, minute=120, p0=(0, 1))
-    tables.decide(first, orders(0, 0, 2), rejected=orders(0, 2, 3))
-    tables.decide(late, orders(0, 2, 3))
+    tables.decide(first, build_orders(0, 0, 2), rejected=build_orders(0, 2, 3))
+    tables.decide(late, build_orders(0, 2, 3))
     tables.publish(first)
     with pytest.raises(TemporaryError, match=second.key):
         tables.publish(late)
-    tables.decide(second, orders(0, 3, 5))
+    tables.decide(second, build_orders(0, 3, 5))
     tables.publish(late, first, second)
-    assert places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 4), (0, 2)]
+    assert list_places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 4), (0, 2)]
     assert [one.headers.get("highwater.late") for one in log.records] == [None] * 4 + ["retried"]
     assert log.records[-1].headers["highwater.slice"] == late.key
 
@@ -142,19 +142,19 @@ def test_second_deliveries_within_the_horizon_are_left_out(tables: Tables, log: 
     tables.decide(slices[2], [Event(0, 6, "o1", minute=20), Event(0, 7, "o2", minute=5, changes={"amount": 1})])
     tables.publish(slices[0])
     reports = tables.publish(*slices)
-    assert places(log.records) == [(0, 0), (0, 2), (0, 3), (0, 5), (0, 6), (0, 7)]
+    assert list_places(log.records) == [(0, 0), (0, 2), (0, 3), (0, 5), (0, 6), (0, 7)]
     assert [reports[slice_.key].counts["second_deliveries"] for slice_ in slices] == [1, 1, 0]
-    states = Counter(row["state"] for row in rows_of(tables))
+    states = Counter(row["state"] for row in read_published_rows(tables))
     assert states == {"sent": 6, "second delivery": 2}
 
 
 def test_a_corrected_slice_sends_what_is_new_and_what_changed(tables: Tables, log: Log) -> None:
     first, second = tables.plan(0, p0=(0, 4)), tables.plan(1, p0=(4, 5))
-    tables.decide(first, orders(0, 1, 4))
-    tables.decide(second, orders(0, 4, 5))
+    tables.decide(first, build_orders(0, 1, 4))
+    tables.decide(second, build_orders(0, 4, 5))
     tables.publish(first, second)
     for changed in ("paid", "canceled"):
-        rows = [*orders(0, 0, 3), *orders(0, 3, 4, status=changed)]
+        rows = [*build_orders(0, 0, 3), *build_orders(0, 3, 4, status=changed)]
         tables.decide(first, rows)
         tables.publish(first)
     found = [
@@ -165,7 +165,7 @@ def test_a_corrected_slice_sends_what_is_new_and_what_changed(tables: Tables, lo
         ((0, 3), "corrected", "1"),
         ((0, 3), "corrected", "2"),
     ]
-    assert [said(one)["status"] for one in log.records[5:]] == ["paid", "canceled"]
+    assert [read_fields(one)["status"] for one in log.records[5:]] == ["paid", "canceled"]
     report = tables.publish(first)[first.key]
     assert len(log.records) == 7
     assert (report.counts["sent"], report.counts["late"], report.counts["revisions"]) == (4, 2, 2)

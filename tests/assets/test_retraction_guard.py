@@ -30,8 +30,8 @@ from highwater.resources.delta import query
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slices import Slice
-from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, orders, places
-from tests.helpers.published_tables import rows_of
+from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, build_orders, list_places
+from tests.helpers.published_tables import read_published_rows
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -39,10 +39,10 @@ pytestmark = pytest.mark.slow
 
 def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tables, log: Log) -> None:
     slice_, other = tables.plan(0, p0=(0, 3)), tables.plan(1, p0=(3, 4))
-    tables.decide(slice_, orders(0, 0, 3))
+    tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
-    tables.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
-    tables.decide(other, orders(0, 3, 4))
+    tables.decide(slice_, build_orders(0, 0, 2), rejected=build_orders(0, 2, 3))
+    tables.decide(other, build_orders(0, 3, 4))
     with pytest.raises(RetractionError, match="partition 0 offset 2") as caught:
         tables.publish(slice_)
     assert f"highwater accept-rejects {slice_.key}" in caught.value.remedy
@@ -57,7 +57,7 @@ def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tab
     assert taken.key == b"o0-2"
     assert (taken.headers["highwater.retracted"], taken.headers["highwater.revision"]) == ("true", "1")
     tables.publish(slice_)
-    tables.decide(slice_, orders(0, 0, 3))
+    tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
     assert len(log.records) == 6
     assert (log.records[-1].place, log.records[-1].headers["highwater.revision"]) == ((0, 2), "2")
@@ -69,16 +69,16 @@ def test_what_was_reclaimed_from_the_dlq_follows_the_revisions_of_the_tier_that_
     """The tier's slice sent it and retracted it; the slice of the main topic knew of neither, and sent no revision."""
     tier = tables.stream.tier_topics[0]
     main, retried = tables.plan(0, p0=(0, 2)), tables.plan(0, tier, minute=120, p0=(0, 1))
-    tables.decide(main, orders(0, 0, 1), rejected=orders(0, 1, 2))
-    tables.decide(retried, orders(0, 1, 2))
+    tables.decide(main, build_orders(0, 0, 1), rejected=build_orders(0, 1, 2))
+    tables.decide(retried, build_orders(0, 1, 2))
     tables.publish(main, retried)
     tables.ledger.breakers.accept("orders", [AcceptedSlice(retried.key, "test data", "ann", datetime.now(UTC))])
-    tables.decide(retried, [], rejected=orders(0, 1, 2))
+    tables.decide(retried, [], rejected=build_orders(0, 1, 2))
     tables.publish(retried)
-    [back] = orders(0, 1, 2)
+    [back] = build_orders(0, 1, 2)
     for status in ("placed", "placed", "paid"):
         row = replace(back, reclaims=1, changes={**back.changes, "status": status})
-        tables.decide(main, [*orders(0, 0, 1), row])
+        tables.decide(main, [*build_orders(0, 0, 1), row])
         tables.publish(main)
     found = [(one.place[1], one.headers.get("highwater.revision"), one.value is None) for one in log.records]
     assert found == [(0, None, False), (1, None, False), (1, "1", True), (1, "2", False), (1, "3", False)]
@@ -96,7 +96,7 @@ def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away
     for n, slice_ in enumerate(slices):
         tables.decide(slice_, [same[n], rest[n]])
     tables.publish(*slices)
-    assert places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 5)]
+    assert list_places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 5)]
     tables.ledger.breakers.accept("orders", [AcceptedSlice(slices[0].key, "", "ann", datetime.now(UTC))])
     if changed == "retracted":
         tables.decide(slices[0], rest[:1], rejected=same[:1])
@@ -125,7 +125,7 @@ def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away
     tables.publish(*slices)
     check_published(tables, waiting=0)
     assert len(log.records) == 6
-    assert Counter(row["state"] for row in rows_of(tables) if row["slice"] == slices[2].key) == {
+    assert Counter(row["state"] for row in read_published_rows(tables) if row["slice"] == slices[2].key) == {
         "sent": 1,
         "second delivery": 1,
     }
@@ -140,7 +140,7 @@ def check_published(tables: Tables, waiting: int) -> None:
 def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables, log: Log) -> None:
     """Its row stayed, and the check was red for ever. Accepted again it is a second delivery again."""
     first, second = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 4))
-    tables.decide(first, orders(0, 0, 2))
+    tables.decide(first, build_orders(0, 0, 2))
     again, other = Event(0, 2, "o0-1", minute=2, changes={"n": 1}), Event(0, 3, "x")
     tables.decide(second, [again, other])
     tables.publish(first, second)
@@ -149,14 +149,14 @@ def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables
         reports = tables.publish(second)
         assert reports[second.key].counts["second_deliveries"] == 1 - len(rejected)
         check_published(tables, waiting=0)
-    assert places(log.records) == [(0, 0), (0, 1), (0, 3)]
+    assert list_places(log.records) == [(0, 0), (0, 1), (0, 3)]
 
 
 def test_what_another_lost_from_events_is_never_reclaimed(tables: Tables, log: Log) -> None:
     slice_ = tables.plan(0, p0=(0, 3))
-    tables.decide(slice_, orders(0, 0, 3))
+    tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
-    tables.decide(slice_, orders(0, 0, 2))
+    tables.decide(slice_, build_orders(0, 0, 2))
     tables.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "", "ann", datetime.now(UTC))])
     with pytest.raises(RetractionError, match="offset 2"):
         tables.publish(slice_)
@@ -167,7 +167,7 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     """The slices' decisions lose it, as an erasure commits them; it was sent, and nothing follows."""
     tier = tables.stream.tier_topics[0]
     slice_, late = tables.plan(0, p0=(0, 3)), tables.plan(0, tier, minute=0, p0=(0, 2))
-    tables.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    tables.decide(slice_, build_orders(0, 0, 2), rejected=build_orders(0, 2, 3))
     tables.decide(late, [Event(0, 2, "o0-1", 2), Event(1, 7, "o1-7")])
     tables.publish(slice_, late)
     events = tables.lake.open_stream_table("orders", "events")
@@ -178,19 +178,19 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
     found = publication_log.read_published_commits(tables.lake, tables.stream, [*gone])
     assert {key: one.rows for key, one in found.items()} == {slice_.key: 1, late.key: 1}
-    tables.decide(slice_, orders(0, 0, 1), rejected=orders(0, 2, 3))
+    tables.decide(slice_, build_orders(0, 0, 1), rejected=build_orders(0, 2, 3))
     tables.decide(late, [Event(1, 7, "o1-7")])
     reports = tables.publish(slice_, late)
     assert [reports[key].counts["sent"] for key in (slice_.key, late.key)] == [1, 1]
     assert len(log.records) == 4
-    assert sorted((row["origin_partition"], row["origin_offset"]) for row in rows_of(tables)) == [
+    assert sorted((row["origin_partition"], row["origin_offset"]) for row in read_published_rows(tables)) == [
         (0, 0), (1, 7)
     ]  # fmt: skip
 
 
 def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) -> None:
     slice_ = tables.plan(0, p0=(0, 3))
-    tables.decide(slice_, orders(0, 0, 3))
+    tables.decide(slice_, build_orders(0, 0, 3))
     log.breaks = "committed 1"
     with pytest.raises(Broken):
         tables.publish(slice_)
@@ -200,7 +200,7 @@ def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) ->
         publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
     tables.publish(slice_)
     publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
-    assert [row["origin_offset"] for row in rows_of(tables) if row["slice"] == slice_.key] == [0, 2]
+    assert [row["origin_offset"] for row in read_published_rows(tables) if row["slice"] == slice_.key] == [0, 2]
 
 
 def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
@@ -208,18 +208,18 @@ def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
     slice_ = tables.plan(0, p0=(0, 3))
-    tables.decide(slice_, orders(0, 0, 3))
+    tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
     tables.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "", "ann", datetime.now(UTC))])
-    tables.decide(slice_, [], rejected=orders(0, 0, 3))
+    tables.decide(slice_, [], rejected=build_orders(0, 0, 3))
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):
         tables.publish(slice_)
     tables.publish(slice_)
     assert [(one.place[1], one.value is None) for one in log.records[3:]] == [(n, True) for n in range(3)]
-    tables.decide(slice_, orders(0, 0, 3))
+    tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
-    tables.decide(slice_, [], rejected=orders(0, 0, 3))
+    tables.decide(slice_, [], rejected=build_orders(0, 0, 3))
     with pytest.raises(RetractionError):
         tables.publish(slice_)  # these were sent after the leave
 
@@ -231,7 +231,7 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
     keys = [slice_.key for slice_ in slices]
     assert retraction_guard._list_sent_slices(tables.work(*slices), keys) == []
     for n, slice_ in enumerate(slices):
-        tables.decide(slice_, orders(0, n, n + 1))
+        tables.decide(slice_, build_orders(0, n, n + 1))
     tables.publish(slices[0])
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):
@@ -288,14 +288,14 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
 ) -> None:
     """A decision that had looked before anything was sent rejected what was sent meanwhile: it was in both topics."""
     slice_, after = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 3))
-    tables.decide(slice_, orders(0, 0, 2))
-    tables.decide(after, orders(0, 2, 3))
+    tables.decide(slice_, build_orders(0, 0, 2))
+    tables.decide(after, build_orders(0, 2, 3))
     reported: list[Exception] = []
 
     def decide_at(now: str) -> None:
         if now == point and not reported:
             try:
-                commit(tables, slice_, orders(0, 1, 2), orders(0, 0, 1))
+                commit(tables, slice_, build_orders(0, 1, 2), build_orders(0, 0, 1))
             except HighwaterError as error:
                 reported.append(error)
 
@@ -316,14 +316,14 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
             "nobody takes it for what may have been sent"
         )
         tables.publish(slice_, after)
-        assert places(log.records) == [(0, 1), (0, 2)]
+        assert list_places(log.records) == [(0, 1), (0, 2)]
     else:
         tables.publish(slice_, after)
         decide_at("settled")
         assert [type(error) for error in reported] == [ends]
-        assert places(log.records) == [(0, 0), (0, 1), (0, 2)]
+        assert list_places(log.records) == [(0, 0), (0, 1), (0, 2)]
         with pytest.raises(RetractionError):
-            commit(tables, slice_, orders(0, 1, 2), orders(0, 0, 1))
+            commit(tables, slice_, build_orders(0, 1, 2), build_orders(0, 0, 1))
     tables.publish(slice_, after)
     assert not any("highwater.late" in one.headers for one in log.records)
 
@@ -334,7 +334,7 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
 ) -> None:
     """Spark goes on without its client. Where that gets no report of the outcome the lock is left to run out."""
     slice_ = tables.plan(0, p0=(0, 2))
-    tables.decide(slice_, orders(0, 0, 2))
+    tables.decide(slice_, build_orders(0, 0, 2))
     for error, left in ((SupersededAttemptError("first", remedy="none"), False), (Broken("no answer"), True)):
         monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 600)
         with pytest.raises(type(error)), retraction_guard.block_sending(tables.work(slice_), lambda: None):
@@ -350,21 +350,21 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
 
     def land(book: publication_log_writer.PublicationLog) -> None:
         write_down(book)
-        tables.decide(slice_, orders(0, 1, 2), orders(0, 0, 1))
+        tables.decide(slice_, build_orders(0, 1, 2), build_orders(0, 0, 1))
 
     with monkeypatch.context() as patch:
         patch.setattr(publication_log_writer.PublicationLog, "write_down", land)
         with pytest.raises(SupersededAttemptError):
             tables.publish(slice_)
     tables.publish(slice_)
-    assert places(log.records) == [(0, 1)]
+    assert list_places(log.records) == [(0, 1)]
 
 
 def test_only_what_may_still_be_sent_unchanged_is_locked_for_a_decision(tables: Tables, log: Log) -> None:
     del log
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(4)]
     for n, slice_ in enumerate(slices[:3]):
-        tables.decide(slice_, orders(0, n, n + 1) if n < 2 else [Event(0, 2, "o0-0", minute=2, changes={"n": 0})])
+        tables.decide(slice_, build_orders(0, n, n + 1) if n < 2 else [Event(0, 2, "o0-0", minute=2, changes={"n": 0})])
 
     def exposed() -> set[str]:
         work = tables.work(*slices)
@@ -373,5 +373,5 @@ def test_only_what_may_still_be_sent_unchanged_is_locked_for_a_decision(tables: 
     assert exposed() == {slice_.key for slice_ in slices[:3]}, "what was never decided cannot have been sent"
     tables.publish(*slices[:3])
     assert exposed() == {slices[2].key}, "its second delivery is sent where the first one is retracted"
-    tables.decide(slices[0], orders(0, 0, 1))
+    tables.decide(slices[0], build_orders(0, 0, 1))
     assert exposed() == {slices[0].key, slices[2].key}

@@ -40,7 +40,7 @@ def make_work(ledger: Ledger, tmp_path: Path) -> Callable[..., Work]:
     return make
 
 
-def counted(**slices: tuple[int, int]) -> dict[str, dict[str, int]]:
+def build_counts(**slices: tuple[int, int]) -> dict[str, dict[str, int]]:
     """The numbers of a split: raw records and rejects, by the slice's ordinal."""
     return {f"orders@{int(name[1:]):07d}": {"raw": raw, "rejects": rejects} for name, (raw, rejects) in slices.items()}
 
@@ -57,7 +57,7 @@ def open_repairing(tmp_path: Path, stream: Stream = STREAM) -> Iterator[Repairin
         yield made
 
 
-def split(key: str, raw: int, **reasons: int) -> dict[str, dict[str, int]]:
+def build_split(key: str, raw: int, **reasons: int) -> dict[str, dict[str, int]]:
     """The numbers of a split of one slice."""
     by_reason = {f"rejects_{reason}": count for reason, count in reasons.items()}
     return {key: {"raw": raw, "rejects": sum(reasons.values()), **by_reason}}

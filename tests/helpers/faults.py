@@ -78,7 +78,7 @@ class Ours:
         """Run a range of slices, which ends well."""
         done = self.run(first, last, stream)
         assert done.success, [event for event in done.all_events if event.is_failure]
-        assert alarms(done) == []
+        assert list_alarms(done) == []
 
     def repair(self) -> SensorExecutionData:
         """A tick of repair."""
@@ -104,7 +104,7 @@ class Ours:
         return CliRunner().invoke(main, ["--declarations", str(folder), *arguments])
 
 
-def alarms(result: dg.ExecuteInProcessResult) -> list[tuple[str, str | None]]:
+def list_alarms(result: dg.ExecuteInProcessResult) -> list[tuple[str, str | None]]:
     """Checks that say that a table is wrong."""
     found = [
         event.asset_check_evaluation_data
@@ -118,7 +118,7 @@ def alarms(result: dg.ExecuteInProcessResult) -> list[tuple[str, str | None]]:
     ]
 
 
-def failure(result: dg.ExecuteInProcessResult) -> dict[str, str]:
+def find_failure(result: dg.ExecuteInProcessResult) -> dict[str, str]:
     """What Dagster shows of the first step that failed for good: error, problem, stored, found, remedy."""
     event = next(event for event in result.all_events if event.is_step_failure)
     data = event.step_failure_data
@@ -126,7 +126,7 @@ def failure(result: dg.ExecuteInProcessResult) -> dict[str, str]:
     return {name: str(value.value) for name, value in data.user_failure_data.metadata.items()}
 
 
-def rows_by_place(held: Deployment) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
+def read_rows_by_place(held: Deployment) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
     rows = read_rows(str(held.path("raw")))
     assert len({(row["generation"], row["partition"], row["offset"]) for row in rows}) == len(rows)
     return {(row["partition"], row["offset"]): (row["key"], row["value"]) for row in rows}
@@ -134,14 +134,14 @@ def rows_by_place(held: Deployment) -> dict[tuple[int, int], tuple[bytes | None,
 
 def ensure_rows(held: Deployment, expected: Mapping[tuple[int, int], tuple[bytes | None, bytes | None]]) -> None:
     """Raw holds these records, each once."""
-    assert rows_by_place(held) == expected
+    assert read_rows_by_place(held) == expected
 
 
 def ensure_decided(held: Deployment) -> None:
     """Hold events, rejects and current against raw, for topics that Kafka holds in part."""
     raw = {(r["generation"], r["partition"], r["offset"]): r["value"] for r in read_rows(str(held.path("raw")))}
     tables = {name: read_rows(str(held.path(name))) for name in ("events", "rejects", "current")}
-    places = {name: [in_history(row) for row in rows] for name, rows in tables.items()}
+    places = {name: [is_in_history(row) for row in rows] for name, rows in tables.items()}
     remaining = {place for place, value in raw.items() if value is not None}
     assert sorted(places["events"] + places["rejects"]) == sorted(remaining), "each record that is no tombstone, once"
     newest: dict[str, int] = {}
@@ -153,7 +153,7 @@ def ensure_decided(held: Deployment) -> None:
     assert found == newest
 
 
-def in_history(row: Mapping[str, Any]) -> tuple[int, int, int]:
+def is_in_history(row: Mapping[str, Any]) -> tuple[int, int, int]:
     return row["origin_generation"], row["origin_partition"], row["origin_offset"]
 
 

@@ -24,7 +24,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 BEGIN_MS = 1_767_225_600_000
 
 
-def records_of(
+def build_records(
     pairs: Iterable[tuple[Any, Any]], headers: Sequence[tuple[str, bytes]] = (), **more: Any
 ) -> list[KafkaRecord]:
     """Records from keys and values; what is no bytes is written as JSON."""
@@ -40,11 +40,11 @@ def records_of(
     ]
 
 
-def types(found: Inferred) -> dict[str, str]:
+def list_types(found: Inferred) -> dict[str, str]:
     return {one.name: one.type for one in found.stream.fields}
 
 
-def kinds(found: Inferred, records: Sequence[KafkaRecord], schemas: Schemas | None = None) -> list[str]:
+def list_kinds(found: Inferred, records: Sequence[KafkaRecord], schemas: Schemas | None = None) -> list[str]:
     return [classify(found.stream, one, schemas).kind for one in records]
 
 
@@ -203,13 +203,13 @@ def framed(schema_id: int, payload: bytes) -> bytes:
     return b"\x00" + schema_id.to_bytes(4, "big") + payload
 
 
-def loaded(source: str, folder: Path) -> Stream:
+def load_stream(source: str, folder: Path) -> Stream:
     (folder / "one.py").write_text(source)
     [found] = load_streams(folder).values()
     return found
 
 
-def sentences() -> list[tuple[Any, Any]]:
+def list_sentences() -> list[tuple[Any, Any]]:
     return [(b"host", f"INFO started in {n} ms".encode()) for n in range(20)]
 
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 
-def opened(lake: Lake, table: str, stream: str = "orders") -> DeltaTable:
+def open_table(lake: Lake, table: str, stream: str = "orders") -> DeltaTable:
     found = lake.open_stream_table(stream, table)
     assert found is not None
     return found
 
 
-def between_commits() -> datetime:
+def wait_between_commits() -> datetime:
     """A moment after one commit and before the next, by the clock's milliseconds."""
     time.sleep(0.02)
     now = datetime.now(UTC)
@@ -27,5 +27,5 @@ def between_commits() -> datetime:
     return now
 
 
-def options_of(number: int, metadata: str) -> dict[str, str]:
+def build_options(number: int, metadata: str) -> dict[str, str]:
     return {"txnAppId": commit_log.APP, "txnVersion": str(number), "userMetadata": metadata}

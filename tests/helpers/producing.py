@@ -8,21 +8,21 @@ from highwater.resources.producer_records import OnFailure
 from tests.helpers.support import read_topic
 
 
-def producing(policy: OnFailure = OnFailure.STOP_KEY) -> ReliableProducer:
+def open_producer(policy: OnFailure = OnFailure.STOP_KEY) -> ReliableProducer:
     return ReliableProducer(build_producer_properties("nobody:1"), on_failure=policy)
 
 
-def answering() -> dict[str, str]:
+def build_answering_properties() -> dict[str, str]:
     """The properties of a producer with librdkafka's own stand-in for a broker, which takes what it is sent."""
     taking = {"test.mock.num.brokers": "1", "allow.auto.create.topics": "true"}
     return build_producer_properties("127.0.0.1:1") | taking
 
 
-def held(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes | None]]:
+def read_records(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes | None]]:
     """Every committed record, partition by partition in the order of offsets."""
     found = read_topic(bootstrap, topic)
     return [found[place] for place in sorted(found)]
 
 
-def pairs(number: int) -> list[tuple[bytes | None, bytes | None]]:
+def build_pairs(number: int) -> list[tuple[bytes | None, bytes | None]]:
     return [(b"%d" % n, b"v") for n in range(number)]

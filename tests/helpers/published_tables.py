@@ -7,7 +7,7 @@ from typing import Any
 from tests.helpers.accepted import Tables
 
 
-def rows_of(tables: Tables) -> list[dict[str, Any]]:
+def read_published_rows(tables: Tables) -> list[dict[str, Any]]:
     from tests.helpers.support import read_rows
 
     return read_rows(tables.lake.build_table_path("orders", "published"))

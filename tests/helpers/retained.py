@@ -151,7 +151,7 @@ def open_step(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
     made.instance.dispose()
 
 
-def give_up(world: World) -> None:
+def discard_parked_record(world: World) -> None:
     """The one record of the world that is parked is discarded by a person."""
     world.ledger.discards.add("orders", [Discard(Origin("orders", 0, 0, 2), "no use", "ann", NOON)])
 
@@ -160,6 +160,6 @@ def held(world: World) -> set[str]:
     return {row["slice"] for row in world.rows["raw"]}
 
 
-def at(world: World, offset: int) -> Any:
+def locate_record(world: World, offset: int) -> Any:
     [found] = locate(world.ledger, NOTHING, world.lake, STORED, "orders", 0, offset)
     return found

@@ -28,15 +28,15 @@ def format_stored(at: datetime) -> str:
     return at.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ")
 
 
-def wait_for(ours: Ticking, *delays: timedelta) -> None:
+def set_tiers(ours: Ticking, *delays: timedelta) -> None:
     """Let the stream have tiers of these delays."""
     ours.stream = replace(ours.stream, tiers=delays)
     ours.defs = build_defs(streams=[ours.stream])
 
 
-def tiers_of(ours: Ticking, records: int) -> None:
+def fill_tiers(ours: Ticking, records: int) -> None:
     """Let the stream have tiers of seconds, the first of them with records whose time the broker sets."""
-    wait_for(ours, timedelta(seconds=1), timedelta(seconds=2))
+    set_tiers(ours, timedelta(seconds=1), timedelta(seconds=2))
     kafka = Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"])
     create_topic(kafka.bootstrap, ours.stream.tier_topics[0], 2, {"message.timestamp.type": "LogAppendTime"})
     send(kafka.bootstrap, ours.stream.tier_topics[0], [Message(b"k", b"v", partition=n % 2) for n in range(records)])

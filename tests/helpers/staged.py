@@ -9,7 +9,7 @@ from tests.helpers.support import (
 )
 
 
-def origins(rows: list[dict[str, object]]) -> set[tuple[object, object]]:
+def select_origins(rows: list[dict[str, object]]) -> set[tuple[object, object]]:
     return {(row["origin_partition"], row["origin_offset"]) for row in rows}
 
 

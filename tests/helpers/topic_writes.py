@@ -38,6 +38,6 @@ def write(bootstrap: str, topic: str, count: int, partition: int = 0, timestamp:
     assert producer.flush(30) == 0
 
 
-def values(kafka: Kafka, topic: str, start: int, end: int) -> list[tuple[int, str]]:
+def read_values(kafka: Kafka, topic: str, start: int, end: int) -> list[tuple[int, str]]:
     found = kafka.read(topic, {0: OffsetRange(start, end)}, seconds=10)
     return [(message.offset() or 0, (message.value() or b"").decode()) for message in found]

@@ -26,7 +26,7 @@ from highwater.errors import (
 )
 from highwater.resources.spark import close, prepare
 from highwater.slice_commits import SliceCommit
-from tests.helpers.staged import BAD_VALUES, origins
+from tests.helpers.staged import BAD_VALUES, select_origins
 from tests.helpers.support import (
     Bench,
     Message,
@@ -115,13 +115,13 @@ def test_a_second_run_takes_over_the_split_although_the_reference_changed(bench:
     reports = bench.materialise(*slices)
     assert "taken over" in str(reports["events"][0].note)
     assert "current still to be written" in str(reports["events"][1].note)
-    assert origins(bench.rows("events")) == {(0, 0), (0, 2)}
+    assert select_origins(bench.rows("events")) == {(0, 0), (0, 2)}
     reported = sorted((r["origin_offset"], r["reason"]) for r in bench.rows("rejects"))
     assert reported == [(1, "unresolved"), (3, "unresolved")]
     assert set(bench.current()) == {"o0", "o2"}
     bench.materialise(*slices)
-    assert origins(bench.rows("events")) == {(0, 0), (0, 2)}, "what was published is left to the DLQ"
-    assert origins(bench.rows("rejects")) == {(0, 1), (0, 3)}
+    assert select_origins(bench.rows("events")) == {(0, 0), (0, 2)}, "what was published is left to the DLQ"
+    assert select_origins(bench.rows("rejects")) == {(0, 1), (0, 3)}
 
 
 def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +205,8 @@ def test_rejects_that_do_not_add_up_with_the_decision_fail_the_slice(bench: Benc
     table = bench.lake.open_stream_table(bench.stream.name, "events")
     table.restore(table.version() - 1)
     rejects.materialise(bench.work(slice_))
-    assert origins(bench.rows("events")) == {(0, 0)}
-    assert origins(bench.rows("rejects")) == {(0, 1)}
+    assert select_origins(bench.rows("events")) == {(0, 0)}
+    assert select_origins(bench.rows("rejects")) == {(0, 1)}
 
 
 def test_a_split_that_does_not_add_up_is_reprocessed(bench: Bench) -> None:
@@ -219,8 +219,8 @@ def test_a_split_that_does_not_add_up_is_reprocessed(bench: Bench) -> None:
     with pytest.raises(UnbalancedError, match="reprocessed"):
         rejects.materialise(bench.work(slice_))
     assert bench.materialise(slice_)["events"][0].note is None
-    assert origins(bench.rows("events")) == {(0, 0)}
-    assert origins(bench.rows("rejects")) == {(0, 1)}
+    assert select_origins(bench.rows("events")) == {(0, 0)}
+    assert select_origins(bench.rows("rejects")) == {(0, 1)}
     assert bench.failing() == {}
 
 
@@ -245,8 +245,8 @@ def test_a_decision_is_of_one_version_of_the_reference_however_often_it_is_compu
     [report] = events.materialise(bench.work(slice_))
     assert (report.rows, report.counts["events"], report.counts["rejects"]) == (1, 1, 1)
     rejects.materialise(bench.work(slice_))
-    assert origins(bench.rows("events")) == {(0, 0)}
-    assert origins(bench.rows("rejects")) == {(0, 1)}
+    assert select_origins(bench.rows("events")) == {(0, 0)}
+    assert select_origins(bench.rows("rejects")) == {(0, 1)}
 
 
 def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is_reprocessed(
@@ -264,7 +264,7 @@ def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is
             events.materialise(bench.work(slice_))
     assert (caught.value.stored, caught.value.found) == (2, 1)
     bench.materialise(slice_)
-    assert origins(bench.rows("events")) == {(0, 0), (0, 1)}
+    assert select_origins(bench.rows("events")) == {(0, 0), (0, 1)}
     assert bench.failing() == {}
 
 

@@ -38,10 +38,10 @@ from tests.helpers.faults import (
     configure,
     ensure_decided,
     ensure_rows,
-    failure,
+    find_failure,
     make_held,
     make_soon,
-    rows_by_place,
+    read_rows_by_place,
 )
 from tests.helpers.support import order_message, read_topic, send
 
@@ -58,7 +58,7 @@ pytestmark = pytest.mark.slow
 
 def tried_again(result: dg.ExecuteInProcessResult) -> str:
     """The error of a step that was tried again and came to nothing: a temporary one."""
-    assert any(event.event_type_value == "STEP_UP_FOR_RETRY" for event in result.all_events), failure(result)
+    assert any(event.event_type_value == "STEP_UP_FOR_RETRY" for event in result.all_events), find_failure(result)
     return str(next(event for event in result.all_events if event.is_step_failure).step_failure_data.error)
 
 
@@ -106,7 +106,7 @@ def test_keys_that_name_no_slice_of_the_stream(ours: Ours) -> None:
     }
     for key, (values, remedy) in wrong.items():
         ours.instance.add_dynamic_partitions("orders_slices", [key])
-        reported = failure(ours.run(key))
+        reported = find_failure(ours.run(key))
         assert (reported["error"], reported["stored"], reported["found"]) == ("UnknownSliceError", *values)
         assert remedy in reported["remedy"]
         tick = ours.repair()
@@ -156,7 +156,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     ensure_rows(held, before)
     [gappy], seen = compacted(ours, name)
     start, end = held.slices()[gappy][0]
-    assert 0 < sum(start <= offset < end for _, offset in rows_by_place(held)) < end - start
+    assert 0 < sum(start <= offset < end for _, offset in read_rows_by_place(held)) < end - start
     again = ours.run(first)
     assert again.success, [event for event in again.all_events if event.is_failure]
     reported = [
@@ -165,7 +165,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     notes = [str(metadata["note"].value) for metadata in reported if "note" in metadata]
     assert any("Kafka would give" in note and "the commit recorded 40" in note for note in notes)
     # The cleaner goes on while the slice is read.
-    taken = rows_by_place(held).items()
+    taken = read_rows_by_place(held).items()
     assert (before | read_topic(held.bootstrap, name)).items() <= taken <= (before | seen).items()
     ensure_decided(held)
     # The test's producer pays its orders again and again; compaction alone makes nothing red.
@@ -348,7 +348,7 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     for _ in range(FAILURES):
         ours.tick()
     assert breakers.read_dependency(KAFKA).state == "open"
-    refused = failure(ours.run(key))
+    refused = find_failure(ours.run(key))
     assert refused["error"] == "BreakerOpenError", "and the step waits for nothing"
     assert "kafka is not asked" in refused["problem"]
     mortal.start()

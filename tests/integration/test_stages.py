@@ -28,17 +28,17 @@ from highwater.resources.spark_tables import TASKS, write_slices
 from highwater.slice_commits import SliceCommit
 from tests.conftest import create_topic
 from tests.helpers.bench_records import abort_transaction
-from tests.helpers.staged import BAD_VALUES, origins, sound
+from tests.helpers.staged import BAD_VALUES, select_origins, sound
 from tests.helpers.support import (
     Bench,
     Message,
-    jobs_tagged,
+    fetch_rest,
+    list_tagged_jobs,
     make_bench,
     order,
     order_message,
     read_rows,
     read_topic,
-    rest,
 )
 
 if TYPE_CHECKING:
@@ -179,11 +179,11 @@ def files_of_raw(bench: Bench) -> int:
 def most_tasks(bench: Bench, server: SparkConnect, slice_: Slice) -> int:
     """The most tasks of any stage that takes the slice into raw."""
     mark = f"Session_{bench.spark.session_id}_"  # type: ignore[attr-defined]
-    before = {job["jobId"] for job in jobs_tagged(server, mark)}
+    before = {job["jobId"] for job in list_tagged_jobs(server, mark)}
     raw.materialise(bench.work(slice_))
-    [application] = rest(server, "applications")
-    mine = {at for job in jobs_tagged(server, mark) if job["jobId"] not in before for at in job["stageIds"]}
-    stages = rest(server, f"applications/{application['id']}/stages")
+    [application] = fetch_rest(server, "applications")
+    mine = {at for job in list_tagged_jobs(server, mark) if job["jobId"] not in before for at in job["stageIds"]}
+    stages = fetch_rest(server, f"applications/{application['id']}/stages")
     tasks: list[int] = [stage["numTasks"] for stage in stages if stage["stageId"] in mine]
     return max(tasks)
 
@@ -216,7 +216,7 @@ def test_every_slice_repeated_in_any_order_is_there_once(bench: Bench) -> None:
     for slice_ in (slices[1], slices[0], slices[1]):
         bench.materialise(slice_)
     assert len(bench.rows("raw")) == 43
-    assert origins(bench.rows("events")) == set(read_topic(bench.bootstrap, bench.stream.topic))
+    assert select_origins(bench.rows("events")) == set(read_topic(bench.bootstrap, bench.stream.topic))
     row = bench.current().pop("x")
     assert (row["version"], str(row["amount"]), row["updated_by_slice"]) == (2, "2.00", slices[0].key)
     assert {key: row["version"] for key, row in bench.current().items()} == {f"o{n}": 8 for n in range(5)} | {"x": 2}

@@ -32,7 +32,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.spark_tables import build_known_rows, create_table
 from highwater.routing import find_destination
 from highwater.slice_commits import SliceCommit
-from tests.helpers.staged import origins
+from tests.helpers.staged import select_origins
 from tests.helpers.support import (
     ORDERS,
     STAGES,
@@ -62,7 +62,7 @@ def test_a_reference_table_that_is_away_makes_no_reject(bench: Bench) -> None:
     assert bench.rows("events") == []
     customers(bench.lake, ["c1"])
     events.materialise(bench.work(slice_))
-    assert origins(bench.rows("events")) == {(0, 0)}
+    assert select_origins(bench.rows("events")) == {(0, 0)}
 
 
 def test_a_slice_that_is_materialised_again_recomputes_its_keys(bench: Bench) -> None:
@@ -251,7 +251,7 @@ def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> No
     customers(bench.lake, ["c1"])
     bench.materialise(slices[0])
     assert paid_minutes(bench) == [(2, Decimal("13.25"), 2, Decimal("6.625000"))]
-    assert origins(bench.rows("events")) == {(0, 1), (0, 2)}
+    assert select_origins(bench.rows("events")) == {(0, 1), (0, 2)}
     # Decided again, and killed before metrics: the decision stays until they follow.
     customers(bench.lake, ["c2"])
     events.materialise(bench.work(slices[1]))

@@ -21,10 +21,10 @@ from tests.helpers.faults import (
     Ours,
     ensure_decided,
     ensure_rows,
-    failure,
+    find_failure,
     make_held,
     make_soon,
-    rows_by_place,
+    read_rows_by_place,
 )
 from tests.helpers.support import Message, order_message, read_rows, read_topic, send
 
@@ -118,7 +118,7 @@ def test_a_recreated_topic(ours: Ours) -> None:
     [old] = ours.taken()
     held.send(30)
     [never_read] = ours.planned()
-    before = rows_by_place(held)
+    before = read_rows_by_place(held)
     ids = [topic_id(held)]
     recreate(held)
     ids.append(topic_id(held))
@@ -130,7 +130,7 @@ def test_a_recreated_topic(ours: Ours) -> None:
     assert recreated.problem.startswith("TopicRecreatedError")
     assert "accept-loss" in recreated.remedy
     assert ours.command("plan", "orders").exit_code == PERMANENT
-    reported = failure(ours.run(never_read))
+    reported = find_failure(ours.run(never_read))
     assert (reported["error"], reported["stored"], reported["found"]) == ("TopicRecreatedError", *ids)
     again = ours.run(old)
     assert again.success, "its rows stay"
@@ -197,7 +197,7 @@ def test_offsets_that_retention_took_before_they_were_read(ours: Ours) -> None:
     ours.tick()
     [key] = held.slices()
     delete_before(held, 0, 5)
-    reported = failure(ours.run(key))
+    reported = find_failure(ours.run(key))
     end = held.slices()[key][0][1]
     values = (reported["error"], reported["stored"], reported["found"])
     assert values == ("OffsetsExpiredError", f"[0, {end})", "log start offset 5")

@@ -20,7 +20,7 @@ from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.groups import read_group_offsets
 from highwater.resources.kafka import Kafka
-from tests.helpers.sensor_ticks import end_grace, format_stored, tiers_of
+from tests.helpers.sensor_ticks import end_grace, fill_tiers, format_stored
 from tests.helpers.support import BOUNDED, Message, send
 from tests.helpers.ticking import Ticking
 
@@ -119,7 +119,7 @@ def test_retries_that_dagster_lacks_are_reported_and_not_requested(
 ) -> None:
     """The sensor of retries requested them again as the planner did."""
     ours = ticking(records=10)
-    tiers_of(ours, records=20)
+    fill_tiers(ours, records=20)
     time.sleep(1.3)
     ours.tick("dlq_retries")
     end_grace(ours)

@@ -18,7 +18,7 @@ from dev.paths import REPOSITORY
 from highwater import settings
 from highwater.resources import jars
 from tests.helpers import deployed_files
-from tests.helpers.deployed_files import CHART, DEPLOY, OTHERS, constants, own_variables, variables
+from tests.helpers.deployed_files import CHART, DEPLOY, OTHERS, find_variables, list_constants, list_own_variables
 
 PAGES = sorted((REPOSITORY / "docs" / "deployment").glob("*.md"))
 
@@ -36,13 +36,13 @@ def shared_environment() -> dict[str, str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_variable_of_a_page_is_known_and_used(page: Path) -> None:
     """A page named a variable that nothing read."""
-    named = variables(page.read_text())
-    assert {name for name in named if name not in own_variables() and not name.startswith(OTHERS)} == set()
+    named = find_variables(page.read_text())
+    assert {name for name in named if name not in list_own_variables() and not name.startswith(OTHERS)} == set()
 
     files = [*(REPOSITORY / "tests").rglob("*.py"), *(REPOSITORY / "dev").glob("*.py")]
     tests = "".join(file.read_text() for file in files if file not in {Path(__file__), Path(deployed_files.__file__)})
     used = (DEPLOY / "compose.yaml").read_text() + tests
-    by_constant = {name for name, constant in constants().items() if f".{constant}," in tests}
+    by_constant = {name for name, constant in list_constants().items() if f".{constant}," in tests}
     assert {name for name in named - by_constant if name not in used} == set()
 
 
@@ -68,7 +68,7 @@ def test_the_compose_file_sets_every_setting() -> None:
 
 def test_the_compose_file_sets_nothing_that_is_unknown() -> None:
     given = set(shared_environment())
-    assert {name for name in given if name not in own_variables() and not name.startswith(OTHERS)} == set()
+    assert {name for name in given if name not in list_own_variables() and not name.startswith(OTHERS)} == set()
 
 
 def test_settings_of_the_compose_file_can_be_read() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from highwater import settings
-from tests.helpers.deployed_files import CHART, OTHERS, own_variables, variables
+from tests.helpers.deployed_files import CHART, OTHERS, find_variables, list_own_variables
 
 
 def values() -> dict[str, Any]:
@@ -22,9 +22,9 @@ def values() -> dict[str, Any]:
 
 def test_the_chart_names_settings_that_exist() -> None:
     text = (CHART / "values.yaml").read_text()
-    named = variables(text)
+    named = find_variables(text)
     assert len(named) > 12
-    assert {name for name in named if name not in own_variables() and not name.startswith(OTHERS)} == set()
+    assert {name for name in named if name not in list_own_variables() and not name.startswith(OTHERS)} == set()
     assert not {*values()["settings"]} & {*values()["secrets"]}
     empty = [name for name, value in values()["settings"].items() if name.startswith("AWS_") and not value]
     assert empty == [], "deltalake does not take an empty one for none"

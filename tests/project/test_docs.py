@@ -18,13 +18,13 @@ from highwater import declaration, declaration_parts, field_rules, settings
 from tests.helpers.pages import (
     CODE,
     PAGES,
-    blocks,
-    checks_listed,
-    example,
-    rows,
-    section,
-    spans,
-    text_of,
+    find_blocks,
+    find_rows,
+    find_section,
+    find_spans,
+    list_checks,
+    load_example,
+    read_page,
 )
 
 DECLARED = (
@@ -58,14 +58,16 @@ def setting_names() -> set[str]:
 
 
 def test_the_page_of_configuration_has_every_setting_and_no_other() -> None:
-    listed = {spans(row[0])[0] for row in rows(section("docs/configuration.md", "Settings of Highwater"))}
+    listed = {
+        find_spans(row[0])[0] for row in find_rows(find_section("docs/configuration.md", "Settings of Highwater"))
+    }
 
     assert listed == setting_names()
 
 
 def test_every_variable_that_a_page_names_is_read_somewhere() -> None:
     code = "".join(f.read_text() for folder in CODE for f in sorted((REPOSITORY / folder).rglob("*.py")))
-    code += text_of("dagster.yaml")
+    code += read_page("dagster.yaml")
     files = {f"{name}_FILE" for name in settings.SECRETS}
     named = {
         word for page in PAGES for word in re.findall(r"\b(?:HIGHWATER|DAGSTER|SPARK)_[A-Z_]+[A-Z]\b", page.read_text())
@@ -83,7 +85,7 @@ def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
         "HIGHWATER_UNCONVERTED_TIMESTAMP",
     }
 
-    assert {name for name in read if f"`{name}`" not in text_of("docs/configuration.md")} == set()
+    assert {name for name in read if f"`{name}`" not in read_page("docs/configuration.md")} == set()
 
 
 @pytest.mark.parametrize(
@@ -97,14 +99,20 @@ def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
     ],
 )
 def test_the_page_gives_a_setting_its_default(name: str, default: str) -> None:
-    listed = {spans(row[0])[0]: row[1] for row in rows(section("docs/configuration.md", "Settings of Highwater"))}
+    listed = {
+        find_spans(row[0])[0]: row[1]
+        for row in find_rows(find_section("docs/configuration.md", "Settings of Highwater"))
+    }
 
     assert listed[name] == f"`{default}`"
 
 
 def test_the_page_gives_the_places_below_home() -> None:
     found = settings.Settings.from_environment({settings.HOME: "/somewhere"})
-    listed = {spans(row[0])[0]: row[1] for row in rows(section("docs/configuration.md", "Settings of Highwater"))}
+    listed = {
+        find_spans(row[0])[0]: row[1]
+        for row in find_rows(find_section("docs/configuration.md", "Settings of Highwater"))
+    }
 
     assert listed[settings.LAKE] == f"`{Path(found.lake).name}` below `HIGHWATER_HOME`"
     assert listed[settings.LEDGER_URL] == f"`{Path(found.ledger_url).name}` below `HIGHWATER_HOME`"
@@ -113,13 +121,13 @@ def test_the_page_gives_the_places_below_home() -> None:
 def test_the_page_has_every_property_of_kafka_with_its_fate() -> None:
     from highwater.resources import kafka_logins, kafka_options
 
-    page = section("docs/configuration.md", "Kafka")
+    page = find_section("docs/configuration.md", "Kafka")
     handed, alone, guarded = page.split("\nProperties that ")[1:]
     known = {name: given or name for name, given in _handed(handed).items()}
 
     assert known == {name: name for name in kafka_options._SAME} | dict(kafka_options._RENAMED)
-    assert set(spans(alone)) == kafka_options._OURS_ALONE
-    taken = {name: spans(row[1]) for row in rows(guarded) for name in spans(row[0])}
+    assert set(find_spans(alone)) == kafka_options._OURS_ALONE
+    taken = {name: find_spans(row[1]) for row in find_rows(guarded) for name in find_spans(row[0])}
     assert taken.keys() == kafka_options.GUARDED
     for name, values in taken.items():
         for value in values if values != [settings.KAFKA_BOOTSTRAP] else []:
@@ -130,17 +138,21 @@ def test_the_page_has_every_property_of_kafka_with_its_fate() -> None:
 def test_the_page_of_security_has_every_property_of_a_login_and_no_other() -> None:
     from highwater.resources import kafka_logins, kafka_tls
 
-    listed = {name for row in rows(section("docs/security.md", "Settings of each client")) for name in spans(row[0])}
+    listed = {
+        name
+        for row in find_rows(find_section("docs/security.md", "Settings of each client"))
+        for name in find_spans(row[0])
+    }
     assert listed == kafka_logins.LOGINS | kafka_tls.KEYS | {*kafka_logins.MECHANISMS}
 
 
 def test_the_page_of_security_names_every_variable_that_a_file_may_hold() -> None:
-    listed = spans(section("docs/security.md", "Secrets from files"))
+    listed = find_spans(find_section("docs/security.md", "Secrets from files"))
     assert {f"{name}_FILE" for name in settings.SECRETS} <= {*listed}
 
 
 def _handed(text: str) -> dict[str, str]:
-    found = {spans(row[0])[0]: (spans(row[1]) or [""])[0] for row in rows(text)}
+    found = {find_spans(row[0])[0]: (find_spans(row[1]) or [""])[0] for row in find_rows(text)}
     found.pop("sasl.username")  # with the password it becomes one property, which is looked at elsewhere
     return found
 
@@ -150,9 +162,9 @@ def _handed(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", DECLARED, ids=lambda kind: kind.__name__)
 def test_the_page_of_streams_has_every_field_of_a_declaration_and_no_other(kind: type) -> None:
-    page = section("docs/streams.md", kind.__name__)
+    page = find_section("docs/streams.md", kind.__name__)
     table = next(part for part in page.split("\n\n") if part.lstrip().startswith("| field |"))
-    listed = {spans(row[0])[0]: row[1] for row in rows(table)}
+    listed = {find_spans(row[0])[0]: row[1] for row in find_rows(table)}
 
     assert listed == {f.name: default_text(f) for f in dataclasses.fields(kind)}
 
@@ -181,8 +193,10 @@ def default_text(field: dataclasses.Field[Any]) -> str:
 
 
 def test_the_page_of_streams_has_every_check_with_its_severity() -> None:
-    listed = {name: (spans(row[2])[0], row[3] == "yes") for name, row in checks_listed().items()}
-    severities = [spans(row[0])[0] for row in rows(section("docs/streams.md", "Checks").partition("| check |")[0])]
+    listed = {name: (find_spans(row[2])[0], row[3] == "yes") for name, row in list_checks().items()}
+    severities = [
+        find_spans(row[0])[0] for row in find_rows(find_section("docs/streams.md", "Checks").partition("| check |")[0])
+    ]
 
     assert listed == {
         n: (s.name, n in declaration_parts.CAN_BLOCK) for n, s in declaration_parts.CHECK_SEVERITIES.items()
@@ -199,14 +213,16 @@ def test_the_page_of_the_audit_has_every_place_of_a_missing_version() -> None:
         for tier in (True, False)
         for reclaimed in (True, False)
     }
-    listed = {name for row in rows(section("docs/audit.md", "Missing versions")) for name in spans(row[0])}
+    listed = {
+        name for row in find_rows(find_section("docs/audit.md", "Missing versions")) for name in find_spans(row[0])
+    }
     assert listed == kinds | {missing_versions.UNDECIDED, missing_versions.TO_COME, missing_versions.NOWHERE}
 
 
 def test_the_page_of_streams_has_every_type_of_a_field() -> None:
-    page = section("docs/streams.md", "Field")
+    page = find_section("docs/streams.md", "Field")
     table = next(part for part in page.split("\n\n") if part.startswith("| type |"))
-    listed = {name for row in rows(table) for name in spans(row[0])}
+    listed = {name for row in find_rows(table) for name in find_spans(row[0])}
 
     assert {name.replace("(p,s)", "(12,2)") for name in listed} == {
         "float",
@@ -225,29 +241,29 @@ def test_the_page_of_streams_has_every_type_of_a_field() -> None:
 
 
 def test_the_page_of_streams_has_every_name_that_is_taken() -> None:
-    page = section("docs/streams.md", "Field")
+    page = find_section("docs/streams.md", "Field")
     sentence = re.search(r"These names are taken.*?declared: (.*?)\. A field", page, re.DOTALL)
     assert sentence is not None
 
-    assert set(spans(sentence[1])) == declaration_parts.RESERVED_COLUMNS - {"version", "event_time"}
+    assert set(find_spans(sentence[1])) == declaration_parts.RESERVED_COLUMNS - {"version", "event_time"}
 
 
 def test_the_page_declares_a_stream_in_at_most_forty_lines() -> None:
-    assert len(blocks("docs/streams.md", "python")[0].splitlines()) <= 40
-    assert example().name == "shipments"
+    assert len(find_blocks("docs/streams.md", "python")[0].splitlines()) <= 40
+    assert load_example().name == "shipments"
 
 
 def test_the_readme_has_one_screen_and_a_half() -> None:
-    assert len(text_of("README.md").splitlines()) <= 80
+    assert len(read_page("README.md").splitlines()) <= 80
 
 
 def test_dagster_shows_of_a_stream_what_the_page_lists() -> None:
     from highwater.orchestration.build import build_defs
 
-    page = text_of("docs/streams.md")
+    page = read_page("docs/streams.md")
     table = page[page.index("| what | names |") : page.index("The tables and their columns")]
-    listed = {row[0]: spans(row[1]) for row in rows(table)}
-    stream = example()
+    listed = {row[0]: find_spans(row[1]) for row in find_rows(table)}
+    stream = load_example()
     repository = build_defs(streams=[stream]).get_repository_def()
 
     assets = {
@@ -259,15 +275,15 @@ def test_dagster_shows_of_a_stream_what_the_page_lists() -> None:
     assert set(listed["sensors"]) == {s.name for s in repository.sensor_defs}
     assert set(listed["schedules"]) == {s.name for s in repository.schedule_defs}
     checks = {(key.name, key.asset_key.path[-1]) for key in repository.asset_graph.asset_check_keys}
-    assert {(name, row[1].strip("`")) for name, row in checks_listed().items() if not row[4]} == checks
+    assert {(name, row[1].strip("`")) for name, row in list_checks().items() if not row[4]} == checks
 
 
 def test_the_page_lists_the_jobs_of_all_streams() -> None:
     from highwater.orchestration.build import build_defs
 
-    stream = example()
+    stream = load_example()
     jobs = {name for name in build_defs(streams=[stream]).get_repository_def().job_names if not name.startswith("__")}
-    listed = spans(section("docs/commands.md", "Jobs of operators"))
+    listed = find_spans(find_section("docs/commands.md", "Jobs of operators"))
     assert {name for name in jobs if not name.startswith(stream.name)} <= set(listed)
 
 
@@ -277,7 +293,10 @@ def test_the_page_lists_the_jobs_of_all_streams() -> None:
 def test_the_page_of_observability_has_every_metric_with_its_labels() -> None:
     from highwater.orchestration.reporting.prometheus_metrics import FAMILIES
 
-    listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/observability.md", "Metrics"))}
+    listed = {
+        find_spans(row[0])[0]: tuple(find_spans(row[1]))
+        for row in find_rows(find_section("docs/observability.md", "Metrics"))
+    }
 
     assert listed == {name: labels for name, (labels, _) in FAMILIES.items()}
 
@@ -286,7 +305,7 @@ def test_the_page_of_observability_has_every_metric_with_its_labels() -> None:
 
 
 def rules_listed(page: str, title: str) -> list[str]:
-    return [spans(row[0])[0] for row in rows(section(page, title).split("\n###")[0])]
+    return [find_spans(row[0])[0] for row in find_rows(find_section(page, title).split("\n###")[0])]
 
 
 def test_the_page_of_the_audit_has_every_rule_for_topics() -> None:
@@ -314,14 +333,14 @@ def test_the_page_of_the_audit_has_every_reason_of_a_key_in_several_partitions()
 
 
 def test_the_page_of_concepts_names_a_test_file_for_each_guarantee() -> None:
-    listed = [(row[0], spans(row[2])) for row in rows(section("docs/concepts.md", "Guarantees"))]
+    listed = [(row[0], find_spans(row[2])) for row in find_rows(find_section("docs/concepts.md", "Guarantees"))]
 
     assert [name for name, _ in listed] == [f"I{number}" for number in range(1, 18)]
     assert [file for _, files in listed for file in files or ["none"] if not (REPOSITORY / file).is_file()] == []
 
 
 def test_the_glossary_has_each_term_once_in_order() -> None:
-    terms = [row[0].lower() for row in rows(text_of("docs/glossary.md"))]
+    terms = [row[0].lower() for row in find_rows(read_page("docs/glossary.md"))]
 
     assert terms == sorted(set(terms))
 
@@ -330,7 +349,7 @@ def test_the_tasks_of_a_read_are_those_that_the_page_reports() -> None:
     from assets.streams.orders import STREAM
     from highwater.assets.raw import _compute_records_per_task
 
-    page, limits = section("docs/operations.md", "The size of a slice"), STREAM.limits
+    page, limits = find_section("docs/operations.md", "The size of a slice"), STREAM.limits
     reported = {
         "a slice of 40,000 offsets or less": [1, 40_000],
         f"a slice of {limits.max_offsets:,} offsets": [limits.max_offsets],

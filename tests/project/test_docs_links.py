@@ -9,18 +9,28 @@ from pathlib import Path
 import pytest
 
 from dev.paths import REPOSITORY
-from tests.helpers.pages import DOCS, PAGES, anchors, blocks, links, rows, section, spans, text_of
+from tests.helpers.pages import (
+    DOCS,
+    PAGES,
+    find_blocks,
+    find_links,
+    find_rows,
+    find_section,
+    find_spans,
+    list_anchors,
+    read_page,
+)
 
 
 def code_text(page: Path) -> str:
     """All that a page sets as code."""
     text = page.read_text()
     fenced = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return "\n".join([*fenced, *spans(text)])
+    return "\n".join([*fenced, *find_spans(text)])
 
 
 def test_every_make_target_that_a_page_names_exists() -> None:
-    targets = set(re.findall(r"^([a-z0-9-]+):", text_of("Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", read_page("Makefile"), re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"\bmake ([a-z][a-z0-9-]*)", code_text(page))}
 
     assert named - targets == set()
@@ -62,7 +72,7 @@ def test_every_module_that_a_page_runs_exists() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_relative_link_resolves(page: Path) -> None:
-    broken = [link for link in links(page.read_text()) if not resolves(page, link)]
+    broken = [link for link in find_links(page.read_text()) if not resolves(page, link)]
 
     assert broken == []
 
@@ -72,20 +82,20 @@ def resolves(page: Path, link: str) -> bool:
     target = (page.parent / name).resolve() if name else page
     if not target.exists():
         return False
-    return not anchor or anchor in anchors(target.read_text())
+    return not anchor or anchor in list_anchors(target.read_text())
 
 
 def test_every_decision_is_in_the_index() -> None:
     files = {file.name for file in (DOCS / "adr").glob("0*.md")}
 
-    assert set(links(text_of("docs/adr/README.md"))) == files
+    assert set(find_links(read_page("docs/adr/README.md"))) == files
 
 
 def test_a_decision_has_context_options_and_a_decision_or_names_its_successor() -> None:
     for page in sorted(f"docs/adr/{file.name}" for file in (DOCS / "adr").glob("0*.md")):
-        headings = re.findall(r"^## (.+)$", text_of(page), re.MULTILINE)
-        decision = section(page, "Decision").strip()
-        if decision.startswith("Superseded by [") and next(links(decision)):
+        headings = re.findall(r"^## (.+)$", read_page(page), re.MULTILINE)
+        decision = find_section(page, "Decision").strip()
+        if decision.startswith("Superseded by [") and next(find_links(decision)):
             assert headings == ["Decision"], page
         else:
             assert headings == ["Context", "Options", "Decision"], page
@@ -94,17 +104,19 @@ def test_a_decision_has_context_options_and_a_decision_or_names_its_successor() 
 
 def test_every_json_example_is_json() -> None:
     for page in PAGES:
-        for block in blocks(str(page.relative_to(REPOSITORY)), "json"):
+        for block in find_blocks(str(page.relative_to(REPOSITORY)), "json"):
             json.loads(block)
 
 
 def test_every_python_example_compiles() -> None:
     for page in PAGES:
-        for block in blocks(str(page.relative_to(REPOSITORY)), "python"):
+        for block in find_blocks(str(page.relative_to(REPOSITORY)), "python"):
             compile(block, str(page), "exec")
 
 
 def test_every_folder_of_the_tree_is_there() -> None:
-    listed = {name for row in rows(section("docs/architecture.md", "The tree")) for name in spans(row[0])}
+    listed = {
+        name for row in find_rows(find_section("docs/architecture.md", "The tree")) for name in find_spans(row[0])
+    }
 
     assert {name for name in listed if not (REPOSITORY / name).is_dir()} == set()

@@ -18,20 +18,20 @@ from tests.helpers.pages import (
     CODE,
     DOCS,
     RUNBOOK,
-    anchors,
-    checks_listed,
-    entries,
-    example,
-    links,
-    section,
-    spans,
-    text_of,
+    find_links,
+    find_section,
+    find_spans,
+    list_anchors,
+    list_checks,
+    list_entries,
+    load_example,
+    read_page,
 )
 
 
 def entry(page: str, title: str) -> str:
     """The text of one entry of the runbook, up to the next heading of any level."""
-    found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^#|\Z)", text_of(page), re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^#|\Z)", read_page(page), re.MULTILINE | re.DOTALL)
     assert found is not None, f"{page} has no entry {title!r}"
     return found[1]
 
@@ -47,7 +47,7 @@ def test_the_runbook_has_every_error_in_its_family(family: type[errors.Highwater
         if issubclass(kind, family) and kind is not family and kind.__module__ == errors.__name__
     ]
 
-    assert sorted(entries(title)) == sorted(kinds)
+    assert sorted(list_entries(title)) == sorted(kinds)
 
 
 def alerts_measured() -> list[str]:
@@ -74,8 +74,8 @@ def test_the_runbook_has_every_alert() -> None:
 
     found = alerts_measured()
     assert len(found) >= len(CONDITIONS)
-    assert [name for name in found if not any(fnmatch(title, name) for title in entries("Alerts"))] == []
-    assert [title for title in entries("Alerts") if not any(fnmatch(title, name) for name in found)] == []
+    assert [name for name in found if not any(fnmatch(title, name) for title in list_entries("Alerts"))] == []
+    assert [title for title in list_entries("Alerts") if not any(fnmatch(title, name) for name in found)] == []
 
 
 def test_every_entry_of_the_runbook_says_what_it_means_and_what_to_do() -> None:
@@ -83,7 +83,7 @@ def test_every_entry_of_the_runbook_says_what_it_means_and_what_to_do() -> None:
     found = {
         title: re.findall(r"^\*\*(\w+)\.\*\*", entry(RUNBOOK, title), re.MULTILINE)
         for p in parts
-        for title in entries(p)
+        for title in list_entries(p)
     }
 
     # An entry has no place to look at where `highwater status` or the error's text has everything.
@@ -102,14 +102,14 @@ def test_a_failure_in_dagster_names_its_entry(kind: type[errors.HighwaterError])
     shown = to_failure(kind("wrong", remedy="fix it")).metadata["runbook"].value
 
     page, _, anchor = str(shown).partition("#")
-    assert anchor in anchors(text_of(page))
+    assert anchor in list_anchors(read_page(page))
 
 
 def checks_by_name() -> dict[str, tuple[str, str]]:
     """For each check of the shipped streams and of the page's example its table, and what Dagster shows of it."""
     from highwater.orchestration.build import build_defs
 
-    streams = [*load_streams().values(), example()]
+    streams = [*load_streams().values(), load_example()]
     graph = build_defs(streams=streams).get_repository_def().asset_graph
     specs = [graph.get_check_spec(key) for key in graph.asset_check_keys]
     return {spec.name: (spec.asset_key.path[-1], f"{spec.description} {spec.metadata['page'].value}") for spec in specs}
@@ -118,7 +118,7 @@ def checks_by_name() -> dict[str, tuple[str, str]]:
 def test_every_check_has_a_page_and_no_page_is_of_none() -> None:
     checks = checks_by_name()
     pages = {file.stem for file in (DOCS / "checks").glob("*.md")}
-    listed = {name: (spans(row[1])[0], next(links(row[0]))) for name, row in checks_listed().items()}
+    listed = {name: (find_spans(row[1])[0], next(find_links(row[0]))) for name, row in list_checks().items()}
 
     assert pages == set(checks)
     assert listed == {name: (table, f"checks/{name}.md") for name, (table, _) in checks.items()}
@@ -133,8 +133,8 @@ def test_a_check_names_its_page_in_dagster() -> None:
 def test_a_page_of_a_check_says_what_it_proves_when_it_fails_and_what_to_do() -> None:
     for name, (table, _) in checks_by_name().items():
         page = f"docs/checks/{name}.md"
-        assert text_of(page).startswith(f"# {name}\n\nA check on `{table}`. ")
-        assert all(section(page, title).strip() for title in ("What it proves", "When it fails", "What to do"))
+        assert read_page(page).startswith(f"# {name}\n\nA check on `{table}`. ")
+        assert all(find_section(page, title).strip() for title in ("What it proves", "When it fails", "What to do"))
 
 
 def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
@@ -142,7 +142,7 @@ def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
     from highwater.orchestration.checking.checks import build_evaluation
 
     red, green = (
-        build_evaluation(example(), "current", "versions_in_order", "t@0000000", CheckResult(passed, "so"))
+        build_evaluation(load_example(), "current", "versions_in_order", "t@0000000", CheckResult(passed, "so"))
         for passed in (False, True)
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from highwater import declaration
-from tests.helpers.pages import blocks, example, rows, section, spans
+from tests.helpers.pages import find_blocks, find_rows, find_section, find_spans, load_example
 
 
 def columns_of(sql: str) -> list[str]:
@@ -23,13 +23,13 @@ def columns_listed(title: str) -> list[str]:
     origin = ["origin_topic", "origin_generation", "origin_partition", "origin_offset"]
     origin += ["origin_timestamp", "origin_timestamp_ms"]
     found: list[str] = []
-    for row in rows(section("docs/tables.md", title).split("\n###")[0]):
+    for row in find_rows(find_section("docs/tables.md", title).split("\n###")[0]):
         if row[0] == "the declared fields":
             found.append("FIELDS")
         elif "…" in row[0]:
             found += origin
         elif row[0].startswith("`") and row[0].strip("`").islower() and title != "reasons":
-            found += spans(row[0]) + (["FIELDS"] if "the declared fields" in row[0] else [])
+            found += find_spans(row[0]) + (["FIELDS"] if "the declared fields" in row[0] else [])
     return found
 
 
@@ -45,7 +45,7 @@ def with_fields(columns: list[str], stream: declaration.Stream) -> list[str]:
 def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
     from highwater.assets import current, dlq, events, raw, rejects
 
-    stream = example()
+    stream = load_example()
     code = {
         "raw": raw.COLUMNS,
         "events": events.build_sql_columns(stream),
@@ -62,7 +62,7 @@ def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
     from assets.streams.orders import STREAM as ORDERS
     from highwater.assets import minute_rows
 
-    listed = [name for row in rows(section("docs/tables.md", "metrics")) for name in spans(row[0])]
+    listed = [name for row in find_rows(find_section("docs/tables.md", "metrics")) for name in find_spans(row[0])]
     statuses = minute_rows.select_statuses(ORDERS)
     by_status = ["<status>_events", "<status>_amount"]
     found = [name for name in minute_rows.build_schema(ORDERS).names if name.partition("_")[0] not in statuses]
@@ -76,7 +76,7 @@ def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
 def test_the_page_of_tables_has_the_columns_of_published() -> None:
     from highwater.assets import publication_log
 
-    listed = [name for row in rows(section("docs/tables.md", "published")) for name in spans(row[0])]
+    listed = [name for row in find_rows(find_section("docs/tables.md", "published")) for name in find_spans(row[0])]
 
     assert listed == publication_log.build_schema().names
 
@@ -84,19 +84,19 @@ def test_the_page_of_tables_has_the_columns_of_published() -> None:
 def test_the_page_of_tables_has_the_columns_of_a_batch_under_way() -> None:
     from highwater.assets import publication_log
 
-    [first, *others] = rows(section("docs/tables.md", "_sending"))
+    [first, *others] = find_rows(find_section("docs/tables.md", "_sending"))
 
-    assert spans(first[0]) == ["published"]
+    assert find_spans(first[0]) == ["published"]
     assert [
         *publication_log.build_schema().names,
-        *(name for row in others for name in spans(row[0])),
+        *(name for row in others for name in find_spans(row[0])),
     ] == publication_log.build_sending_schema().names
 
 
 def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
     from highwater.assets.publication_log import BatchUnderWay
 
-    [batch] = re.findall(r'`(\{"format": 1, "attempt".*?)`', section("docs/tables.md", "_sending"))
+    [batch] = re.findall(r'`(\{"format": 1, "attempt".*?)`', find_section("docs/tables.md", "_sending"))
 
     assert re.findall(r'"(\w+)":', batch) == [*json.loads(BatchUnderWay(1, "t", "id").to_json())]
 
@@ -110,9 +110,9 @@ def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
 def test_the_page_of_tables_has_the_columns_of_discards() -> None:
     from highwater.assets import discards_table
 
-    [first, *others] = rows(section("docs/tables.md", "discards"))
+    [first, *others] = find_rows(find_section("docs/tables.md", "discards"))
 
-    assert [name for row in (first, *others) for name in spans(row[0])] == discards_table.build_schema().names
+    assert [name for row in (first, *others) for name in find_spans(row[0])] == discards_table.build_schema().names
 
 
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
@@ -122,19 +122,19 @@ def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() 
     from highwater.assets.published import OutgoingRecords
     from highwater.publishing import EventState, Lateness, PublicationOutcome
 
-    table = section("docs/published.md", "The record").split("| header | value |")[1]
-    listed = {name: row[1] for row in rows("| header | value |" + table) for name in spans(row[0])}
+    table = find_section("docs/published.md", "The record").split("| header | value |")[1]
+    listed = {name: row[1] for row in find_rows("| header | value |" + table) for name in find_spans(row[0])}
     row = pa.table([["t@0"], ["t"], [0], [0], [0], [0], [b""], [None], [None]], schema=build_schema())
     window = PublicationWindow(row, [PublicationOutcome(EventState.RETRACTED, 1, Lateness.CORRECTED)], pa.array([0]))
     [sent] = OutgoingRecords(window, "accepted", 1)
 
     named = {f"highwater.origin{name}" if name.startswith(".") else name for name in listed}
     assert named == dict(sent.headers).keys()
-    assert set(spans(listed["highwater.late"])) == {late.value for late in Lateness}
+    assert set(find_spans(listed["highwater.late"])) == {late.value for late in Lateness}
 
 
 def sql_block(marker: str) -> str:
-    return next(block for block in blocks("docs/tables.md", "sql") if marker in block)
+    return next(block for block in find_blocks("docs/tables.md", "sql") if marker in block)
 
 
 def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_the_page_of_tables_has_every_field_of_a_commit_record() -> None:
     from highwater.slices import OffsetRange, Slice
 
     slice_ = Slice("s", "t", "id", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
-    table = section("docs/tables.md", "The commit record").split("| in | `counts` holds |")[0]
-    listed = {name for row in rows(table) for name in spans(row[0])}
+    table = find_section("docs/tables.md", "The commit record").split("| in | `counts` holds |")[0]
+    listed = {name for row in find_rows(table) for name in find_spans(row[0])}
 
     assert listed == set(SliceCommit(slice_, attempt=1, rows=1, past=True, run="r", extra={"batch": 1}).to_plain())
 
@@ -176,8 +176,8 @@ def test_the_page_of_tables_has_every_reason() -> None:
     from highwater import reject_reasons
 
     found = {
-        spans(row[0])[0]: row[1] == "yes"
-        for row in rows(section("docs/tables.md", "rejects"))
+        find_spans(row[0])[0]: row[1] == "yes"
+        for row in find_rows(find_section("docs/tables.md", "rejects"))
         if row[1] in {"yes", "no"}
     }
 
@@ -187,7 +187,7 @@ def test_the_page_of_tables_has_every_reason() -> None:
 def test_the_page_of_tables_has_the_columns_of_commits() -> None:
     from highwater.resources import commit_log_writer
 
-    listed = [name for row in rows(section("docs/tables.md", "Commits")) for name in spans(row[0])]
+    listed = [name for row in find_rows(find_section("docs/tables.md", "Commits")) for name in find_spans(row[0])]
     assert sorted(listed) == sorted(commit_log_writer.build_schema().names)
 
 

@@ -38,16 +38,16 @@ from highwater.resources.live_producer import list_own_producers
 from highwater.resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES
 from highwater.resources.transactions import Transactions
 from highwater.slices import OffsetRange, Slice
-from tests.helpers.spark_pages import answers, page
+from tests.helpers.spark_pages import fetch_page, list_answers
 from tests.helpers.support import (
     STAGES,
     Bench,
     Message,
-    committed_offsets,
+    fetch_rest,
     make_bench,
     make_stream,
     order_message,
-    rest,
+    read_committed_offsets,
 )
 from tests.helpers.ticking import Ticking
 
@@ -257,10 +257,10 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     slice_ = bench.plan(0, p0=(0, 3))
     for stage in STAGES[:-2]:
         stage.materialise(bench.work(slice_))
-    assert committed_offsets(bench.kafka, topic) == {}
+    assert read_committed_offsets(bench.kafka, topic) == {}
     for expected, last in ((0, STAGES[-2]), (3, STAGES[-1])):
         offset_mirror.tick(bench.ledger, bench.kafka, bench.lake, bench.stream, datetime.now(UTC))
-        found = committed_offsets(bench.kafka, topic)
+        found = read_committed_offsets(bench.kafka, topic)
         assert found == {"highwater.reported": {0: expected}}, "its reject is published by the stage before the last"
         last.materialise(bench.work(slice_))
     groups = {group.group_id for group in admin.list_consumer_groups().result(60).valid}
@@ -324,8 +324,12 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
             raw.materialise(bench.work(unread))
         reported += [str(caught_in_spark.value), repr(caught_in_spark.value)]
         seen = {"what we say": "\n".join(reported), "Spark's log": spark_server.log.read_text(errors="replace")}
-        seen |= {f"Spark's page {path}": page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")}
-        seen |= {f"Spark's answer {path}": json.dumps(rest(spark_server, path)) for path in answers(spark_server)}
+        seen |= {
+            f"Spark's page {path}": fetch_page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")
+        }
+        seen |= {
+            f"Spark's answer {path}": json.dumps(fetch_rest(spark_server, path)) for path in list_answers(spark_server)
+        }
         for run in instance.get_runs():
             entries = [serialize_value(entry) for entry in instance.all_logs(run.run_id)]
             seen[f"run {run.run_id}"] = "\n".join([serialize_value(run), *entries])

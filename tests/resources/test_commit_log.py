@@ -32,7 +32,7 @@ from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.commits import commit_current
-from tests.helpers.logged_commits import between_commits, opened, options_of
+from tests.helpers.logged_commits import build_options, open_table, wait_between_commits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,13 +100,13 @@ def test_the_newest_commit_of_a_slice_counts_with_and_without_commits_table(lake
     commit_current(lake, "orders", {ONE: 1, TWO: 1})
     commit_current(lake, "orders", {ONE: 3})
     assert lake.load_commits("orders", "current").attempts == {ONE: 3, TWO: 1}
-    complete(opened(lake, "current"))
+    complete(open_table(lake, "current"))
     commit_current(lake, "orders", {TWO: 4})
     assert lake.load_commits("orders", "current").attempts == {ONE: 3, TWO: 4}
     assert lake.load_commits("orders", "current", [ONE]).attempts == {ONE: 3}
-    complete(opened(lake, "current"))
-    complete(opened(lake, "current"))
-    rows = query(opened(lake, commit_log.TABLE), "SELECT slice, attempt, version FROM t ORDER BY version, slice")
+    complete(open_table(lake, "current"))
+    complete(open_table(lake, "current"))
+    rows = query(open_table(lake, commit_log.TABLE), "SELECT slice, attempt, version FROM t ORDER BY version, slice")
     assert [(row["slice"], row["attempt"], row["version"]) for row in rows] == [
         (ONE, 1, 0),
         (TWO, 1, 0),
@@ -120,13 +120,13 @@ def test_a_restored_table_holds_what_it_held_then(lake: Lake, recorded: bool) ->
     """A slice whose commit a RESTORE reclaimed must be materialised again."""
     commit_current(lake, "orders", {ONE: 1})
     commit_current(lake, "orders", {ONE: 2, TWO: 1})
-    opened(lake, "current").restore(0)
+    open_table(lake, "current").restore(0)
     if recorded:
-        complete(opened(lake, "current"))
+        complete(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {ONE: 1}
     commit_current(lake, "orders", {TWO: 5})
     if recorded:
-        complete(opened(lake, "current"))
+        complete(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {ONE: 1, TWO: 5}
 
 
@@ -134,7 +134,7 @@ def test_a_commit_that_came_after_the_look_does_not_count(lake: Lake, monkeypatc
     """Records were taken from other versions when another commit came between opening the table and its log."""
     commit_current(lake, "orders", {ONE: 1})
     commit_current(lake, "orders", {TWO: 1})
-    before = opened(lake, "current")
+    before = open_table(lake, "current")
     commit_current(lake, "orders", {ONE: 2})
     commit_current(lake, "orders", {})
     monkeypatch.setattr(Lake, "open_stream_table", lambda _, __, table: before if table == "current" else None)
@@ -158,15 +158,15 @@ def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, recorded: bool) -
     """By time: Delta's log does not name the version."""
     commit_current(lake, "orders", {ONE: 1}, rows_of("a"))
     commit_current(lake, "orders", {TWO: 1}, rows_of("b"))
-    at = between_commits()
+    at = wait_between_commits()
     commit_current(lake, "orders", {ONE: 2}, rows_of("c"))
-    opened(lake, "current").restore(0)
+    open_table(lake, "current").restore(0)
     if recorded:
-        complete(opened(lake, "current"))
+        complete(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {ONE: 1}
-    opened(lake, "current").restore(at)
+    open_table(lake, "current").restore(at)
     if recorded:
-        complete(opened(lake, "current"))
+        complete(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {ONE: 1, TWO: 1}
 
 
@@ -216,17 +216,17 @@ def rows_of(key: str) -> pa.Table:
 def test_a_table_that_was_replaced_holds_only_the_slices_of_that_commit(lake: Lake, recorded: bool) -> None:
     commit_current(lake, "orders", {ONE: 1, TWO: 1})
     if recorded:
-        complete(opened(lake, "current"))
+        complete(open_table(lake, "current"))
     commit_current(lake, "orders", {TWO: 2}, replace=True)
     assert lake.load_commits("orders", "current").attempts == {TWO: 2}
     assert lake.load_commits("orders", "current", [ONE]).attempts == {}
-    complete(opened(lake, "current"))
+    complete(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {TWO: 2}
 
 
 def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake) -> None:
     commit_current(lake, "orders", {ONE: 1})
-    complete(opened(lake, "current"))
+    complete(open_table(lake, "current"))
     shutil.rmtree(lake.build_table_path("orders", "current"))
     commit_current(lake, "orders", {TWO: 1})
     assert lake.load_commits("orders", "current").attempts == {TWO: 1}
@@ -245,7 +245,7 @@ def test_a_session_that_may_still_carry_a_number_is_closed(monkeypatch: pytest.M
     monkeypatch.setattr(numbered_commits, "close", closed.append)
     with (
         pytest.raises(ConnectionError),
-        numbered_commits.session_options(cast("SparkSession", session), options_of(1, "records")),
+        numbered_commits.session_options(cast("SparkSession", session), build_options(1, "records")),
     ):
         assert len(session.conf) == 3
     assert closed == [session]

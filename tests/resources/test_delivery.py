@@ -10,8 +10,8 @@ from highwater.resources.delivery import DeliveryEnd, classify_end
 from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import OnFailure, Record
-from tests.helpers.fake_client import FakeClient, fault
-from tests.helpers.producing import pairs, producing
+from tests.helpers.fake_client import FakeClient, build_fault
+from tests.helpers.producing import build_pairs, open_producer
 
 # Errors by what is certain about the record.
 ERRORS: dict[DeliveryEnd, str] = {
@@ -54,11 +54,11 @@ def test_every_name_that_is_certain_is_looked_at() -> None:
 def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client: FakeClient, code: str) -> None:
     """A broker that wrongly lacks a topic ends records so that were written, and whose answer was lost."""
     ends: list[DeliveryEnd] = []
-    producer = producing(OnFailure.GO_ON)
+    producer = open_producer(OnFailure.GO_ON)
     for name in ("reported", "refused"):
         record = Record("t", b"k", name.encode())
         producer.send(record, name, on_outcome=lambda outcome: ends.append(outcome.end))
-    client.ends, client.refusal = [fault(code)], fault(code)
+    client.ends, client.refusal = [build_fault(code)], build_fault(code)
     producer.poll()
     assert ends == [DeliveryEnd.UNKNOWN, DeliveryEnd.NOT_DELIVERED]
     assert (producer.counts.unknown, producer.counts.not_delivered) == (["reported"], ["refused"])
@@ -78,15 +78,15 @@ def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client
 )
 def test_a_refusal_says_what_helps_against_it(client: FakeClient, code: str, remedy: str) -> None:
     """Each said that the record was too large."""
-    client.refusal = fault(code)
+    client.refusal = build_fault(code)
     with pytest.raises(RecordRefusedError, match=f"the words of {code}; found: {code}; remedy: {remedy}"):
-        producing().send(Record("t", b"k", b"v"))
+        open_producer().send(Record("t", b"k", b"v"))
 
 
 def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_ends(client: FakeClient) -> None:
     """A sender hears of it at once; what waits in the queue was not sent; what was under way nobody knows."""
     ends: dict[str, DeliveryEnd] = {}
-    producer = producing()
+    producer = open_producer()
 
     def send(name: str) -> None:
         record = Record("t", name.encode(), b"v")
@@ -95,9 +95,9 @@ def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_e
     client.room = 2
     for name in ("under way", "fatal", "queued", "queued too"):
         send(name)
-    client.refusal = fault("_FATAL", fatal=True)
+    client.refusal = build_fault("_FATAL", fatal=True)
     client.report(None)
-    client.report(fault("_FATAL", fatal=True))
+    client.report(build_fault("_FATAL", fatal=True))
     producer.poll()
     assert ends == {
         "under way": DeliveryEnd.DELIVERED,
@@ -119,9 +119,9 @@ def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_e
 
 
 def test_a_fatal_error_that_is_not_named_so_is_reported_as_one(client: FakeClient) -> None:
-    client.refusal = fault("_FENCED", fatal=True)
+    client.refusal = build_fault("_FENCED", fatal=True)
     with pytest.raises(UndeliveredError, match="nothing more to t: the words of _FENCED; found: 0 sent"):
-        producing().send_all("t", pairs(2))
+        open_producer().send_all("t", build_pairs(2))
 
 
 def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(

@@ -19,7 +19,7 @@ from highwater.resources import commit_log, commit_log_writer, numbered_commits
 from highwater.resources.delta import query
 from highwater.resources.ledger import Ledger
 from highwater.slices import Slice
-from tests.helpers.logged_commits import between_commits, opened, options_of
+from tests.helpers.logged_commits import build_options, open_table, wait_between_commits
 from tests.helpers.support import Bench, customers, order_message
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Killed(BaseException):
 
 
 def table_of(bench: Bench) -> DeltaTable:
-    return opened(bench.lake, "current", bench.stream.name)
+    return open_table(bench.lake, "current", bench.stream.name)
 
 
 def number_in(bench: Bench) -> int:
@@ -80,7 +80,7 @@ def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, slice
 def late_merge(bench: Bench, number: int) -> None:
     """The MERGE of a dead client, which the server carries out after all."""
     path = bench.lake.build_table_path(bench.stream.name, "current")
-    with numbered_commits.session_options(bench.spark, options_of(number, "late")):
+    with numbered_commits.session_options(bench.spark, build_options(number, "late")):
         bench.spark.sql(
             f"MERGE INTO delta.`{path}` t USING (SELECT 'o1' AS key) s ON t.key = s.key WHEN MATCHED THEN DELETE"
         ).collect()
@@ -310,7 +310,7 @@ def test_a_restored_current_is_brought_up_to_date(planned: Bench) -> None:
     bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
     path = bench.lake.build_table_path(bench.stream.name, "current")
     current.materialise(bench.work(first))
-    then, at = table_of(bench), between_commits()
+    then, at = table_of(bench), wait_between_commits()
     current.materialise(bench.work(second))
     assert versions_of(bench) == {"o1": 2}
     for target in (f"VERSION AS OF {then.version()}", f"TIMESTAMP AS OF '{at:%Y-%m-%d %H:%M:%S.%f}'"):

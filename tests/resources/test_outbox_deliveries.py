@@ -24,7 +24,7 @@ from highwater.resources.producer_records import Outcome, Record
 from highwater.slices import OffsetRange
 from tests.conftest import TopicFactory, create_topic
 from tests.helpers.outboxes import RECORD, show_policies
-from tests.helpers.support import forkserver, read_topic
+from tests.helpers.support import open_forkserver, read_topic
 
 # The longer series is of `make test-long`.
 SERIES = pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
@@ -58,7 +58,7 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
 ) -> None:
     name, file = topic(partitions=3), tmp_path / "outbox.sqlite"
     chance = random.Random(7)
-    context = forkserver()
+    context = open_forkserver()
     box = Outbox(file, Kafka(bootstrap))
     box.put((f"id-{n}", Record(name, b"k%d" % (n % 50), b"%d" % n)) for n in range(RECORDS))
     box.close()
@@ -129,7 +129,7 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
     kills = 20
     name = topic(partitions=SOURCES["orders"].partitions)
     chance = random.Random(11)
-    context = forkserver()
+    context = open_forkserver()
     unreported = 0
     for number in range(kills):
         before = len(ids(bootstrap, name))

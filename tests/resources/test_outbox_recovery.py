@@ -18,7 +18,7 @@ from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import Outcome
 from highwater.resources.topic_state import PartitionState
 from highwater.slices import OffsetRange
-from tests.helpers.fake_client import FakeClient, fault
+from tests.helpers.fake_client import FakeClient, build_fault
 from tests.helpers.outboxes import NOBODY, RECORD, FakeDyingProducer, Log, die_amid, record, show_policies
 
 
@@ -156,7 +156,7 @@ def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
     box.send(producer)
     with pytest.raises(UndeliveredError):
         producer.close(0)
-    client.refusal = fault("MSG_SIZE_TOO_LARGE")
+    client.refusal = build_fault("MSG_SIZE_TOO_LARGE")
     box.put([("refused", record("refused", b"k")), ("stopped", record("stopped", b"k"))])
     box.send(producer)
     box.close()

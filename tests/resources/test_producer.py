@@ -12,8 +12,8 @@ from highwater.resources.delivery import DeliveryEnd
 from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import OnFailure, Outcome, Record
-from tests.helpers.fake_client import FakeClient, fault
-from tests.helpers.producing import answering, pairs, producing
+from tests.helpers.fake_client import FakeClient, build_fault
+from tests.helpers.producing import build_answering_properties, build_pairs, open_producer
 
 
 def test_outstanding_records_are_named_when_nobody_answers(nobody: str) -> None:
@@ -57,13 +57,13 @@ def test_a_record_that_the_client_never_reports_ends_once_as_unknown(
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     outcomes: list[Outcome] = []
     client.silent, client.room = True, 3
-    producer = producing()
+    producer = open_producer()
     producer.send(Record("t", b"a", b"v"), "a", on_outcome=outcomes.append)
     producer.send_all("t", [(b"b", b"v"), (b"c", b"v")], "bc")
     producer.send(Record("t", b"d", b"v"), "d")
     with pytest.raises(UndeliveredError, match="4 sent: 0 delivered, 0 outstanding, 1 NOT_SENT, 3 UNREPORTED, 3 of"):
         producer.close(0)
-    for error in (None, fault("_PURGE_QUEUE"), None):
+    for error in (None, build_fault("_PURGE_QUEUE"), None):
         client.report(error)
     with pytest.raises(UndeliveredError, match="not delivered: d; unknown: a, b, c; remedy"):
         producer.close(0)
@@ -77,7 +77,7 @@ def test_a_place_that_the_broker_does_not_show_is_not_the_first_of_the_log(clien
     from confluent_kafka import OFFSET_INVALID
 
     outcomes: list[Outcome] = []
-    producer = producing()
+    producer = open_producer()
     producer.send(Record("t", b"k", b"v"), on_outcome=outcomes.append)
     client.report(None, offset=OFFSET_INVALID)
     assert [(outcome.delivered, outcome.partition, outcome.offset) for outcome in outcomes] == [(True, 0, -1)]
@@ -97,7 +97,7 @@ class Callback:
 def test_a_callback_that_raises_at_close_leaves_no_other_record_without_its_end() -> None:
     """It once left `close` at once, with the rest in the queue. The answers are slow, so that there is a rest."""
     slow = {"test.mock.broker.rtt": "200"}
-    producer, callback = ReliableProducer(answering() | slow, most_with_client=2), Callback()
+    producer, callback = ReliableProducer(build_answering_properties() | slow, most_with_client=2), Callback()
     for n in range(5):
         producer.send(Record("orders", b"k", b"v"), str(n), callback)
     with pytest.raises(RuntimeError, match="the caller cannot take 0"):
@@ -118,7 +118,7 @@ def test_what_is_undelivered_is_reported_beside_the_error_of_a_callback(nobody: 
 
 
 def test_a_callback_that_raises_is_reported_by_the_next_look_and_once() -> None:
-    producer, callback = ReliableProducer(answering()), Callback()
+    producer, callback = ReliableProducer(build_answering_properties()), Callback()
     producer.send(Record("orders", b"k", b"v"), "first", callback)
     with pytest.raises(RuntimeError, match="cannot take first"):
         producer.flush(20)
@@ -167,8 +167,8 @@ def test_a_full_queue_waits_for_room_instead_of_failing(nobody: str) -> None:
 @pytest.mark.parametrize("many", [False, True])
 def test_a_record_that_met_a_full_client_is_not_sent_once_its_key_is_stopped(client: FakeClient, *, many: bool) -> None:
     """The look that made room for it stopped its key, and it went out all the same, in front of the one that failed."""
-    client.ends = [fault("_MSG_TIMED_OUT")]
-    producer = producing()
+    client.ends = [build_fault("_MSG_TIMED_OUT")]
+    producer = open_producer()
     if many:
         producer.send_all("t", [(b"k", b"1"), (b"k", b"2")], "12")
     else:
@@ -182,7 +182,7 @@ def test_a_record_that_met_a_full_client_is_not_sent_once_its_key_is_stopped(cli
 
 def test_a_callback_that_sends_does_not_overtake_a_record_that_met_a_full_client(client: FakeClient) -> None:
     client.ends = [None]
-    producer = producing()
+    producer = open_producer()
     producer.send(Record("t", b"k", b"1"), "1", lambda _: producer.send(Record("t", b"k", b"3"), "3"))
     producer.send(Record("t", b"k", b"2"), "2")
     producer.poll()
@@ -194,7 +194,7 @@ def test_a_callback_that_sends_does_not_overtake_a_record_that_met_a_full_client
 @pytest.mark.timeout(60)
 def test_a_full_client_that_reports_nothing_keeps_close_no_longer_than_it_was_given(client: FakeClient) -> None:
     """It waited for room until the delivery timed out, which is a day."""
-    producer = producing()
+    producer = open_producer()
     producer._most_with_client = 1
     for n in range(3):
         producer.send(Record("t", b"k", b"v"), str(n))
@@ -204,8 +204,8 @@ def test_a_full_client_that_reports_nothing_keeps_close_no_longer_than_it_was_gi
 
 
 def test_numbers_of_many_records_are_theirs_where_the_client_is_full(client: FakeClient) -> None:
-    producer = producing()
-    producer.send_all("t", pairs(4))
+    producer = open_producer()
+    producer.send_all("t", build_pairs(4))
     assert client.sent == [b"v"]
     with pytest.raises(UndeliveredError, match="not delivered: 1, 2, 3; unknown: 0"):
         producer.close(0)

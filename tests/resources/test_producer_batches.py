@@ -15,17 +15,17 @@ from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import Record
 from tests.conftest import TopicFactory
-from tests.helpers.fake_client import FakeClient, fault
-from tests.helpers.producing import answering, held, pairs, producing
+from tests.helpers.fake_client import FakeClient, build_fault
+from tests.helpers.producing import build_answering_properties, build_pairs, open_producer, read_records
 
 
 def test_many_records_are_named_and_counted_like_one(nobody: str) -> None:
     """Three of seven are with the client; one waits, so that those behind it have to."""
     producer = ReliableProducer(build_producer_properties(nobody), most_with_client=3)
-    producer.send_all("t", pairs(3), "abc")
+    producer.send_all("t", build_pairs(3), "abc")
     producer.send(Record("t", b"1", b"v"), "d")
-    producer.send_all("t", pairs(1), "e")
-    producer.send_all("t", pairs(2))
+    producer.send_all("t", build_pairs(1), "e")
+    producer.send_all("t", build_pairs(2))
     assert producer.counts.sent == producer.counts.outstanding == 7
     with pytest.raises(UndeliveredError):
         producer.close(0)
@@ -43,8 +43,8 @@ SEVERAL = {
 
 @pytest.mark.parametrize("keys", SEVERAL.values(), ids=[*SEVERAL])
 def test_the_one_of_many_that_failed_is_named(client: FakeClient, keys: list[bytes | None]) -> None:
-    client.room, client.ends = 4, [None, None, fault("_MSG_TIMED_OUT"), None]
-    producer = producing()
+    client.room, client.ends = 4, [None, None, build_fault("_MSG_TIMED_OUT"), None]
+    producer = open_producer()
     producer.send_all("t", [(key, b"v") for key in keys])
     for _ in range(4):
         producer.poll()
@@ -58,9 +58,9 @@ def test_the_one_of_many_that_failed_is_named(client: FakeClient, keys: list[byt
 def test_of_many_each_that_was_delivered_is_reported_by_its_id(
     client: FakeClient, keys: list[bytes | None], ids: str | None
 ) -> None:
-    client.room, client.ends = 4, [None, fault("_MSG_TIMED_OUT"), None, None]
+    client.room, client.ends = 4, [None, build_fault("_MSG_TIMED_OUT"), None, None]
     shown: list[str] = []
-    producer = producing()
+    producer = open_producer()
     producer.send_all("t", [(key, b"v") for key in keys], ids, shown.append)
     while client.ends:
         producer.poll()
@@ -73,8 +73,8 @@ def test_of_many_those_that_wait_for_room_are_reported_too(client: FakeClient) -
     """The client is full before we are, so one meets it full and waits in our queue, with those behind it."""
     client.room, client.ends = 2, [None] * 5
     shown: list[str] = []
-    producer = producing()
-    producer.send_all("t", pairs(5), "abcde", shown.append)
+    producer = open_producer()
+    producer.send_all("t", build_pairs(5), "abcde", shown.append)
     assert producer.close(1).delivered == 5
     assert shown == [*"abcde"]
 
@@ -85,10 +85,10 @@ def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_nev
     """A caller that heard that a record was delivered may have acknowledged it."""
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     client.silent, client.room = True, 4
-    client.ends = [None, fault("INVALID_MSG")]
+    client.ends = [None, build_fault("INVALID_MSG")]
     shown: list[str] = []
-    producer = producing()
-    producer.send_all("t", pairs(4), "abcd", shown.append)
+    producer = open_producer()
+    producer.send_all("t", build_pairs(4), "abcd", shown.append)
     producer.poll()
     producer.poll()
     with pytest.raises(UndeliveredError, match="4 sent: 1 delivered, 0 outstanding, 1 INVALID_MSG, 2 UNREPORTED"):
@@ -107,9 +107,9 @@ def test_of_many_a_callback_that_raises_keeps_no_other_from_being_reported(clien
         if name != "c":
             raise LookupError(name)
 
-    producer = producing()
+    producer = open_producer()
     with pytest.raises(LookupError, match="a"):  # the first report comes at once
-        producer.send_all("t", pairs(3), "abc", notify)
+        producer.send_all("t", build_pairs(3), "abc", notify)
     with pytest.raises(LookupError, match="b"):
         producer.close(1)
     assert (shown, producer.counts.delivered) == ([*"abc"], 3)
@@ -121,9 +121,9 @@ def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unk
     """It counts the delivered ones of a batch only: to call one delivered that is not would lose it."""
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     client.silent, client.room = True, 4
-    client.ends = [None, fault("INVALID_MSG")]
-    producer = producing()
-    producer.send_all("t", pairs(4), "abcd")
+    client.ends = [None, build_fault("INVALID_MSG")]
+    producer = open_producer()
+    producer.send_all("t", build_pairs(4), "abcd")
     producer.poll()
     producer.poll()
     assert (producer.counts.delivered, producer.counts.outstanding) == (1, 2)
@@ -131,7 +131,7 @@ def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unk
         producer.close(0)
     assert (producer.counts.not_delivered, producer.counts.unknown) == (["b"], ["a", "c", "d"])
     client.report(None)
-    client.report(fault("_PURGE_QUEUE"))
+    client.report(build_fault("_PURGE_QUEUE"))
     assert producer.counts.delivered == 0
 
 
@@ -148,7 +148,7 @@ def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
         return impersonate(*given)
 
     client.room = 3
-    producer = producing()
+    producer = open_producer()
     with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
         patched.setattr(highwater.resources.delivery_tickets.Ticket, "cover_records", interrupted)
         producer.send_all("t", [(key, b"v") for key in keys])
@@ -161,8 +161,8 @@ def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
 
 def test_what_an_interrupt_takes_away_between_two_batches_was_delivered_all_the_same(client: FakeClient) -> None:
     client.room, client.ends = 2, [None, None]
-    producer = producing()
-    producer.send_all("t", pairs(2))
+    producer = open_producer()
+    producer.send_all("t", build_pairs(2))
     producer.poll()
     producer.poll()
     producer._free.pop()
@@ -172,7 +172,7 @@ def test_what_an_interrupt_takes_away_between_two_batches_was_delivered_all_the_
 def test_a_stuck_record_of_each_batch_keeps_only_so_many_keys(client: FakeClient) -> None:
     """Each kept those of all that were sent with it, whatever had become of them."""
     client.room = 1_000
-    producer = producing()
+    producer = open_producer()
     producer._most_with_client = 100
     for n in range(50):
         producer.send_all("t", [(b"stuck", b"v"), (b"%d" % n, b"v")])
@@ -185,18 +185,18 @@ def test_a_stuck_record_of_each_batch_keeps_only_so_many_keys(client: FakeClient
 def test_many_records_before_one_whose_key_is_of_a_wrong_type_are_sent(client: FakeClient) -> None:
     client.room = 4
     wrong: Any = bytearray(b"k")
-    producer = producing()
+    producer = open_producer()
     producer.send_all("t", [(b"a", b"1"), (wrong, b"2"), (b"c", b"3")])
     assert client.sent == [b"1", b"2", b"3"]
 
 
 def test_many_records_before_an_error_of_their_source_are_sent(client: FakeClient) -> None:
     def failing() -> Iterator[tuple[bytes | None, bytes | None]]:
-        yield from pairs(3)
+        yield from build_pairs(3)
         raise OSError("the source is gone")
 
     client.room = 4
-    producer = producing()
+    producer = open_producer()
     with pytest.raises(OSError, match="the source is gone"):
         producer.send_all("t", failing())
     assert (len(client.sent), producer.counts.sent) == (3, 3)
@@ -206,7 +206,7 @@ def test_many_records_before_an_error_of_their_source_are_sent(client: FakeClien
 def test_ids_that_are_not_as_many_as_the_records_are_reported(nobody: str, ids: str) -> None:
     producer = ReliableProducer(build_producer_properties(nobody))
     with pytest.raises(ValueError, match="zip"):
-        producer.send_all("t", pairs(3), ids)
+        producer.send_all("t", build_pairs(3), ids)
     assert producer.counts.sent == min(len(ids), 3)
 
 
@@ -234,7 +234,7 @@ def test_a_value_of_a_wrong_type_is_an_error_and_not_counted(nobody: str, client
 
 def test_a_value_of_a_wrong_type_that_had_to_wait_is_reported_later_and_was_not_delivered() -> None:
     wrong: Any = 7
-    producer = ReliableProducer(answering(), most_with_client=1)
+    producer = ReliableProducer(build_answering_properties(), most_with_client=1)
     producer.send(Record("t", b"1", b"v"))
     producer.send(Record("t", b"2", wrong), "wrong")
     with pytest.raises(TypeError):
@@ -245,9 +245,9 @@ def test_a_value_of_a_wrong_type_that_had_to_wait_is_reported_later_and_was_not_
 
 def test_what_takes_in_reports_is_used_again() -> None:
     """The interpreter's collector would walk through all that is loaded for every 700 made."""
-    with ReliableProducer(answering()) as producer:
+    with ReliableProducer(build_answering_properties()) as producer:
         for _ in range(50):
-            producer.send_all("t", pairs(100))
+            producer.send_all("t", build_pairs(100))
             producer.flush()
         assert len(producer._tickets.every) == 1
     assert producer.counts.delivered == 5_000
@@ -262,7 +262,7 @@ def test_many_records_are_delivered_once_in_the_order_of_each_key(
     with ReliableProducer(build_producer_properties(bootstrap), most_with_client=500, clients=clients) as producer:
         producer.send_all(name, ((b"%d" % (n % 7) if n % 7 else None, b"%d" % n) for n in range(20_000)))
     assert producer.counts.delivered == 20_000
-    found = held(bootstrap, name)
+    found = read_records(bootstrap, name)
     for stored in range(7):
         values = [int(value or b"") for key, value in found if key == (b"%d" % stored if stored else None)]
         assert values == [*range(stored, 20_000, 7)]

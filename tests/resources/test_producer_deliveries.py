@@ -17,7 +17,7 @@ from highwater.resources.producer_records import OnFailure, Outcome, Record
 from highwater.resources.several_clients import SeveralClients, find_client_index
 from tests.conftest import TopicFactory, create_topic
 from tests.helpers.fake_client import FakeClient
-from tests.helpers.producing import held, producing
+from tests.helpers.producing import open_producer, read_records
 
 if TYPE_CHECKING:
     from dev.broker import EmbeddedBroker
@@ -40,7 +40,7 @@ def test_every_record_is_delivered_once_and_counted_through_a_queue_of_ten(boots
     with ReliableProducer(properties) as producer:
         for n in range(500):
             producer.send(Record(name, b"k", b"%d" % n, headers=[("n", None)]), on_outcome=outcomes.append)
-    assert held(bootstrap, name) == [(b"k", b"%d" % n) for n in range(500)]
+    assert read_records(bootstrap, name) == [(b"k", b"%d" % n) for n in range(500)]
     assert [o.offset for o in outcomes] == list(range(500))
     assert all(o.delivered and o.topic == name and o.timestamp > 0 for o in outcomes)
     counts = producer.counts
@@ -60,7 +60,7 @@ def test_several_clients_keep_the_order_of_each_key(bootstrap: str, topic: Topic
     assert producer.counts.delivered == 30_001
     assert sorted(shown, key=int) == [str(n) for n in range(10_000)]
     others = {key for key, _ in more}
-    found = [(key, value) for key, value in held(bootstrap, name) if value != b"last" and key not in others]
+    found = [(key, value) for key, value in read_records(bootstrap, name) if value != b"last" and key not in others]
     for stored in range(7):
         values = [int(value or b"") for key, value in found if key == (b"%d" % stored if stored else None)]
         assert values == [*range(stored, 20_000, 7)]
@@ -149,7 +149,7 @@ def test_a_record_that_fails_for_good_stops_its_key_and_no_other(
     assert producer.counts.unknown == []
     assert producer.handed_back
     assert set(producer.stopped) == {(name, b"k0")}
-    values = [value.decode() for _, value in held(bootstrap, name) if value]
+    values = [value.decode() for _, value in read_records(bootstrap, name) if value]
     assert sorted(ticked) == sorted(values), "each record of the topic is ticked once"
     for key in (1, 2, 3):
         assert [int(v) for v in values if int(v) % 4 == key] == [*range(key, 400, 4)], "other keys: all, in order"
@@ -169,7 +169,7 @@ def test_the_policy_to_go_on_sends_the_rest_and_reports_the_one(bootstrap: str, 
     producer, ticked, refused = send_with_one_too_large(bootstrap, name, OnFailure.GO_ON)
     assert refused == []
     assert producer.counts.not_delivered == [str(REFUSED)]
-    assert [value.decode() for _, value in held(bootstrap, name) if value] == [
+    assert [value.decode() for _, value in read_records(bootstrap, name) if value] == [
         str(n) for n in range(400) if n != REFUSED
     ]
     assert sorted(ticked, key=int) == [str(n) for n in range(400) if n != REFUSED]
@@ -193,7 +193,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_record_and_doubles_none
                     broker.start()
                 producer.send(Record("t", None, b"%d" % n, partition=0))
         assert producer.counts.delivered == 3000
-        assert [value for _, value in held(broker.bootstrap, "t")] == [b"%d" % n for n in range(3000)]
+        assert [value for _, value in read_records(broker.bootstrap, "t")] == [b"%d" % n for n in range(3000)]
 
 
 def test_each_record_is_reported_to_its_own_callback(client: FakeClient) -> None:
@@ -202,7 +202,7 @@ def test_each_record_is_reported_to_its_own_callback(client: FakeClient) -> None
     first: list[str] = []
     second: list[str] = []
     to_first, to_second = first.append, second.append
-    producer = producing()
+    producer = open_producer()
     for name, callback in (("a", to_first), ("b", to_second), ("c", None), ("d", to_second)):
         producer.send(Record("t", name.encode(), b"v"), name, callback)
     while client.under_way:

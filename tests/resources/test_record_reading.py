@@ -30,7 +30,7 @@ from highwater.resources.spark import translate_error
 from highwater.slices import OffsetRange
 from tests.conftest import create_topic
 from tests.helpers.support import make_bench, order_message
-from tests.helpers.topic_writes import Writer, values, write
+from tests.helpers.topic_writes import Writer, read_values, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ def test_a_range_is_read_to_its_end_although_no_record_may_stand_there(
     for start in range(6):
         for end_ in range(start, 7):
             expected = [(at, text) for at, text in stored.items() if start <= at < end_]
-            assert values(kafka, name, start, end_) == expected
+            assert read_values(kafka, name, start, end_) == expected
 
 
 @pytest.mark.slow
@@ -88,9 +88,9 @@ def test_a_range_that_retention_took_is_distinguished_from_a_broker_that_is_away
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.delete_records([TopicPartition(name, 0, 3)]).values():
         future.result(30)
-    assert values(kafka, name, 3, 5) == [(3, "v3"), (4, "v4")]
+    assert read_values(kafka, name, 3, 5) == [(3, "v3"), (4, "v4")]
     with pytest.raises(OffsetsExpiredError) as caught:
-        values(kafka, name, 2, 5)
+        read_values(kafka, name, 2, 5)
     assert caught.value.stored == "[2, 5)"
 
 

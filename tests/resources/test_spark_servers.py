@@ -23,7 +23,7 @@ from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.support import (
     BOUNDED,
-    quick,
+    shorten_timeouts,
 )
 
 
@@ -43,7 +43,7 @@ def stopped() -> Iterator[str]:
 @pytest.mark.timeout(300)
 def test_a_spark_server_that_hangs_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request before the write was reported in Spark's words, and counted against the stream's breaker."""
-    quick(monkeypatch, seconds=2)
+    shorten_timeouts(monkeypatch, seconds=2)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
     with stopped() as remote:
@@ -57,7 +57,7 @@ def test_a_spark_server_that_hangs_at_a_commit_is_away(monkeypatch: pytest.Monke
 @pytest.mark.timeout(300)
 def test_a_spark_server_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""
-    quick(monkeypatch, seconds=2)
+    shorten_timeouts(monkeypatch, seconds=2)
     # Set by PySpark for all that follows in this process.
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     with stopped() as remote:
@@ -76,7 +76,7 @@ def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypat
     """The collector may come at any time, in any thread, to one that was closed or could not be prepared."""
     from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Answers
 
-    quick(monkeypatch, seconds=2)
+    shorten_timeouts(monkeypatch, seconds=2)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     made: list[Any] = []
 

@@ -42,9 +42,9 @@ from tests.helpers.version_tables import (
     TIER,
     Generated,
     Planted,
+    compute_winners,
     event,
     red,
-    winners,
 )
 
 # Seconds of processor each.
@@ -78,12 +78,12 @@ def plant(*rows: dict[str, object]) -> Callable[[Planted], None]:
 
 
 def take_from_current(planted: Planted, version: int) -> None:
-    planted.current = [r for r in winners(planted.events) if (r["key"], r["version"]) != ("o1", version)]
+    planted.current = [r for r in compute_winners(planted.events) if (r["key"], r["version"]) != ("o1", version)]
 
 
 def add_to_current(planted: Planted) -> None:
     ahead = {**event(0, 9, "o1"), "updated_by_slice": FIRST}
-    planted.current = [*winners(planted.events), ahead]
+    planted.current = [*compute_winners(planted.events), ahead]
 
 
 def fold_wrongly(**changes: object) -> Callable[[Planted], None]:
@@ -92,7 +92,7 @@ def fold_wrongly(**changes: object) -> Callable[[Planted], None]:
     def planted_in(planted: Planted) -> None:
         later = event(25, 1, "x", **changes)
         planted.events += [event(4, 1, "x"), later]
-        others = [row for row in winners(planted.events) if row["key"] != "x"]
+        others = [row for row in compute_winners(planted.events) if row["key"] != "x"]
         planted.current = [*others, {**later, "updated_by_slice": later["slice"]}]
 
     return planted_in
@@ -268,7 +268,7 @@ def test_samples_are_few_and_counts_exact(planted: Planted, monkeypatch: pytest.
     monkeypatch.setattr(version_queries, "EVENTS_AT_ONCE", at_once)
     planted.events += [event(4, 1, f"x{n}", status="paid") for n in range(50)]
     planted.events += [event(5, 3, f"y{n}") for n in range(50)]
-    planted.current = [row for row in winners(planted.events) if not row["key"].startswith(("x", "y"))]
+    planted.current = [row for row in compute_winners(planted.events) if not row["key"].startswith(("x", "y"))]
     found = planted.check_slices()
     for key in (FIRST, STREAM):
         assert (found[TRANSITIONS][key].numbers["not_allowed"], len(found[TRANSITIONS][key].samples)) == (50, SAMPLES)

@@ -30,7 +30,7 @@ from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import AcceptedReason, Judgement
-from tests.helpers.breaking import RETRIED, accept, counted, make_work, open_repairing, split
+from tests.helpers.breaking import RETRIED, accept, build_counts, build_split, make_work, open_repairing
 from tests.helpers.repairing import (
     FOUR,
     NOON,
@@ -41,7 +41,7 @@ from tests.helpers.repairing import (
     TWO,
     Repairing,
     minutes,
-    opened,
+    open_breaker,
 )
 from tests.helpers.written_tables import a_slice
 
@@ -60,7 +60,7 @@ def repairing(tmp_path: Path) -> Iterator[Repairing]:
 def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
     nothing: Any = None
     closed = alert_conditions._measure_breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
-    opened(ledger)
+    open_breaker(ledger)
     open_ = alert_conditions._measure_breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert closed is not None
     assert open_ is not None
@@ -74,7 +74,7 @@ def test_status_reports_the_state_and_the_refused_slices(ledger: Ledger, work: C
     from dev.processes import LOOPBACK, free_port
 
     with pytest.raises(RejectsOverLimitError):
-        ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
+        ensure_within_limit(work(ONE), [ONE], {}, build_counts(s1=(100, 60)))
     status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     assert any("breaker open since" in line for line in status.lines)
     assert any("orders@0000001 is refused: 60 of 100" in line for line in status.lines)
@@ -86,7 +86,7 @@ def test_status_reports_the_state_and_the_refused_slices(ledger: Ledger, work: C
 def test_a_person_lets_a_slice_through_under_a_name(ledger: Ledger, url: str, work: Callable[..., Work]) -> None:
     ledger.add([ONE, TWO])
     with pytest.raises(RejectsOverLimitError):
-        ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
+        ensure_within_limit(work(ONE), [ONE], {}, build_counts(s1=(100, 60)))
     environment = {"HIGHWATER_LEDGER_URL": url}
 
     def run(*arguments: str) -> Any:
@@ -123,7 +123,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
 
     for slice_ in slices:
         with pytest.raises(RejectsOverLimitError):
-            ensure_within_limit(work(slice_), [slice_], {}, split(slice_.key, 200, malformed=150, invalid=20))
+            ensure_within_limit(work(slice_), [slice_], {}, build_split(slice_.key, 200, malformed=150, invalid=20))
     found = breaker()
     assert (found.what, found.over) == ("circuit breaker", True)
     assert "40 slices are refused" in found.value
@@ -141,7 +141,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     accept(ledger, "malformed", from_slice="orders@0000001")
     assert ledger.breakers.read_circuit("orders").can_admit_probe(NOON), "the cool-down of before ends"
     for slice_ in slices:
-        ensure_within_limit(work(slice_), [slice_], {}, split(slice_.key, 200, malformed=150, invalid=20))
+        ensure_within_limit(work(slice_), [slice_], {}, build_split(slice_.key, 200, malformed=150, invalid=20))
     ledger.breakers.update("orders", (), lambda *_: (Circuit(since=NOON), ()))
     assert not breaker().over
     status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})

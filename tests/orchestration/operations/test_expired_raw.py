@@ -24,7 +24,17 @@ from highwater.retention import (
 )
 from highwater.slice_commits import SliceCommit
 from tests.helpers.erasure_commits import Committed
-from tests.helpers.retained import NOTHING, NOW, STORED, Step, at, give_up, held, make_world, open_step
+from tests.helpers.retained import (
+    NOTHING,
+    NOW,
+    STORED,
+    Step,
+    discard_parked_record,
+    held,
+    locate_record,
+    make_world,
+    open_step,
+)
 from tests.helpers.world import FIRST, RETRIED, World
 
 # Seconds of processor each.
@@ -49,7 +59,7 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     for name in ("events", "rejects"):
         counts = world.slice_commits[name][FIRST.key].counts
         world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
-    give_up(world)
+    discard_parked_record(world)
     step.maintain()
     assert held(world) == set()
     rows = dict(world.slice_commits["raw"])
@@ -71,7 +81,7 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     assert {name: red.get(name) for name in ("gaps_explained", "offsets_accounted_for")} == {
         "gaps_explained": None, "offsets_accounted_for": None
     }  # fmt: skip
-    assert (at(world, 4).end, at(world, 0).end) == ("erased", "accepted")
+    assert (locate_record(world, 4).end, locate_record(world, 0).end) == ("erased", "accepted")
 
 
 def test_records_of_slices_without_rows_are_not_reclaimed(step: Step, world: World) -> None:

@@ -43,9 +43,9 @@ from tests.helpers.retained import (
     NOW,
     STORED,
     Step,
-    at,
-    give_up,
+    discard_parked_record,
     held,
+    locate_record,
     make_world,
     open_step,
 )
@@ -87,7 +87,7 @@ def test_nothing_goes_without_a_declaration_or_without_dagster(step: Step, world
 
 
 def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step: Step, world: World) -> None:
-    give_up(world)
+    discard_parked_record(world)
     found = step.maintain()
     assert dict(found.rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
     assert held(world) == set()
@@ -102,7 +102,7 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
     ends = count_ends(world.ledger, world.lake, STORED)
     assert (ends.error, ends.produced, ends.accepted, ends.tombstones, ends.discarded) == (None, 10, 8, 1, 1)
 
-    reported = {offset: at(world, offset) for offset in (0, 2, 3, 5)}
+    reported = {offset: locate_record(world, offset) for offset in (0, 2, 3, 5)}
     assert {offset: one.end for offset, one in reported.items()} == {0: "accepted", 2: "discarded", 3: "aged", 5: "gap"}
     went = f"its row of raw expired, by maintenance at {NOW}: raw is retained for 720 h"
     assert reported[0].facts == [went]
@@ -154,7 +154,7 @@ def test_a_record_explains_nothing_of_rows_that_came_back(step: Step, world: Wor
     assert reported[-1] == "raw was read again since, and holds its records"
     take_rows(world)
     assert {*world.red([world.second.key])} == {"gaps_explained", "offsets_accounted_for"}
-    assert at(world, 6).end == "gap"
+    assert locate_record(world, 6).end == "gap"
 
 
 @pytest.mark.parametrize("what", ["an event is gone", "in two places", "not planned"])
@@ -271,7 +271,7 @@ def test_a_record_that_a_retry_rejected_again_keeps_rows_of_both_slices(world: W
         world.rows[name].append({**row, "slice": RETRIED.key, "retries": 1})
     world.write()
     assert raw_retention.read_dlq_slices(world.ledger, world.lake, STORED) == {FIRST.key, RETRIED.key}
-    give_up(world)
+    discard_parked_record(world)
     assert raw_retention.read_dlq_slices(world.ledger, world.lake, STORED) == set()
 
 
@@ -324,7 +324,7 @@ def test_no_slice_is_looked_at_beyond_those_that_one_maintenance_takes(
     monkeypatch.setattr(raw_retention, "complete", looking)
     monkeypatch.setattr(raw_retention, "MAX_SLICES", 1)
     monkeypatch.setattr(raw_retention, "PAGE", 1)
-    give_up(world)
+    discard_parked_record(world)
     found = step.maintain(dry_run=True)
     assert ([*found.rows], len(found.notes)) == ([FIRST.key], 1)
     assert looked == [FIRST.key, world.second.key], "the second one shows that there are more"
@@ -345,7 +345,7 @@ def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.Monke
     monkeypatch.setattr(raw_retention, "take", taking)
     monkeypatch.setattr(raw_retention, "read_raw_rows", asking)
     step.stream = replace(STORED, limits=replace(STORED.limits, slices_per_run=1))
-    give_up(world)
+    discard_parked_record(world)
     assert dict(step.maintain().rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
     assert (held(world), rounds, asked) == (set(), [3], [1, 1, 1])
     assert world.red() == {}

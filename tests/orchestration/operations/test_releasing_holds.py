@@ -29,7 +29,7 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from tests.helpers.holding import FOUND, NOON, STREAM
-from tests.helpers.repairing import ONE, TWO, opened
+from tests.helpers.repairing import ONE, TWO, open_breaker
 from tests.helpers.support import make_stream
 
 
@@ -116,7 +116,7 @@ def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) ->
         asked = ReleaseRequest(slice_.key, dry_run=False, by="ann")
         release_slice(ledger, {"orders": STREAM}, asked, NOON, lambda line: said.append(str(line)))
         assert ("waits for the breaker of orders" in said[-1]) == (slice_ == TWO)
-        opened(ledger)
+        open_breaker(ledger)
 
 
 def test_what_cannot_be_released_is_reported(ledger: Ledger) -> None:

@@ -30,7 +30,7 @@ from tests.helpers.repairing import (
     UNREAD,
     Repairing,
     minutes,
-    opened,
+    open_breaker,
 )
 
 
@@ -115,7 +115,7 @@ def repairing(tmp_path: Path) -> Iterator[Repairing]:
 
 
 def test_repair_stops_what_is_in_raw_and_reads_on(repairing: Repairing) -> None:
-    opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
+    open_breaker(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     requests, tick = repairing.tick()
     assert requests == [([FOUR.key], True, "repair")]
     [run] = stream_ticks.build_run_requests(STREAM, tick.requests)
@@ -125,10 +125,10 @@ def test_repair_stops_what_is_in_raw_and_reads_on(repairing: Repairing) -> None:
 
 
 def test_repair_asks_for_one_probe_and_then_for_the_rest(repairing: Repairing) -> None:
-    opened(repairing.ledger)
+    open_breaker(repairing.ledger)
     requests, _ = repairing.tick()
     assert requests == [([FOUR.key], True, "repair"), ([ONE.key], False, "probe")]
-    opened(repairing.ledger, Circuit(since=datetime.now(UTC)))
+    open_breaker(repairing.ledger, Circuit(since=datetime.now(UTC)))
     refused = Judgement(TWO.key, "orders", "run", NOON, 100, 100, refused=True)
     repairing.ledger.breakers.update("orders", [TWO.key], lambda circuit, _: (circuit, [refused]))
     requests, _ = repairing.tick()
@@ -150,7 +150,7 @@ def test_a_slice_that_fails_whatever_is_fixed_is_not_every_probe(repairing: Repa
     repairing.read(TWO.key)
     probes = []
     for _ in range(6):
-        opened(repairing.ledger)
+        open_breaker(repairing.ledger)
         probes += [key for keys, _, purpose in repairing.tick()[0] if purpose == "probe" for key in keys]
         repairing.fail(probes[-1])
     rest = [TWO.key, THREE.key] if exhausted else [TWO.key, THREE.key, ONE.key]
@@ -160,16 +160,16 @@ def test_a_slice_that_fails_whatever_is_fixed_is_not_every_probe(repairing: Repa
 def test_repair_closes_what_has_no_slice_left_to_probe(repairing: Repairing) -> None:
     """What kept it open was let through, and nothing comes in: retries would wait for ever."""
     commit_empty(repairing.lake, [ONE, TWO, THREE, FOUR], "raw", "events")
-    opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
+    open_breaker(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     repairing.tick()
     assert not repairing.ledger.breakers.read_circuit("orders").closed, "not before it has cooled down"
-    opened(repairing.ledger)
+    open_breaker(repairing.ledger)
     repairing.tick()
     assert repairing.ledger.breakers.read_circuit("orders").closed
 
 
 def test_repair_asks_for_an_accepted_slice_however_often_it_failed(repairing: Repairing) -> None:
-    opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
+    open_breaker(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     repairing.fail_often(ONE.key)
     accepted = AcceptedSlice(ONE.key, "test data", "ann", datetime.now(UTC) + timedelta(seconds=1))
     repairing.ledger.breakers.accept("orders", [accepted])
@@ -179,7 +179,7 @@ def test_repair_asks_for_an_accepted_slice_however_often_it_failed(repairing: Re
 def test_repair_asks_for_all_when_it_closed_however_often_they_failed(repairing: Repairing) -> None:
     """Six probes that fail in half an hour used up what a day allows."""
     repairing.fail_often(ONE.key)
-    opened(repairing.ledger, Circuit(since=datetime.now(UTC) + timedelta(seconds=1)))
+    open_breaker(repairing.ledger, Circuit(since=datetime.now(UTC) + timedelta(seconds=1)))
     assert repairing.tick()[0] == [([ONE.key, TWO.key, THREE.key, FOUR.key], False, "repair")]
 
 

@@ -22,7 +22,7 @@ from highwater.resources.ledger.breakers import Judgement
 from tests.helpers.breaking import open_repairing
 from tests.helpers.commits import commit_empty
 from tests.helpers.holding import FOUND, NOON, PARK, STREAM
-from tests.helpers.repairing import FOUR, ONE, THREE, TWO, Repairing, opened
+from tests.helpers.repairing import FOUR, ONE, THREE, TWO, Repairing, open_breaker
 from tests.helpers.support import FakeSilentKafka, make_stream
 
 
@@ -64,7 +64,7 @@ def test_the_probe_of_the_breaker_is_the_first_in_its_turn(repairing: Repairing)
     """Elsewhere one that was never refused would be tried before it."""
     refused = Judgement(ONE.key, "orders", "run", NOON, 100, 100, refused=True)
     repairing.ledger.breakers.update("orders", [ONE.key], lambda circuit, _: (circuit, [refused]))
-    opened(repairing.ledger)
+    open_breaker(repairing.ledger)
     assert ([ONE.key], False, "probe") in repairing.tick()[0]
     commit_empty(repairing.lake, [ONE], "events", "rejects", "current")
     assert ([TWO.key], False, "probe") in repairing.tick()[0]

@@ -31,7 +31,7 @@ from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slices import Slice
 from tests.helpers.accepted import NOON
 from tests.helpers.publishing_scene import PublishingScene, open_scene
-from tests.helpers.support import failed_by, make_stream
+from tests.helpers.support import make_stream, report_failed_run
 from tests.helpers.written_tables import Written, a_slice
 
 LATER = datetime.now(UTC) + timedelta(days=2)
@@ -177,7 +177,7 @@ def exhausted_slices(scene: PublishingScene, text: str = "RecordTooLargeError: t
         scene.decide(slice_, n)
     tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: slices[0].key, RANGE_END: slices[1].key}
     for _ in range(RULES.most_runs):
-        failed_by(scene.instance, tags, text)
+        report_failed_run(scene.instance, tags, text)
     return slices
 
 

@@ -13,18 +13,18 @@ import pytest
 from highwater.breaker import Circuit
 from highwater.orchestration.asset_keys import build_table_key, build_topic_key
 from highwater.orchestration.sensing import repairing
-from tests.helpers.sensor_ticks import SOON, tiers_of, wait_for
+from tests.helpers.sensor_ticks import SOON, fill_tiers, set_tiers
 from tests.helpers.ticking import Ticking
 
 
 def test_what_is_due_in_a_tier_becomes_slices_whose_runs_stand_behind_new_ones(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(records=10)
     ours.tick("planner")
-    tiers_of(ours, records=20)
+    fill_tiers(ours, records=20)
     # By delays of hours: a machine that hangs lets records of one second be due at once.
-    wait_for(ours, timedelta(hours=1), timedelta(hours=2))
+    set_tiers(ours, timedelta(hours=1), timedelta(hours=2))
     assert ours.tick("dlq_retries").run_requests == [], "nothing has waited long enough"
-    wait_for(ours, timedelta(seconds=1), timedelta(seconds=2))
+    set_tiers(ours, timedelta(seconds=1), timedelta(seconds=2))
     time.sleep(1.3)
     result = ours.tick("dlq_retries")
     [request] = result.run_requests
@@ -40,7 +40,7 @@ def test_what_is_due_in_a_tier_becomes_slices_whose_runs_stand_behind_new_ones(t
 
 def test_no_tier_is_cut_while_a_run_of_one_waits_in_the_queue(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(records=10)
-    tiers_of(ours, records=10)
+    fill_tiers(ours, records=10)
     time.sleep(1.3)
     ours.run(["x"], dg.DagsterRunStatus.NOT_STARTED, **{"highwater/tier": "orders"})
     result = ours.tick("dlq_retries")
@@ -54,7 +54,7 @@ def test_repair_asks_for_slices_of_tiers_in_runs_of_their_own(
 ) -> None:
     ours = ticking(records=10)
     ours.tick("planner")
-    tiers_of(ours, records=10)
+    fill_tiers(ours, records=10)
     time.sleep(1.3)
     ours.tick("dlq_retries")
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON))
@@ -74,7 +74,7 @@ def test_while_the_breaker_is_open_slices_are_planned_and_read_and_no_more(ticki
     raw = [build_table_key(ours.stream, "raw")]
     planned = ours.tick("planner")
     assert [request.asset_selection for request in planned.run_requests] == [raw]
-    tiers_of(ours, records=10)
+    fill_tiers(ours, records=10)
     time.sleep(1.3)
     retried = ours.tick("dlq_retries")
     assert [request.asset_selection for request in retried.run_requests] == [raw]

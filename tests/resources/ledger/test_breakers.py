@@ -18,19 +18,19 @@ from tests.helpers.repairing import (
     NOON,
     OPEN,
     minutes,
-    opened,
+    open_breaker,
 )
 
 
 def test_the_state_is_one_for_all_processes_and_survives_them(ledger: Ledger, url: str) -> None:
     assert ledger.breakers.read_circuit("orders") == Circuit()
-    opened(ledger)
+    open_breaker(ledger)
     assert Ledger(url).breakers.read_circuit("orders") == OPEN
     assert Ledger(url).breakers.read_circuit("payments") == Circuit()
 
 
 def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) -> None:
-    opened(ledger)
+    open_breaker(ledger)
     probes: list[str] = []
 
     def come(key: str) -> None:
@@ -56,7 +56,7 @@ def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) ->
 
 def test_a_change_that_another_made_first_is_recreated(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PostgreSQL nothing locks the row while the change is worked out: the revision shows it."""
-    opened(ledger)
+    open_breaker(ledger)
     with ledger.database.writing() as connection:
         assert breakers._keep(connection, "stream orders", Circuit(since=NOON), 1)
         assert not breakers._keep(connection, "stream orders", OPEN, 1)
