@@ -24,28 +24,28 @@ from bench import (
     ticks,
 )
 from bench.harness import Result
-from bench.world import World, opened
+from bench.world import World, open_world
 
 # Letter → what measures it, and the records of a slice.
 BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
-    "a": (backlog.raw_against_streaming, 50_000),
-    "b": (backlog.raw_against_bare_reads, 2_000_000),
-    "c": (backlog.whole_path, 10_000),
-    "d": (growth.growth_of_current, 0),
-    "e": (ticks.planner_ticks, 0),
+    "a": (backlog.compare_raw_with_streaming, 50_000),
+    "b": (backlog.compare_raw_with_bare_reads, 2_000_000),
+    "c": (backlog.compare_whole_path, 10_000),
+    "d": (growth.measure_growth_of_current, 0),
+    "e": (ticks.measure_planner_ticks, 0),
     "f": (latency.tick_to_commit, 0),
-    "g": (backlog.skew, 400_000),
-    "h": (growth.growth_of_raw, 0),
-    "i": (backlog.slice_sizes, 0),
-    "j": (producing.reliable_against_bare, 400_000),
-    "k": (auditing.looking, 1_000_000),
-    "l": (publishing.publication_against_bare, 100_000),
-    "m": (reading.reading_tables, 5_000_000),
-    "n": (reading.reading_small_slices, 1_000_000),
-    "o": (formats.classification, 300_000),
-    "p": (definitions.definitions, 0),
-    "q": (many_streams.idle_streams, 0),
-    "r": (many_streams.busy_streams, 0),
+    "g": (backlog.compare_skewed_topic, 400_000),
+    "h": (growth.measure_growth_of_raw, 0),
+    "i": (backlog.measure_slice_sizes, 0),
+    "j": (producing.compare_reliable_with_bare, 400_000),
+    "k": (auditing.measure_looks, 1_000_000),
+    "l": (publishing.compare_publication_with_bare, 100_000),
+    "m": (reading.compare_table_reads, 5_000_000),
+    "n": (reading.compare_reads_of_small_slices, 1_000_000),
+    "o": (formats.compare_classification, 300_000),
+    "p": (definitions.measure_definitions, 0),
+    "q": (many_streams.measure_idle_streams, 0),
+    "r": (many_streams.measure_busy_streams, 0),
 }
 # These need neither broker nor Spark, or start their own.
 WITHOUT_SERVICES = frozenset("pqr")
@@ -70,21 +70,23 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     if options.quick:
         quick = [letter for letter in letters if letter not in LONG]
-        return status(_measured(quick, rounds=1, keep=False, records=options.records))
-    missed = 0 if options.report else status(_measured(letters, options.rounds, keep=True, records=options.records))
+        return compute_status(_measure(quick, rounds=1, keep=False, records=options.records))
+    missed = (
+        0 if options.report else compute_status(_measure(letters, options.rounds, keep=True, records=options.records))
+    )
     report.write()
     print(f"written: {report.PAGE.name}")
     return missed
 
 
-def status(results: Iterable[Result]) -> int:
+def compute_status(results: Iterable[Result]) -> int:
     """0 when every figure with a target reached it, else 1."""
     return int(not all(target.reached for result in results for target in result.targets))
 
 
-def _measured(letters: Sequence[str], rounds: int, *, keep: bool, records: int | None) -> list[Result]:
+def _measure(letters: Sequence[str], rounds: int, *, keep: bool, records: int | None) -> list[Result]:
     found = []
-    services: AbstractContextManager[Any] = nullcontext() if set(letters) <= WITHOUT_SERVICES else opened()
+    services: AbstractContextManager[Any] = nullcontext() if set(letters) <= WITHOUT_SERVICES else open_world()
     with services as world:
         for letter in letters:
             measure, usual = BENCHMARKS[letter]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assets.streams.orders import STREAM as ORDERS
-from bench.harness import Result, Row, Target, timed
+from bench.harness import Result, Row, Target, measure_seconds
 from bench.tables import PARTITIONS, Maker, write_log
-from bench.world import Bed, World, add_orders, fill, last_slices
+from bench.world import Bed, World, add_orders, build_last_slices, fill_topic
 from highwater.assets import current, dlq, events, metrics, raw, rejects
 from highwater.orchestration.checking.checks import CHECKS, Sources
 from highwater.orchestration.sensing.topic_planner import Planner
@@ -33,11 +33,11 @@ STATUS_SECONDS, AUDIT_SECONDS, AUDIT_GIGABYTES, SHARE_OF_CHECKS = 1.5, 120, 2.0,
 TABLES = (raw, events, rejects, dlq, current, metrics)
 
 
-def looking(world: World, rounds: int, records: int) -> Result:
+def measure_looks(world: World, rounds: int, records: int) -> Result:
     """(k) `highwater status` at 100,000 slices, `highwater audit` over all tables, and the checks of single slices."""
-    planned, sent = status_rows(world, rounds)
+    planned, sent = build_status_rows(world, rounds)
     whole, behind = _audit(world, records)
-    checked = _checks(world)
+    checked = _measure_checks(world)
     return Result(
         name="k",
         title="What looking costs",
@@ -122,9 +122,9 @@ def _run(world: World, bed: Bed, *arguments: str) -> Ended:
     return Ended(page, took, usage.ru_maxrss / 1_000_000)
 
 
-def status_rows(world: World, rounds: int) -> tuple[Row, Row]:
+def build_status_rows(world: World, rounds: int) -> tuple[Row, Row]:
     """`status` of slices that are planned, and of as many whose events were accepted and sent."""
-    stream = fill(world, "bench-k-status", 4)
+    stream = fill_topic(world, "bench-k-status", 4)
     bed = world.fresh(stream)
     Planner(bed.ledger, world.kafka()).tick(stream, datetime.now(UTC))
     last = bed.ledger.read_last_slice(stream.name, stream.topic)
@@ -133,13 +133,13 @@ def status_rows(world: World, rounds: int) -> tuple[Row, Row]:
     empty = {p: OffsetRange(offsets.end, offsets.end) for p, offsets in last.ranges.items()}
     more = [replace(last, ordinal=last.ordinal + n, ranges=empty) for n in range(1, SLICES)]
     bed.ledger.add(more)
-    planned = _status(world, bed, "planned", rounds)
+    planned = _measure_status(world, bed, "planned", rounds)
     for table in ("events", "published"):
         write_log(bed.lake.build_table_path(stream.name, table), [last, *more])
-    return planned, _status(world, bed, "sent", rounds)
+    return planned, _measure_status(world, bed, "sent", rounds)
 
 
-def _status(world: World, bed: Bed, what: str, rounds: int) -> Row:
+def _measure_status(world: World, bed: Bed, what: str, rounds: int) -> Row:
     found = [_run(world, bed, "status") for _ in range(rounds + 1)]
     if found[-1].page["slices"] != SLICES:
         raise RuntimeError(f"status reports {found[-1].page['slices']} slices")
@@ -150,30 +150,30 @@ def _status(world: World, bed: Bed, what: str, rounds: int) -> Row:
 
 def _audit(world: World, records: int) -> tuple[Ended, Row]:
     """The audit of a large stream, and the checks of slices that come behind it."""
-    stream, topic_id = _topic(world, "bench-k")
+    stream, topic_id = _write_topic(world, "bench-k")
     bed = world.fresh(stream)
     maker = Maker(stream, bed.lake, bed.ledger, topic_id, records, WIDTH)
     maker.write()
-    _reach(world, stream.topic, bed.ledger.topics.read_planned_ends(stream.name, stream.topic))
+    _extend_topic(world, stream.topic, bed.ledger.topics.read_planned_ends(stream.name, stream.topic))
     ended = _run(world, bed, "audit", "--versions", "--keys")
     print(f"  audit: {ended.seconds:.1f} s, {ended.gigabytes:.2f} GB, errors {ended.page['errors']}", flush=True)
     if ended.page["ends"]["produced"] != maker.records:
         raise RuntimeError(f"of {maker.records} records the audit found {ended.page['ends']['produced']}")
     add_orders(world, stream.topic, (CHECKED + 1) * RECORDS_CHECKED, prefix="behind-")
     last = bed.ledger.read_last_slice(stream.name, stream.topic)
-    behind = _checked(world, bed, f"behind {records:,} records", first=0 if last is None else last.ordinal + 1)
+    behind = _run_checks(world, bed, f"behind {records:,} records", first=0 if last is None else last.ordinal + 1)
     bed.remove()
     return ended, behind
 
 
-def _topic(world: World, name: str) -> tuple[Stream, str]:
+def _write_topic(world: World, name: str) -> tuple[Stream, str]:
     from tests.conftest import create_topic
 
     create_topic(world.bootstrap, name, PARTITIONS, {})
     return replace(ORDERS, topic=name), world.kafka().read_topic_state(name).topic_id
 
 
-def _reach(world: World, topic: str, ends: dict[int, int]) -> None:
+def _extend_topic(world: World, topic: str, ends: dict[int, int]) -> None:
     """Let the topic be as long as it was planned; no record of it is looked at."""
     from confluent_kafka import Producer
 
@@ -189,20 +189,20 @@ def _reach(world: World, topic: str, ends: dict[int, int]) -> None:
         raise RuntimeError(f"{topic} was not filled")
 
 
-def _checks(world: World) -> Row:
-    stream = fill(world, "bench-k-slices", (CHECKED + 1) * RECORDS_CHECKED)
+def _measure_checks(world: World) -> Row:
+    stream = fill_topic(world, "bench-k-slices", (CHECKED + 1) * RECORDS_CHECKED)
     bed = world.fresh(stream)
-    found = _checked(world, bed, "the first of a stream", first=0)
+    found = _run_checks(world, bed, "the first of a stream", first=0)
     bed.remove()
     return found
 
 
-def _checked(world: World, bed: Bed, where: str, first: int) -> Row:
+def _run_checks(world: World, bed: Bed, where: str, first: int) -> Row:
     seconds: dict[str, list[float]] = {"all tables": [], "checks": []}
-    for slice_ in last_slices(world, bed, CHECKED + 1, RECORDS_CHECKED, first=first):
-        took = timed(lambda slice_=slice_: _materialise(world, bed, slice_))  # type: ignore[misc]
+    for slice_ in build_last_slices(world, bed, CHECKED + 1, RECORDS_CHECKED, first=first):
+        took = measure_seconds(lambda slice_=slice_: _materialise(world, bed, slice_))  # type: ignore[misc]
         seconds["all tables"].append(took)
-        seconds["checks"].append(timed(lambda slice_=slice_: _check(world, bed, [slice_.key])))  # type: ignore[misc]
+        seconds["checks"].append(measure_seconds(lambda slice_=slice_: _check(world, bed, [slice_.key])))  # type: ignore[misc]
     print(f"  slices, {where}: {seconds}", flush=True)
     return Row(
         f"a slice of {RECORDS_CHECKED:,} records, {where}", {name: values[1:] for name, values in seconds.items()}

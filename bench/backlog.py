@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import Result, Row, Target, Variant, alternate, timed
-from bench.world import Bed, World, fill, last_slices, source, whole_topic
+from bench.harness import Result, Row, Target, Variant, alternate, measure_seconds
+from bench.world import Bed, World, build_last_slices, build_source_options, build_whole_slice, fill_topic
 from highwater.assets import current, events, parsing, raw, rejects, slice_classification
 from highwater.assets.classified import SharedFrames
 from highwater.assets.origins import with_origins
@@ -29,9 +29,9 @@ SPARKS_POLLS = {"kafka.max.poll.records": "500"}
 KAFKA = "topic", "partition", "offset", "timestamp", "timestampType AS timestamp_type", "key", "value", "headers"
 
 
-def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
+def compare_raw_with_streaming(world: World, rounds: int, records: int) -> Result:
     """(a) A backlog to `raw`, in one range run, against micro-batches of the slices' size into Delta."""
-    stream = fill(world, "bench-a", max(BATCHES) * records)
+    stream = fill_topic(world, "bench-a", max(BATCHES) * records)
 
     def ours(bed: Bed, some_slices: list[Slice]) -> None:
         raw.materialise(world.work(bed, some_slices))
@@ -39,7 +39,7 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
     def prepare(bed: Bed, some_slices: list[Slice]) -> None:
         _create_raw(world, bed, some_slices)
 
-    rows = [_against(world, stream, n, records, rounds, ours, _stream_raw, prepare) for n in BATCHES]
+    rows = [_compare(world, stream, n, records, rounds, ours, _stream_raw, prepare) for n in BATCHES]
     return Result(
         name="a",
         title="A backlog to raw, against Structured Streaming",
@@ -58,29 +58,29 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
 Action = Callable[[Bed, "list[Slice]"], object]
 
 
-def _round(
+def _prepare_round(
     world: World, stream: Any, slices: int, records: int, action: Action, prepare: Action | None = None
 ) -> Variant:
     """The work that takes slices into a lake of its own; preparing it is not timed."""
 
     def run(_: int) -> float:
         bed = world.fresh(stream)
-        some_slices = last_slices(world, bed, slices, records)
+        some_slices = build_last_slices(world, bed, slices, records)
         if prepare is not None:
             prepare(bed, some_slices)
-        took = timed(lambda: action(bed, some_slices))
+        took = measure_seconds(lambda: action(bed, some_slices))
         bed.remove()
         return took
 
     return run
 
 
-def _against(
+def _compare(
     world: World, stream: Any, n: int, records: int, rounds: int, ours: Action, peer: Any, prepare: Action | None = None
 ) -> Row:
     variants = {
-        "Highwater": _round(world, stream, n, records, ours, prepare),
-        "Structured Streaming": _round(
+        "Highwater": _prepare_round(world, stream, n, records, ours, prepare),
+        "Structured Streaming": _prepare_round(
             world, stream, n, records, lambda bed, some_slices: peer(world, bed, some_slices, records), prepare
         ),
     }
@@ -96,14 +96,19 @@ def _create_raw(world: World, bed: Bed, some_slices: list[Slice]) -> None:
     first = replace(some_slices[0], ordinal=len(some_slices), ranges=nothing, fingerprints={})
     bed.ledger.add([first])
     raw.materialise(world.work(bed, [first]))
-    empty = world.spark.read.format("kafka").options(**source(world, bed.stream.topic, some_slices)).load().limit(0)
+    empty = (
+        world.spark.read.format("kafka")
+        .options(**build_source_options(world, bed.stream.topic, some_slices))
+        .load()
+        .limit(0)
+    )
     empty.selectExpr(*KAFKA).write.format("delta").save(bed.lake.build_table_path("peer", "raw"))
 
 
 def _stream_raw(world: World, bed: Bed, some_slices: list[Slice], records: int) -> None:
     query = (
         world.spark.readStream.format("kafka")
-        .options(**source(world, bed.stream.topic, some_slices), maxOffsetsPerTrigger=str(records))
+        .options(**build_source_options(world, bed.stream.topic, some_slices), maxOffsetsPerTrigger=str(records))
         .load()
         .selectExpr(*KAFKA)
         .writeStream.format("delta")
@@ -114,12 +119,14 @@ def _stream_raw(world: World, bed: Bed, some_slices: list[Slice], records: int) 
     query.awaitTermination()
 
 
-def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
+def compare_raw_with_bare_reads(world: World, rounds: int, records: int) -> Result:
     """(b) One slice to `raw`, against Spark's read into nothing and against a bare consumer."""
-    stream = fill(world, "bench-b", records)
+    stream = fill_topic(world, "bench-b", records)
 
     def variant(action: Action) -> Variant:
-        return _round(world, stream, 1, records, action, lambda bed, some_slices: _create_raw(world, bed, some_slices))
+        return _prepare_round(
+            world, stream, 1, records, action, lambda bed, some_slices: _create_raw(world, bed, some_slices)
+        )
 
     row = alternate(
         f"{records:,} records",
@@ -149,21 +156,21 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
 
 
 def _read_into_nothing(world: World, bed: Bed, some_slices: list[Slice], **options: str) -> None:
-    _bare_read(world, bed, some_slices, **options).write.format("noop").mode("overwrite").save()
+    _read_barely(world, bed, some_slices, **options).write.format("noop").mode("overwrite").save()
 
 
 def _read_into_delta(world: World, bed: Bed, some_slices: list[Slice]) -> None:
-    _bare_read(world, bed, some_slices).write.format("delta").mode("append").save(
+    _read_barely(world, bed, some_slices).write.format("delta").mode("append").save(
         bed.lake.build_table_path("peer", "raw")
     )
 
 
-def _bare_read(world: World, bed: Bed, some_slices: list[Slice], **others: str) -> DataFrame:
+def _read_barely(world: World, bed: Bed, some_slices: list[Slice], **others: str) -> DataFrame:
     import json
 
     topic = bed.stream.topic
     ends = json.dumps({topic: {str(p): r.end for p, r in some_slices[-1].ranges.items()}})
-    options = {**source(world, topic, some_slices), "endingOffsets": ends, **others}
+    options = {**build_source_options(world, topic, some_slices), "endingOffsets": ends, **others}
     return world.spark.read.format("kafka").options(**options).load().selectExpr(*KAFKA)
 
 
@@ -173,14 +180,14 @@ def _consume(world: World, bed: Bed, some_slices: list[Slice]) -> None:
         raise RuntimeError(f"read {found} of {some_slices[0].offsets} records")
 
 
-def whole_path(world: World, rounds: int, records: int) -> Result:
+def compare_whole_path(world: World, rounds: int, records: int) -> Result:
     """(c) Raw, events, rejects and current, against a `foreachBatch` stream that writes the same tables."""
-    stream = fill(world, "bench-c", max(BATCHES) * records)
+    stream = fill_topic(world, "bench-c", max(BATCHES) * records)
 
     def ours(bed: Bed, some_slices: list[Slice]) -> None:
         _take(world, bed, some_slices)
 
-    rows = [_against(world, stream, n, records, rounds, ours, _stream_everything) for n in ENDS]
+    rows = [_compare(world, stream, n, records, rounds, ours, _stream_everything) for n in ENDS]
     return Result(
         name="c",
         title="The whole path, against foreachBatch",
@@ -206,7 +213,7 @@ def _stream_everything(
 
     (
         world.spark.readStream.format("kafka")
-        .options(**source(world, bed.stream.topic, some_slices), maxOffsetsPerTrigger=str(records))
+        .options(**build_source_options(world, bed.stream.topic, some_slices), maxOffsetsPerTrigger=str(records))
         .load()
         .selectExpr(*KAFKA)
         .writeStream.foreachBatch(each)
@@ -260,18 +267,18 @@ SIZES = (1_000, 10_000, 100_000, 400_000)
 MICRO_BATCHES = 5
 
 
-def slice_sizes(world: World, rounds: int, records: int) -> Result:
+def measure_slice_sizes(world: World, rounds: int, records: int) -> Result:
     """(i) One slice through all tables, at several sizes, and small slices against micro-batches."""
     del records
-    stream, smallest = fill(world, "bench-i", max(SIZES)), min(SIZES)
+    stream, smallest = fill_topic(world, "bench-i", max(SIZES)), min(SIZES)
 
     def variant(size: int) -> Variant:
-        return _round(world, stream, 1, size, lambda bed, some_slices: _take(world, bed, some_slices))
+        return _prepare_round(world, stream, 1, size, lambda bed, some_slices: _take(world, bed, some_slices))
 
     row = alternate("one slice", {f"{size:,} records": variant(size) for size in SIZES}, rounds)
     variants = {
-        "Highwater": lambda _: _seconds_a_slice(world, stream, smallest),
-        "foreachBatch": lambda _: _seconds_a_micro_batch(world, stream, smallest),
+        "Highwater": lambda _: _measure_slice_seconds(world, stream, smallest),
+        "foreachBatch": lambda _: _measure_micro_batch_seconds(world, stream, smallest),
     }
     again = alternate(f"{smallest:,} records, existing tables", variants, rounds)
     return Result(
@@ -293,10 +300,10 @@ def slice_sizes(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def _seconds_a_slice(world: World, stream: Any, records: int) -> float:
+def _measure_slice_seconds(world: World, stream: Any, records: int) -> float:
     """Mean seconds of several slices where the tables are there."""
     bed = world.fresh(stream)
-    first, *others = last_slices(world, bed, 1 + MICRO_BATCHES, records)
+    first, *others = build_last_slices(world, bed, 1 + MICRO_BATCHES, records)
     _take(world, bed, [first])
     begin = time.perf_counter()
     for slice_ in others:
@@ -306,11 +313,11 @@ def _seconds_a_slice(world: World, stream: Any, records: int) -> float:
     return took / MICRO_BATCHES
 
 
-def _seconds_a_micro_batch(world: World, stream: Any, records: int) -> float:
+def _measure_micro_batch_seconds(world: World, stream: Any, records: int) -> float:
     """Mean seconds from the beginning of the peer's micro-batch to that of the next one."""
     bed = world.fresh(stream)
     begins: list[float] = []
-    some_slices = last_slices(world, bed, 2 + MICRO_BATCHES, records)
+    some_slices = build_last_slices(world, bed, 2 + MICRO_BATCHES, records)
     _stream_everything(world, bed, some_slices, records, began=lambda: begins.append(time.perf_counter()))
     bed.remove()
     return (begins[-1] - begins[1]) / MICRO_BATCHES
@@ -322,15 +329,15 @@ def _take(world: World, bed: Bed, some_slices: list[Slice]) -> None:
         stage.materialise(work)
 
 
-def skew(world: World, rounds: int, records: int) -> Result:
+def compare_skewed_topic(world: World, rounds: int, records: int) -> Result:
     """(g) One slice of a topic that holds 90 % in one partition, against an even one."""
-    even, skewed = fill(world, "bench-g-even", records), fill(world, "bench-g-skewed", records, skewed=True)
+    even, skewed = fill_topic(world, "bench-g-even", records), fill_topic(world, "bench-g-skewed", records, skewed=True)
 
     def variant(stream: Any) -> Variant:
         def run(_: int) -> float:
             bed = world.fresh(stream)
-            slice_ = whole_topic(world, bed)
-            took = timed(lambda: raw.materialise(world.work(bed, [slice_])))
+            slice_ = build_whole_slice(world, bed)
+            took = measure_seconds(lambda: raw.materialise(world.work(bed, [slice_])))
             bed.remove()
             return took
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.harness import Result, Row, Target, timed
+from bench.harness import Result, Row, Target, measure_seconds
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -36,7 +36,7 @@ class Snapshot:
 
     streams: int
     megabytes: float = 0.0
-    definitions: int = 0
+    measure_definitions: int = 0
 
     def load(self, folder: Path) -> dg.RepositoryDefinition:
         """Declare the streams in a folder, and load the definitions from there."""
@@ -61,15 +61,15 @@ class Snapshot:
         with tempfile.TemporaryDirectory() as folder:
             for turn in range(rounds + 1):
                 found: list[dg.RepositoryDefinition] = []
-                took = timed(lambda found=found: found.append(self.load(Path(folder))))  # type: ignore[misc]
-                also = timed(partial(self.serialise, found[0]))
+                took = measure_seconds(lambda found=found: found.append(self.load(Path(folder))))  # type: ignore[misc]
+                also = measure_seconds(partial(self.serialise, found[0]))
                 if turn:
                     seconds["load"].append(took)
                     seconds["serialise"].append(also)
         return Row(f"{self.streams} streams", seconds)
 
 
-def definitions(world: World | None, rounds: int, records: int) -> Result:
+def measure_definitions(world: World | None, rounds: int, records: int) -> Result:
     """(p) The definitions of 10 and of 100 streams, loaded and serialised again in each round."""
     del world, records
     few, many = Snapshot(STREAMS // 10), Snapshot(STREAMS)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import Result, Row, Target, alternate, timed
+from bench.harness import Result, Row, Target, alternate, measure_seconds
 from bench.world import World
 from highwater.assets.origins import PROBLEM
 from highwater.assets.parsing import build_event_time, build_key, parse_records, select_column_fields
@@ -65,20 +65,20 @@ _OBJECT = f"""named_struct('id', concat('o', id), 'version', id,
 MESSAGES = 1_000
 
 
-def classification(world: World, rounds: int, records: int) -> Result:
+def compare_classification(world: World, rounds: int, records: int) -> Result:
     """(o) Classifying flat and nested JSON, Avro and Protobuf, against Spark's own functions into a no-op sink."""
-    bed = world.fresh(_stream("bench", _FLAT))
+    bed = world.fresh(_build_stream("bench", _FLAT))
     made = {
-        "flat JSON": _json(world, records, _OF_FLAT),
-        "nested JSON": _json(world, records, _OBJECT),
-        "Avro": _avro(world, records),
-        "Protobuf": _protobuf(world, records),
+        "flat JSON": _build_json(world, records, _OF_FLAT),
+        "nested JSON": _build_json(world, records, _OBJECT),
+        "Avro": _build_avro(world, records),
+        "Protobuf": _build_protobuf(world, records),
     }
     streams = {
-        "flat JSON": _stream("flat", _FLAT),
-        "nested JSON": _stream("nested", _NESTED),
-        "Avro": _stream("avro", _FLAT, value=Avro(_AVRO)),
-        "Protobuf": _stream("protobuf", _AS_TEXT, value=Protobuf("bench.Order", _descriptors())),
+        "flat JSON": _build_stream("flat", _FLAT),
+        "nested JSON": _build_stream("nested", _NESTED),
+        "Avro": _build_stream("avro", _FLAT, value=Avro(_AVRO)),
+        "Protobuf": _build_stream("protobuf", _AS_TEXT, value=Protobuf("bench.Order", _build_descriptors())),
     }
     peers: Mapping[str, Callable[[DataFrame], DataFrame]] = {
         "flat JSON": lambda rows: _from_json(
@@ -94,15 +94,15 @@ def classification(world: World, rounds: int, records: int) -> Result:
     rows = []
     for name, raw in made.items():
         work = world.work(replace(bed, stream=streams[name]), [])
-        mine = _columns(streams[name], parse_records(work, raw))
+        mine = _select_columns(streams[name], parse_records(work, raw))
         peer = (
             peers[name](raw)
             if name in peers
-            else _columns(streams["flat JSON"], parse_records(world.work(bed, []), made["flat JSON"]))
+            else _select_columns(streams["flat JSON"], parse_records(world.work(bed, []), made["flat JSON"]))
         )
-        variants = {"Highwater": _sunk(mine), _peer(name): _sunk(peer)}
+        variants = {"Highwater": _sink(mine), _build_peer(name): _sink(peer)}
         rows.append(alternate(name, variants, rounds))
-        print(f"  {name}: {rows[-1].ratio('Highwater', _peer(name)):.2f}", flush=True)
+        print(f"  {name}: {rows[-1].ratio('Highwater', _build_peer(name)):.2f}", flush=True)
     for raw in made.values():
         raw.unpersist()
     bed.remove()
@@ -116,29 +116,29 @@ def classification(world: World, rounds: int, records: int) -> Result:
         rows=rows,
         targets=[
             *(
-                Target(f"{name} against Spark's own function", _ratio(rows, name), 0.7)
+                Target(f"{name} against Spark's own function", _compute_ratio(rows, name), 0.7)
                 for name in ("nested JSON", "Avro")
             ),
-            Target("Protobuf against flat JSON", _ratio(rows, "Protobuf"), 0.3),
+            Target("Protobuf against flat JSON", _compute_ratio(rows, "Protobuf"), 0.3),
         ],
     )
 
 
-def _peer(name: str) -> str:
+def _build_peer(name: str) -> str:
     return {"Avro": "from_avro", "Protobuf": "flat JSON"}.get(name, "from_json")
 
 
-def _ratio(rows: list[Row], name: str) -> float:
+def _compute_ratio(rows: list[Row], name: str) -> float:
     [row] = [one for one in rows if one.case == name]
-    return row.ratio("Highwater", _peer(name))
+    return row.ratio("Highwater", _build_peer(name))
 
 
-def _stream(name: str, fields: tuple[Field, ...], **more: Any) -> Stream:
+def _build_stream(name: str, fields: tuple[Field, ...], **more: Any) -> Stream:
     made = {"key": ("id",), "version": "version", "event_time": "at", "record_key": "ignore", "value": Json(), **more}
     return Stream(name, name, fields, answers=_ANSWERS, **made)
 
 
-def _columns(stream: Stream, rows: DataFrame) -> DataFrame:
+def _select_columns(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     fields = [F.col(f"field_{f.name}").alias(f.name) for f in select_column_fields(stream)]
@@ -147,11 +147,11 @@ def _columns(stream: Stream, rows: DataFrame) -> DataFrame:
     )
 
 
-def _sunk(rows: DataFrame) -> Callable[[int], float]:
-    return lambda _: timed(lambda: rows.write.format("noop").mode("overwrite").save())
+def _sink(rows: DataFrame) -> Callable[[int], float]:
+    return lambda _: measure_seconds(lambda: rows.write.format("noop").mode("overwrite").save())
 
 
-def _raw(world: World, rows: DataFrame) -> DataFrame:
+def _build_raw(world: World, rows: DataFrame) -> DataFrame:
     """Rows with `id` and `value` as rows of raw with origins, held in memory."""
     del world
     from pyspark.sql import functions as F
@@ -166,15 +166,15 @@ def _raw(world: World, rows: DataFrame) -> DataFrame:
     return raw
 
 
-def _json(world: World, records: int, value: str) -> DataFrame:
-    return _raw(world, world.spark.range(records).selectExpr("id", f"CAST(to_json({value}) AS BINARY) AS value"))
+def _build_json(world: World, records: int, value: str) -> DataFrame:
+    return _build_raw(world, world.spark.range(records).selectExpr("id", f"CAST(to_json({value}) AS BINARY) AS value"))
 
 
-def _avro(world: World, records: int) -> DataFrame:
+def _build_avro(world: World, records: int) -> DataFrame:
     from pyspark.sql.avro.functions import to_avro
 
     rows = world.spark.range(records).selectExpr("id", f"struct({_COLUMNS}) AS whole")
-    return _raw(world, rows.withColumn("value", to_avro("whole", _AVRO)))
+    return _build_raw(world, rows.withColumn("value", to_avro("whole", _AVRO)))
 
 
 def _from_json(rows: DataFrame, schema: str) -> DataFrame:
@@ -190,7 +190,7 @@ def _from_avro(rows: DataFrame) -> DataFrame:
     return rows.select(read.alias("read")).select("read.*")
 
 
-def _descriptors() -> str:
+def _build_descriptors() -> str:
     import base64
 
     from google.protobuf import descriptor_pb2 as pb
@@ -203,14 +203,14 @@ def _descriptors() -> str:
     return base64.b64encode(pb.FileDescriptorSet(file=[file]).SerializeToString()).decode()
 
 
-def _protobuf(world: World, records: int) -> DataFrame:
+def _build_protobuf(world: World, records: int) -> DataFrame:
     """A thousand messages, again and again."""
     import base64
 
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(_descriptors())).file[0])
+    pool.Add(descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(_build_descriptors())).file[0])
     kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Order"))
     values = [
         (
@@ -222,4 +222,4 @@ def _protobuf(world: World, records: int) -> DataFrame:
         for n in range(MESSAGES)
     ]
     few = world.spark.createDataFrame(values, "n BIGINT, value BINARY")
-    return _raw(world, world.spark.range(records).selectExpr("id", f"id % {MESSAGES} AS n").join(few, "n"))
+    return _build_raw(world, world.spark.range(records).selectExpr("id", f"id % {MESSAGES} AS n").join(few, "n"))

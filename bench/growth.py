@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.harness import Result, Row, Target, timed
-from bench.world import Bed, World, fill, last_slices
+from bench.harness import Result, Row, Target, measure_seconds
+from bench.world import Bed, World, build_last_slices, fill_topic
 from highwater.assets import current, events, raw
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.slice_classification import read_raw_rows
@@ -41,13 +41,13 @@ LINKED = 1_000_000
 COMMITS = 12
 
 
-def growth_of_current(world: World, rounds: int, records: int) -> Result:
+def measure_growth_of_current(world: World, rounds: int, records: int) -> Result:
     """(d) Slices into `current` at four sizes of the table, beside a plain MERGE."""
     del rounds, records
-    stream = fill(world, TOPIC, 1)
-    rows = [_at(world, stream, keys) for keys in KEYS]
+    stream = fill_topic(world, TOPIC, 1)
+    rows = [_measure_at(world, stream, keys) for keys in KEYS]
     by_case = {row.case: row for row in rows}
-    at_100k, at_10m = (by_case[_case(keys)].mean("Highwater") for keys in (100_000, 10_000_000))
+    at_100k, at_10m = (by_case[_format_case(keys)].mean("Highwater") for keys in (100_000, 10_000_000))
     return Result(
         name="d",
         title="A slice into current while the table grows",
@@ -60,25 +60,25 @@ def growth_of_current(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def _case(keys: int) -> str:
+def _format_case(keys: int) -> str:
     return f"{keys:,} keys"
 
 
-def _at(world: World, stream: Stream, keys: int) -> Row:
+def _measure_at(world: World, stream: Stream, keys: int) -> Row:
     bed = world.fresh(stream)
-    _filled(world, bed, keys)
-    some_slices = _events(world, bed, keys)
+    _fill(world, bed, keys)
+    some_slices = _commit_events(world, bed, keys)
     works = [world.work(bed, [slice_]) for slice_ in some_slices]
-    ours = [timed(lambda work=work: current.materialise(work)) for work in works]  # type: ignore[misc]
+    ours = [measure_seconds(lambda work=work: current.materialise(work)) for work in works]  # type: ignore[misc]
     mean = sum(ours) / len(ours)
-    print(f"  {_case(keys)}: mean {mean:.2f} s, longest {max(ours):.2f} s", flush=True)
-    merges = list(_merges(world, bed, some_slices[:MERGES]))
-    print(f"  {_case(keys)}: MERGE {sum(merges) / len(merges):.2f} s", flush=True)
+    print(f"  {_format_case(keys)}: mean {mean:.2f} s, longest {max(ours):.2f} s", flush=True)
+    merges = list(_merge(world, bed, some_slices[:MERGES]))
+    print(f"  {_format_case(keys)}: MERGE {sum(merges) / len(merges):.2f} s", flush=True)
     bed.remove()
-    return Row(_case(keys), {"Highwater": ours, "MERGE": merges})
+    return Row(_format_case(keys), {"Highwater": ours, "MERGE": merges})
 
 
-def _key_rows(world: World, keys: int) -> DataFrame:
+def _build_key_rows(world: World, keys: int) -> DataFrame:
     return world.spark.range(keys).selectExpr(
         "concat('o', id) AS key", "1 AS version", "timestamp'2026-01-01' AS event_time", "concat('o', id) AS order_id",
         "'placed' AS status", "'c1' AS customer_id", "CAST(1.5 AS DECIMAL(12,2)) AS amount",
@@ -88,18 +88,18 @@ def _key_rows(world: World, keys: int) -> DataFrame:
     )  # fmt: skip
 
 
-def _filled(world: World, bed: Bed, keys: int) -> None:
+def _fill(world: World, bed: Bed, keys: int) -> None:
     """Make a `current` with a given number of keys, and a table with the same keys for the peer."""
     path = bed.lake.build_table_path(bed.stream.name, current.TABLE)
     create_table(world.spark, path, current.build_sql_columns(bed.stream), current.STATISTICS_COLUMNS, nullcontext)
     metadata = to_user_metadata([CommitRecord(f"{TOPIC}@0000000", 1, keys, "filled")], 0)
-    _key_rows(world, keys).write.format("delta").mode("append").option("userMetadata", metadata).save(path)
-    _key_rows(world, keys).write.format("delta").save(bed.lake.build_table_path("peer", "current"))
+    _build_key_rows(world, keys).write.format("delta").mode("append").option("userMetadata", metadata).save(path)
+    _build_key_rows(world, keys).write.format("delta").save(bed.lake.build_table_path("peer", "current"))
 
 
-def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
+def _commit_events(world: World, bed: Bed, keys: int) -> list[Slice]:
     """Slices whose events are committed: half of the keys uniform, half among the newest 1 %."""
-    some_slices = [_slice(bed, n) for n in range(1, SLICES + 1)]
+    some_slices = [_build_slice(bed, n) for n in range(1, SLICES + 1)]
     bed.ledger.add(some_slices)
     path = bed.lake.build_table_path(bed.stream.name, events.TABLE)
     create_table(world.spark, path, events.build_sql_columns(bed.stream), events.STATISTICS_COLUMNS, nullcontext)
@@ -125,19 +125,19 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     return some_slices
 
 
-def _slice(bed: Bed, ordinal: int) -> Slice:
+def _build_slice(bed: Bed, ordinal: int) -> Slice:
     offsets = OffsetRange(ordinal * EVENTS, ordinal * EVENTS + EVENTS)
     return Slice(bed.stream.name, TOPIC, "bench", 0, ordinal, {0: offsets}, datetime.now(UTC))
 
 
-def _merges(world: World, bed: Bed, some_slices: list[Slice]) -> Iterator[float]:
+def _merge(world: World, bed: Bed, some_slices: list[Slice]) -> Iterator[float]:
     table = world.spark.read.format("delta").load(bed.lake.build_table_path(bed.stream.name, events.TABLE))
     peer = bed.lake.build_table_path("peer", "current")
     for slice_ in some_slices:
         rows = table.where(f"slice = '{slice_.key}'").selectExpr("*", "slice AS updated_by_slice")
         rows.drop("slice", "attempt").createOrReplaceTempView("newer")
         current.select_winners(world.spark.table("newer"), "key").createOrReplaceTempView("newest")
-        yield timed(
+        yield measure_seconds(
             lambda: world.spark.sql(
                 f"MERGE INTO delta.`{peer}` t USING newest s ON t.key = s.key "
                 "WHEN MATCHED AND s.version > t.version THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
@@ -145,12 +145,12 @@ def _merges(world: World, bed: Bed, some_slices: list[Slice]) -> Iterator[float]
         )
 
 
-def growth_of_raw(world: World, rounds: int, records: int) -> Result:
+def measure_growth_of_raw(world: World, rounds: int, records: int) -> Result:
     """(h) A commit to `raw`, and the read of a slice, while the table holds 100 and 100,000 slices."""
     del records
     commits = max(rounds, COMMITS)
-    stream = fill(world, "bench-h", 4 * 250 * (commits + 2))
-    rows = [_raw_at(world, stream, slices, commits) for slices in (100, 100_000)]
+    stream = fill_topic(world, "bench-h", 4 * 250 * (commits + 2))
+    rows = [_measure_raw_at(world, stream, slices, commits) for slices in (100, 100_000)]
     few, many = rows
     more = {f"a {name}": many.median(name) - few.median(name) for name in ("commit", "read of a slice")}
     more["a commit, by the means,"] = many.mean("commit") - few.mean("commit")
@@ -170,9 +170,9 @@ def growth_of_raw(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def _raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
+def _measure_raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
     bed = world.fresh(stream)
-    some_slices = last_slices(world, bed, commits + 1, 1000)
+    some_slices = build_last_slices(world, bed, commits + 1, 1000)
     path = Path(bed.lake.build_table_path(stream.name, raw.TABLE))
     raw.materialise(world.work(bed, some_slices[:1]))
     _link_slices(path, slices)
@@ -182,9 +182,10 @@ def _raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
     world.spark.read.format("delta").load(str(path)).where("slice = 'x'").count()
     for slice_ in some_slices[1:]:
         work = world.work(bed, [slice_])
-        seconds["commit"].append(timed(lambda work=work: raw.materialise(work)))  # type: ignore[misc]
+        seconds["commit"].append(measure_seconds(lambda work=work: raw.materialise(work)))  # type: ignore[misc]
         version = CommittedSlices.read(work, raw.TABLE).version
-        seconds["read of a slice"].append(timed(lambda w=work, v=version: read_raw_rows(w, w.slices, v).count()))  # type: ignore[misc]
+        took = measure_seconds(lambda w=work, v=version: read_raw_rows(w, w.slices, v).count())  # type: ignore[misc]
+        seconds["read of a slice"].append(took)
     print(f"  {slices:,} slices: {seconds}", flush=True)
     assert [*(path / "_delta_log").glob("*.checkpoint*.parquet")], "no checkpoint was among the commits"
     bed.remove()
@@ -204,7 +205,7 @@ def _link_slices(path: Path, slices: int) -> None:
             os.link(linked, name)
         else:
             linked = Path(shutil.copy(file, name))
-        actions.append({"add": _added(n, file.stat().st_size)})
+        actions.append({"add": _build_added_file(n, file.stat().st_size)})
     lines = "\n".join(json.dumps(action) for action in actions)
     (log / f"{newest + 1:020d}.json").write_text(lines + "\n")
 
@@ -215,7 +216,7 @@ def _record_slices(bed: Bed, slices: int) -> None:
     from deltalake import write_deltalake
 
     table = bed.lake.open_existing_table(bed.stream.name, raw.TABLE)
-    some_slices = [_slice(bed, n) for n in range(LINKED, LINKED + slices)]
+    some_slices = [_build_slice(bed, n) for n in range(LINKED, LINKED + slices)]
     rows = [
         build_row(
             table,
@@ -228,7 +229,7 @@ def _record_slices(bed: Bed, slices: int) -> None:
     write_deltalake(build_log_path(table), pa.Table.from_pylist(rows, build_schema()), mode="append")
 
 
-def _added(n: int, size: int) -> dict[str, object]:
+def _build_added_file(n: int, size: int) -> dict[str, object]:
     key = f"{TOPIC}@{n}"
     return {
         "path": f"part-{n}.parquet",

@@ -117,7 +117,7 @@ def alternate(case: str, variants: Mapping[str, Variant], rounds: int, *, warm_u
     return Row(case, seconds)
 
 
-def timed(action: Callable[[], object]) -> float:
+def measure_seconds(action: Callable[[], object]) -> float:
     """Seconds that a call takes."""
     begin = time.perf_counter()
     action()

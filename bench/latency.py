@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bench import noop
 from bench.harness import Result, Row, Target
-from bench.world import World, order_value
+from bench.world import World, build_order
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -60,7 +60,7 @@ def _measure(home: Path, folder: Path, rounds: int) -> Row:
             services.launch_code()
             services.launch()
             services.wait_ready()
-            return _rounds(stack, folder, rounds)
+            return _run_rounds(stack, folder, rounds)
         finally:
             services.stop()
 
@@ -72,7 +72,7 @@ def _make_topics(stack: Stack) -> None:
     create_topic(stack.bootstrap, "payments", 4, {})
 
 
-def _rounds(stack: Stack, folder: Path, rounds: int) -> Row:
+def _run_rounds(stack: Stack, folder: Path, rounds: int) -> Row:
     import dagster as dg
 
     _write_reference(stack)
@@ -108,7 +108,7 @@ def _produce(stack: Stack) -> None:
 
     producer = Producer({"bootstrap.servers": stack.bootstrap, "linger.ms": 200})
     for number in range(RECORDS):
-        key, value = order_value(number, RECORDS)
+        key, value = build_order(number, RECORDS)
         producer.produce("orders", key=key, value=value, partition=0)
     producer.flush(30)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.definitions import DECLARATIONS
 from bench.harness import Result, Row, Target
-from bench.world import World, order_value, write_customers
+from bench.world import World, build_order, write_customers
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -51,7 +51,7 @@ class Ticks:
     failed: int
 
 
-def idle_streams(world: World, rounds: int, records: int) -> Result:
+def measure_idle_streams(world: World, rounds: int, records: int) -> Result:
     """(q) 100 streams whose topics get nothing: CPU of Dagster's processes, and the planner's ticks."""
     del world, records
     cpu: list[float] = []
@@ -59,11 +59,11 @@ def idle_streams(world: World, rounds: int, records: int) -> Result:
         time.sleep(SETTLING_SECONDS)
         begin = time.time()
         for _ in range(rounds):
-            before = _cpu_seconds(stack)
+            before = _read_cpu_seconds(stack)
             time.sleep(MINUTE)
-            cpu.append(_cpu_seconds(stack) - before)
+            cpu.append(_read_cpu_seconds(stack) - before)
             print(f"  {cpu[-1]:.1f} CPU seconds in a minute", flush=True)
-        ticks = _ticks(stack, begin)
+        ticks = _list_ticks(stack, begin)
     row = Row(f"{IDLE_STREAMS} streams of {IDLE_PARTITIONS} partitions", {CPU: cpu, TICK: ticks.planner})
     return Result(
         name="q",
@@ -82,7 +82,7 @@ def idle_streams(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def busy_streams(world: World, rounds: int, records: int) -> Result:
+def measure_busy_streams(world: World, rounds: int, records: int) -> Result:
     """(r) 40 streams with 200 records a second each, for ten minutes: lag and ticks."""
     del world, rounds, records
     lags: list[float] = []
@@ -96,7 +96,7 @@ def busy_streams(world: World, rounds: int, records: int) -> Result:
             print(f"  {time.time() - begin:.0f} s: the streams lag by {lags[-1]:.0f} s of writing", flush=True)
         stop.set()
         writer.join()
-        ticks = _ticks(stack, begin)
+        ticks = _list_ticks(stack, begin)
     third = len(lags) // 3
     growth = max(lags[-third:]) / max(lags[-2 * third : -third])
     return Result(
@@ -169,7 +169,7 @@ def _write(bootstrap: str, stop: threading.Event) -> None:
     producer, number, due = Producer({"bootstrap.servers": bootstrap, "linger.ms": 200}), 0, time.monotonic()
     while not stop.is_set():
         for _ in range(RECORDS_PER_SECOND):
-            key, value = order_value(number, 1_000_000_000)
+            key, value = build_order(number, 1_000_000_000)
             number += 1
             for stream in range(BUSY_STREAMS):
                 producer.produce(f"orders.{stream:03}", key=key, value=value)
@@ -198,7 +198,7 @@ def _lag(stack: Stack) -> int:
     return lag
 
 
-def _cpu_seconds(stack: Stack) -> float:
+def _read_cpu_seconds(stack: Stack) -> float:
     """Processor time of daemon and code server, with their children, also those that ended."""
     assert stack.dagster is not None, "a stack has Dagster by default"
     children: list[Child | None] = [stack.dagster.code, stack.dagster.daemon]
@@ -214,7 +214,7 @@ def _cpu_seconds(stack: Stack) -> float:
     return used / TICKS_PER_SECOND
 
 
-def _ticks(stack: Stack, since: float) -> Ticks:
+def _list_ticks(stack: Stack, since: float) -> Ticks:
     import dagster as dg
     from dagster._core.scheduler.instigation import TickStatus
 
@@ -222,7 +222,7 @@ def _ticks(stack: Stack, since: float) -> Ticks:
     failed = 0
     with dg.DagsterInstance.from_config(stack.env["DAGSTER_HOME"]) as instance:
         for state in instance.all_instigator_state():
-            for tick in _of(instance, state, since):
+            for tick in _read_instance_ticks(instance, state, since):
                 failed += tick.status == TickStatus.FAILURE
                 if state.instigator_name == "planner" and tick.end_timestamp:
                     planner.append(tick.end_timestamp - tick.timestamp)
@@ -232,5 +232,5 @@ def _ticks(stack: Stack, since: float) -> Ticks:
     return Ticks(planner, failed)
 
 
-def _of(instance: dg.DagsterInstance, state: Any, since: float) -> Sequence[Any]:
+def _read_instance_ticks(instance: dg.DagsterInstance, state: Any, since: float) -> Sequence[Any]:
     return instance.get_ticks(state.instigator_origin_id, state.selector_id, after=since)

@@ -57,7 +57,7 @@ IN_FLIGHT: dict[str, object] = {"max.in.flight.requests.per.connection": 5}
 IDEMPOTENT: dict[str, object] = {"enable.idempotence": True}
 
 
-def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
+def compare_reliable_with_bare(world: World, rounds: int, records: int) -> Result:
     """(j) The same records by both, to their last delivery report: one replica and three, near and 50 ms away."""
     rows = []
     for brokers in (1, 3):
@@ -80,12 +80,12 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
         targets=[
             Target(f"share: {name}", row.ratio(name, peer), 0.8, case=row.case)
             for row in rows
-            for name, peer in _compared_pairs(row)
+            for name, peer in _list_compared_pairs(row)
         ],
     )
 
 
-def _compared_pairs(row: Row) -> list[tuple[str, str]]:
+def _list_compared_pairs(row: Row) -> list[tuple[str, str]]:
     """Pairs of a producer and the bare one it is compared with; none for the time of the first record."""
     if FIRST in row.case:
         return []
@@ -126,7 +126,7 @@ def _near_and_far(home: Path, brokers: int) -> Iterator[dict[str, str]]:
         broker.properties["log.segment.delete.delay.ms"] = "500"
     # In a process of its own: its threads would take the interpreter's lock away from the producer that is measured.
     ours, theirs = multiprocessing.Pipe()
-    proxies = multiprocessing.get_context("spawn").Process(target=_delay, args=([*ports], theirs), daemon=True)
+    proxies = multiprocessing.get_context("spawn").Process(target=_measure_delay, args=([*ports], theirs), daemon=True)
     proxies.start()
     try:
         far = ours.recv()
@@ -141,7 +141,7 @@ def _near_and_far(home: Path, brokers: int) -> Iterator[dict[str, str]]:
         proxies.join()
 
 
-def _delay(ports: Sequence[int], connection: Connection) -> None:
+def _measure_delay(ports: Sequence[int], connection: Connection) -> None:
     from dev.proxy import DelayingProxy
 
     with ExitStack() as proxies:
@@ -169,14 +169,14 @@ def _rows(case: Case, bootstrap: str, rounds: int, records: int) -> list[Row]:
 
     far = None if case.where == "near" else FAR[case.size]
     senders: dict[str, Send] = {
-        RELIABLE: partial(_reliable, _send_all, None),
-        **({} if far is None else {RELIABLE_FAR: partial(_reliable, _send_all, far)}),
-        BY_ID: partial(_reliable, _send_all_by_id, far),
-        ONE_BY_ONE: partial(_reliable, _send_one_by_one, far),
-        BARE: partial(_bare, {}),
-        BARE_BY_ID: partial(_bare, {}, by_id=True),
-        "bare, 5 in flight": partial(_bare, IN_FLIGHT),
-        "bare, idempotent": partial(_bare, IDEMPOTENT),
+        RELIABLE: partial(_send_reliably, _send_all, None),
+        **({} if far is None else {RELIABLE_FAR: partial(_send_reliably, _send_all, far)}),
+        BY_ID: partial(_send_reliably, _send_all_by_id, far),
+        ONE_BY_ONE: partial(_send_reliably, _send_one_by_one, far),
+        BARE: partial(_send_barely, {}),
+        BARE_BY_ID: partial(_send_barely, {}, by_id=True),
+        "bare, 5 in flight": partial(_send_barely, IN_FLIGHT),
+        "bare, idempotent": partial(_send_barely, IDEMPOTENT),
     }
     row = alternate(str(case), {name: variant(name, send) for name, send in senders.items()}, rounds)
     return [row, Row(f"{FIRST}, {case.where}", first)] if case.size == USUAL and case.replicas == 1 else [row]
@@ -196,7 +196,7 @@ def _topic(bootstrap: str, name: str, replicas: int) -> Iterator[None]:
         admin.delete_topics([name])[name].result(30)
 
 
-def _reliable(
+def _send_reliably(
     send: Callable[[ReliableProducer, str, int, bytes, Acknowledged], None],
     far: Settings | None,
     bootstrap: str,
@@ -206,7 +206,7 @@ def _reliable(
 ) -> Took:
     acknowledged = Acknowledged()
     begin = time.perf_counter()
-    with _opened(bootstrap, far) as producer:
+    with _open(bootstrap, far) as producer:
         for number in range(WARMING):
             producer.send(Record(topic, b"%d" % number, payload), str(number))
         producer.flush()
@@ -254,14 +254,14 @@ def _send_one_by_one(
         producer.send(Record(topic, b"%d" % (number % KEYS), payload), str(number), acknowledged)
 
 
-def _opened(bootstrap: str, far: Settings | None) -> ReliableProducer:
+def _open(bootstrap: str, far: Settings | None) -> ReliableProducer:
     if far is None:
         return ReliableProducer(build_producer_properties(bootstrap))
     properties = build_producer_properties(bootstrap, {"linger.ms": f"{far.linger * 1000:.0f}"})
     return ReliableProducer(properties, clients=far.clients, most_with_client=far.most_with_client)
 
 
-def _bare(
+def _send_barely(
     more: dict[str, object], bootstrap: str, topic: str, records: int, payload: bytes, *, by_id: bool = False
 ) -> Took:
     from confluent_kafka import Producer

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import Result, Row, Target, alternate, timed
+from bench.harness import Result, Row, Target, alternate, measure_seconds
 from highwater.assets import dlq, published
 from highwater.declaration import Accepted
 from highwater.resources.dlq_topics import ensure_accepted, ensure_dlq_topics
@@ -31,12 +31,12 @@ WANTED = 0.6
 BARE, CONNECTED = "bare", "bare, connected first"
 
 
-def publication_against_bare(world: World, rounds: int, records: int) -> Result:
+def compare_publication_with_bare(world: World, rounds: int, records: int) -> Result:
     """(l) The rejects of a slice to a tier, and the events of a slice to the topic of accepted events."""
     rows = [
-        _events(world, rounds, records, slices=1),
-        _events(world, rounds, 4 * records, slices=2),
-        _rejects(world, rounds, records // 2),
+        _compare_events(world, rounds, records, slices=1),
+        _compare_events(world, rounds, 4 * records, slices=2),
+        _compare_rejects(world, rounds, records // 2),
     ]
     return Result(
         name="l",
@@ -55,7 +55,7 @@ def publication_against_bare(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def _tables(world: World, name: str) -> Tables:
+def _build_tables(world: World, name: str) -> Tables:
     from tests.conftest import create_topic
 
     topic = f"bench-p-{name}"
@@ -63,19 +63,19 @@ def _tables(world: World, name: str) -> Tables:
     return Tables(world.home / topic, topic, bootstrap=world.bootstrap)
 
 
-def _some(first: int, records: int) -> list[Event]:
+def _build_events(first: int, records: int) -> list[Event]:
     return [
         Event(n % PARTITIONS, n // PARTITIONS, f"o{n % KEYS}", n // KEYS + 1, n / 1000)
         for n in range(first, first + records)
     ]
 
 
-def _events(world: World, rounds: int, records: int, slices: int) -> Row:
-    tables = _tables(world, f"events-{slices}")
+def _compare_events(world: World, rounds: int, records: int, slices: int) -> Row:
+    tables = _build_tables(world, f"events-{slices}")
     size = records // slices
     some_slices = []
     for number in range(slices):
-        some = _some(number * size, size)
+        some = _build_events(number * size, size)
         share = (some[0].offset, some[-1].offset + 1)
         some_slices.append(tables.plan(number, p0=share, p1=share, p2=share, p3=share))
         tables.decide(some_slices[-1], some)
@@ -87,27 +87,27 @@ def _events(world: World, rounds: int, records: int, slices: int) -> Row:
         tables.stream = replace(tables.stream, publishes=Accepted(f"{tables.stream.topic}.{next(numbers)}"))
         ensure_accepted(tables.kafka, tables.stream)
         with _collected(sent) if turn < 0 else nullcontext():
-            return timed(lambda: tables.publish(*some_slices))
+            return measure_seconds(lambda: tables.publish(*some_slices))
 
     several = f", {slices} slices" if slices > 1 else ""
-    return alternate(f"{records:,} accepted events{several}", {"Highwater": ours, **_bare(world, sent)}, rounds)
+    return alternate(f"{records:,} accepted events{several}", {"Highwater": ours, **_send_barely(world, sent)}, rounds)
 
 
-def _rejects(world: World, rounds: int, records: int) -> Row:
-    tables = _tables(world, "rejects")
+def _compare_rejects(world: World, rounds: int, records: int) -> Row:
+    tables = _build_tables(world, "rejects")
     topics = ensure_dlq_topics(tables.kafka, tables.stream)
     sent: list[list[Record]] = []
     numbers = itertools.count()
 
     def ours(turn: int) -> float:
         slice_ = tables.plan(next(numbers))
-        tables.decide(slice_, [], rejected=_some(0, records), known=False)
+        tables.decide(slice_, [], rejected=_build_events(0, records), known=False)
         decided, _ = tables.lake.load_commits_and_version("orders", "rejects", [slice_.key])
         work = tables.work(slice_)
         with _collected(sent) if turn < 0 else nullcontext():
-            return timed(lambda: dlq._publish(work, slice_, decided[slice_.key], topics))  # noqa: SLF001 - the commit of its table is Spark's
+            return measure_seconds(lambda: dlq._publish(work, slice_, decided[slice_.key], topics))  # noqa: SLF001 - the commit of its table is Spark's
 
-    return alternate(f"{records:,} rejects", {"Highwater": ours, **_bare(world, sent)}, rounds)
+    return alternate(f"{records:,} rejects", {"Highwater": ours, **_send_barely(world, sent)}, rounds)
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _collected(sent: list[list[Record]]) -> Iterator[None]:
         setattr(Transactions, "commit", commit)  # noqa: B010
 
 
-def _bare(world: World, sent: Sequence[Sequence[Record]]) -> dict[str, Callable[[int], float]]:
+def _send_barely(world: World, sent: Sequence[Sequence[Record]]) -> dict[str, Callable[[int], float]]:
     numbers = itertools.count()
 
     def send(*, connected: bool) -> None:
@@ -144,8 +144,8 @@ def _bare(world: World, sent: Sequence[Sequence[Record]]) -> dict[str, Callable[
             producer.commit_transaction(30)
 
     return {
-        BARE: lambda _: timed(partial(send, connected=False)),
-        CONNECTED: lambda _: timed(partial(send, connected=True)),
+        BARE: lambda _: measure_seconds(partial(send, connected=False)),
+        CONNECTED: lambda _: measure_seconds(partial(send, connected=True)),
     }
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from bench.harness import Result, Row, Target, alternate, timed
-from bench.world import BEGIN, Bed, World, fill
+from bench.harness import Result, Row, Target, alternate, measure_seconds
+from bench.world import BEGIN, Bed, World, fill_topic
 from highwater.assets import current, events
 from highwater.assets.current_rebuild import rebuild
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
@@ -30,10 +30,10 @@ QUESTIONS = {
 Ask = Callable[[str], object]
 
 
-def reading_tables(world: World, rounds: int, records: int) -> Result:
+def compare_table_reads(world: World, rounds: int, records: int) -> Result:
     """(m) Count and group by over `events` and `current`, against the same rows in a plain Delta table."""
-    bed = world.fresh(fill(world, TOPIC, 1))
-    _filled(world, bed, records, max(1, records // EVENTS_PER_SLICE))
+    bed = world.fresh(fill_topic(world, TOPIC, 1))
+    _fill(world, bed, records, max(1, records // EVENTS_PER_SLICE))
     rows = _rows(world, bed, rounds)
     bed.remove()
     return Result(
@@ -44,14 +44,14 @@ def reading_tables(world: World, rounds: int, records: int) -> Result:
             "wrote `current`. The peer is one Delta table of these rows; the share is of its speed."
         ),
         rows=rows,
-        targets=_targets(rows, 0.9),
+        targets=_list_targets(rows, 0.9),
     )
 
 
-def reading_small_slices(world: World, rounds: int, records: int) -> Result:
+def compare_reads_of_small_slices(world: World, rounds: int, records: int) -> Result:
     """(n) The same after many small slices and one maintenance."""
-    bed = world.fresh(fill(world, f"{TOPIC}-small", 1))
-    _filled(world, bed, records, SMALL_SLICES)
+    bed = world.fresh(fill_topic(world, f"{TOPIC}-small", 1))
+    _fill(world, bed, records, SMALL_SLICES)
     [events_] = [
         one for one in maintain(world.work(bed, []), None, BEGIN, dry_run=False).tables if one.table == events.TABLE
     ]
@@ -65,32 +65,32 @@ def reading_small_slices(world: World, rounds: int, records: int) -> Result:
             f"{events_.before.files:,} files of events into {events_.after.files:,}."
         ),
         rows=rows,
-        targets=_targets(rows, 0.8),
+        targets=_list_targets(rows, 0.8),
     )
 
 
 def _rows(world: World, bed: Bed, rounds: int) -> list[Row]:
     return [
-        _row(bed, table, reader, ask, question, rounds)
+        _build_row(bed, table, reader, ask, question, rounds)
         for table in (events.TABLE, current.TABLE)
-        for reader, ask in _readers(world).items()
+        for reader, ask in _list_readers(world).items()
         for question in QUESTIONS
     ]
 
 
-def _targets(rows: Sequence[Row], wanted: float) -> list[Target]:
+def _list_targets(rows: Sequence[Row], wanted: float) -> list[Target]:
     return [Target("share", row.ratio("Highwater", "plain table"), wanted, case=row.case) for row in rows]
 
 
-def _readers(world: World) -> Mapping[str, Ask]:
-    database = _duckdb()
+def _list_readers(world: World) -> Mapping[str, Ask]:
+    database = _open_duckdb()
     return {
         "Spark": lambda sql: world.spark.sql(sql).collect(),
         "DuckDB": lambda sql: database.execute(sql).fetchall(),
     }
 
 
-def _duckdb() -> duckdb.DuckDBPyConnection:
+def _open_duckdb() -> duckdb.DuckDBPyConnection:
     import duckdb
     import duckdb_extension_delta
 
@@ -100,7 +100,7 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
     return database
 
 
-def _row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int) -> Row:
+def _build_row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int) -> Row:
     paths = {
         "Highwater": bed.lake.build_table_path(bed.stream.name, table),
         "plain table": bed.lake.build_table_path("peer", table),
@@ -109,13 +109,13 @@ def _row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int
 
     def timed_query(path: str) -> Callable[[int], float]:
         sql = QUESTIONS[question].format(table=form.format(path))
-        return lambda _: timed(lambda: ask(sql))
+        return lambda _: measure_seconds(lambda: ask(sql))
 
     variants = {name: timed_query(path) for name, path in paths.items()}
     return alternate(f"{question} of {table}, {reader}", variants, rounds)
 
 
-def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
+def _fill(world: World, bed: Bed, keys: int, slices: int) -> None:
     """Events in slices of a file each, `current` built from them, and both in plain tables."""
     share = keys // slices
     some_slices = [

@@ -19,16 +19,16 @@ def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
     """Write the page and its plots from what is kept."""
     results = [Result.load(file) for file in sorted(folder.glob("*.json"))]
     for result in results:
-        _plot(result, folder / f"{result.name}.png")
-    page.write_text("\n".join([HEAD, *[_section(result) for result in results]]))
+        _draw_plot(result, folder / f"{result.name}.png")
+    page.write_text("\n".join([HEAD, *[_format_section(result) for result in results]]))
 
 
-def _section(result: Result) -> str:
+def _format_section(result: Result) -> str:
     lines = [f"## ({result.name}) {result.title}", "", result.method, "", *_table(result), ""]
     whole = [target for target in result.targets if not target.case]
     if whole:
         lines += ["| figure | value | goal |", "| --- | --- | --- |"]
-        lines += [f"| {v.what} | {_value(v)} | {_goal(v)} |" for v in whole]
+        lines += [f"| {v.what} | {_format_value(v)} | {_format_goal(v)} |" for v in whole]
         lines.append("")
     return "\n".join([*lines, f"![plot](benchmarks/{result.name}.png)", ""])
 
@@ -36,28 +36,28 @@ def _section(result: Result) -> str:
 def _table(result: Result) -> list[str]:
     """A row per case: its variants, then the figures that have a target."""
     variants = list(dict.fromkeys(name for row in result.rows for name in row.seconds))
-    values = {(v.case, f"{v.what} {_goal(v)}"): _value(v) for v in result.targets if v.case}
+    values = {(v.case, f"{v.what} {_format_goal(v)}"): _format_value(v) for v in result.targets if v.case}
     goals = list(dict.fromkeys(goal for _, goal in values))
     lines = [["case", *variants, *goals], ["---"] * (1 + len(variants) + len(goals))]
     for row in result.rows:
-        cells = [_cell(row, name) for name in variants]
+        cells = [_format_cell(row, name) for name in variants]
         lines.append([row.case, *cells, *(values.get((row.case, goal), "") for goal in goals)])
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def _value(target: Target) -> str:
+def _format_value(target: Target) -> str:
     return f"{target.value:.2f}" if target.reached else f"**{target.value:.2f}**"
 
 
-def _goal(target: Target) -> str:
+def _format_goal(target: Target) -> str:
     return f"{'≥' if target.at_least else '≤'} {target.limit:g}"
 
 
-def _cell(row: Row, variant: str) -> str:
+def _format_cell(row: Row, variant: str) -> str:
     return f"{row.median(variant):.3g}" if variant in row.seconds else ""
 
 
-def _plot(result: Result, file: Path) -> None:
+def _draw_plot(result: Result, file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.2))

@@ -219,10 +219,10 @@ class Maker:
             "superseded": 0,
         }  # fmt: skip
         rows = {"raw": None, "events": len(good.content), "rejects": len(bad.content), "dlq": len(bad.content)}
-        tables["raw"].append(_raw(chunk))
-        tables["events"].append(_events(good, chunk.slice_.key, 0))
-        tables["rejects"].append(_rejects(bad, self.stream))
-        tables["dlq"].append(_dlq(bad, self.stream))
+        tables["raw"].append(_build_raw(chunk))
+        tables["events"].append(_build_events(good, chunk.slice_.key, 0))
+        tables["rejects"].append(_build_rejects(bad, self.stream))
+        tables["dlq"].append(_build_dlq(bad, self.stream))
         for name, many in {**rows, "metrics": 0}.items():
             sent = {"sent": len(bad.content)} if name == "dlq" else counts
             extra: dict[str, Any] = {"minutes": []} if name == "metrics" else {}
@@ -243,7 +243,7 @@ class Maker:
                 chunk.slice_,
                 *[column[final] for column in (lasting.content, lasting.kind, lasting.partition, lasting.offset)],
             )
-            rows = _events(chosen, tier, 0).drop_columns(["slice", "attempt", "retries"])
+            rows = _build_events(chosen, tier, 0).drop_columns(["slice", "attempt", "retries"])
             by = pa.array([chunk.slice_.key, tier]).take(pa.array((chosen.kind == _UNRESOLVED).astype("int64")))
             parts.append(rows.append_column("updated_by_slice", by))
         keys = [*[chunk.slice_.key for chunk in batch], tier]
@@ -275,60 +275,60 @@ class _TierSlice:
     def add(self, tables: dict[str, list[pa.Table]], slice_commits: dict[str, list[SliceCommit]]) -> None:
         many = sum(len(chunk.content) for chunk in self.chunks)
         counts = {"raw": many, "events": many, "rejects": 0, "tombstones": 0, "superseded": 0}
-        tables["events"] += [_events(chunk, self.slice_.key, 1) for chunk in self.chunks]
+        tables["events"] += [_build_events(chunk, self.slice_.key, 1) for chunk in self.chunks]
         for name, rows in {"raw": many, "events": many, "rejects": 0, "metrics": 0}.items():
             extra: dict[str, Any] = {"minutes": []} if name == "metrics" else {}
             slice_commits[name].append(SliceCommit(self.slice_, 1, rows, counts, extra=extra))
 
 
-def _same(text: str | None, many: int) -> pa.Array:
+def _repeat(text: str | None, many: int) -> pa.Array:
     import pyarrow as pa
 
     return pa.array([text], pa.string()).take(pa.array([0] * many, pa.int64()))
 
 
-def _number(value: int, many: int) -> pa.Array:
+def _parse_number(value: int, many: int) -> pa.Array:
     import numpy as np
     import pyarrow as pa
 
     return pa.array(np.full(many, value), pa.int32())
 
 
-def _raw(chunk: Chunk) -> pa.Table:
+def _build_raw(chunk: Chunk) -> pa.Table:
     import pyarrow as pa
 
     many = len(chunk.content)
     return pa.table(
         {
-            "slice": _same(chunk.slice_.key, many),
-            "topic": _same(chunk.slice_.topic, many),
-            "generation": _number(0, many),
+            "slice": _repeat(chunk.slice_.key, many),
+            "topic": _repeat(chunk.slice_.topic, many),
+            "generation": _parse_number(0, many),
             "partition": pa.array(chunk.partition, pa.int32()),
             "offset": pa.array(chunk.offset),
             "timestamp": chunk.times,
             "timestamp_ms": chunk.milliseconds,
-            "timestamp_type": _number(0, many),
+            "timestamp_type": _parse_number(0, many),
             "key": chunk.keys.cast(pa.binary()),
             "value": chunk.values(),
-            "headers": _no_headers(many),
+            "headers": _build_empty_headers(many),
         }
     )
 
 
-def _no_headers(many: int) -> pa.Array:
+def _build_empty_headers(many: int) -> pa.Array:
     import pyarrow as pa
 
     return pa.nulls(many, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 
-def _origins(chunk: Chunk, key: str) -> dict[str, pa.Array]:
+def _build_origins(chunk: Chunk, key: str) -> dict[str, pa.Array]:
     import pyarrow as pa
 
     many = len(chunk.content)
     return {
-        "slice": _same(key, many),
-        "origin_topic": _same(chunk.slice_.topic, many),
-        "origin_generation": _number(0, many),
+        "slice": _repeat(key, many),
+        "origin_topic": _repeat(chunk.slice_.topic, many),
+        "origin_generation": _parse_number(0, many),
         "origin_partition": pa.array(chunk.partition, pa.int32()),
         "origin_offset": pa.array(chunk.offset),
         "origin_timestamp": chunk.times,
@@ -336,69 +336,69 @@ def _origins(chunk: Chunk, key: str) -> dict[str, pa.Array]:
     }
 
 
-def _events(chunk: Chunk, key: str, retries: int) -> pa.Table:
+def _build_events(chunk: Chunk, key: str, retries: int) -> pa.Table:
     import pyarrow as pa
 
     many, versions = len(chunk.content), chunk.versions
     amount = pa.array([Decimal("12.50")], pa.decimal128(12, 2)).take(pa.array([0] * many, pa.int64()))
     return pa.table(
         {
-            **_origins(chunk, key),
-            "attempt": _number(1, many),
-            "retries": _number(retries, many),
+            **_build_origins(chunk, key),
+            "attempt": _parse_number(1, many),
+            "retries": _parse_number(retries, many),
             "key": chunk.keys,
             "version": pa.array(versions, pa.int32()),
             "event_time": chunk.times,
             "order_id": chunk.keys,
             "status": pa.array(STATES).take(pa.array(versions - 1)),
-            "customer_id": _same("c1", many),
+            "customer_id": _repeat("c1", many),
             "amount": amount,
         }
     )
 
 
-def _sent_to(chunk: Chunk, stream: Stream) -> pa.Array:
+def _select_target(chunk: Chunk, stream: Stream) -> pa.Array:
     import pyarrow as pa
 
     places = pa.array([stream.tier_topics[0], stream.parked_topic])
     return places.take(pa.array((chunk.kind == _MALFORMED).astype("int64")))
 
 
-def _reasons(chunk: Chunk) -> pa.Array:
+def _build_reasons(chunk: Chunk) -> pa.Array:
     import pyarrow as pa
 
     return pa.array(["unresolved", "malformed"]).take(pa.array((chunk.kind == _MALFORMED).astype("int64")))
 
 
-def _reject_columns(chunk: Chunk, stream: Stream) -> dict[str, pa.Array]:
+def _build_reject_columns(chunk: Chunk, stream: Stream) -> dict[str, pa.Array]:
     """The columns that `rejects` and `dlq` share."""
     many = len(chunk.content)
     return {
-        **_origins(chunk, chunk.slice_.key),
-        "attempt": _number(1, many),
-        "retries": _number(0, many),
-        "reason": _reasons(chunk),
-        "detail": _same("", many),
-        "next_topic": _sent_to(chunk, stream),
+        **_build_origins(chunk, chunk.slice_.key),
+        "attempt": _parse_number(1, many),
+        "retries": _parse_number(0, many),
+        "reason": _build_reasons(chunk),
+        "detail": _repeat("", many),
+        "next_topic": _select_target(chunk, stream),
         "first_failed_at": chunk.times,
     }
 
 
-def _rejects(chunk: Chunk, stream: Stream) -> pa.Table:
+def _build_rejects(chunk: Chunk, stream: Stream) -> pa.Table:
     import pyarrow as pa
 
     record = {
         "key": chunk.keys.cast(pa.binary()),
         "value": chunk.values(),
-        "headers": _no_headers(len(chunk.content)),
+        "headers": _build_empty_headers(len(chunk.content)),
     }
-    return pa.table({**_reject_columns(chunk, stream), **record})
+    return pa.table({**_build_reject_columns(chunk, stream), **record})
 
 
-def _dlq(chunk: Chunk, stream: Stream) -> pa.Table:
+def _build_dlq(chunk: Chunk, stream: Stream) -> pa.Table:
     import pyarrow as pa
 
-    return pa.table({**_reject_columns(chunk, stream), "published_at": chunk.times})
+    return pa.table({**_build_reject_columns(chunk, stream), "published_at": chunk.times})
 
 
 def _append(path: str, parts: list[pa.Table], slice_commits: Sequence[SliceCommit]) -> None:
@@ -417,7 +417,7 @@ def write_log(path: str, slices: Sequence[Slice]) -> None:
     plant(path, pa.table({"slice": pa.array([], pa.string())}))
     log = Path(path) / "_delta_log"
     (log / f"{1:020d}.json").write_text(
-        "\n".join(json.dumps(_added(slice_, partitioned=path.endswith("/published"))) for slice_ in slices)
+        "\n".join(json.dumps(_build_added_file(slice_, partitioned=path.endswith("/published"))) for slice_ in slices)
     )
     table = DeltaTable(path)
     table.create_checkpoint()
@@ -432,7 +432,7 @@ def write_log(path: str, slices: Sequence[Slice]) -> None:
     )
 
 
-def _added(slice_: Slice, *, partitioned: bool) -> dict[str, Any]:
+def _build_added_file(slice_: Slice, *, partitioned: bool) -> dict[str, Any]:
     """A file as Delta's log describes it."""
     bounds = {"minValues": {"slice": slice_.key}, "maxValues": {"slice": slice_.key}}
     stats = {"numRecords": ROWS_PER_FILE, **bounds, "nullCount": {}}

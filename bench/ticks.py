@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assets.streams.orders import STREAM as ORDERS
-from bench.harness import Result, Row, Target, timed
+from bench.harness import Result, Row, Target, measure_seconds
 from bench.world import PARTITIONS as FEW
-from bench.world import World, fill
+from bench.world import World, fill_topic
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.ledger import Ledger
@@ -26,16 +26,16 @@ PLANS = (100, 10_000, 100_000)
 IN_TIER = 1_000_000
 
 
-def planner_ticks(world: World, rounds: int, records: int) -> Result:
+def measure_planner_ticks(world: World, rounds: int, records: int) -> Result:
     """(e) Ticks that plan one slice each, at three numbers of partitions and of plans.
 
     Raises:
         RuntimeError: a tick planned nothing, so its time says nothing.
     """
     del records
-    by_partitions = [_partitions(world, n, rounds) for n in PARTITIONS]
-    by_plans = _plans(world, rounds)
-    tier = _tier(world, rounds)
+    by_partitions = [_measure_partitions(world, n, rounds) for n in PARTITIONS]
+    by_plans = _measure_plans(world, rounds)
+    tier = _measure_tier(world, rounds)
     return Result(
         name="e",
         title="A tick of the planner",
@@ -57,7 +57,7 @@ def planner_ticks(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def _partitions(world: World, partitions: int, rounds: int) -> Row:
+def _measure_partitions(world: World, partitions: int, rounds: int) -> Row:
     from tests.conftest import create_topic
 
     topic = f"bench-e-{partitions}"
@@ -98,10 +98,10 @@ def _ensure_planned(tick: PlanningResult, partitions: int) -> None:
         raise RuntimeError(f"{len(read)} of {partitions} partitions were planned and read: {tick.lines}")
 
 
-def _plans(world: World, rounds: int) -> list[Row]:
+def _measure_plans(world: World, rounds: int) -> list[Row]:
     """Ledgers of three sizes on one topic, their ticks in turn."""
-    stream = fill(world, "bench-e-plans", FEW)
-    planners = {n: Planner(_ledger(world, stream, n), world.kafka()) for n in PLANS}
+    stream = fill_topic(world, "bench-e-plans", FEW)
+    planners = {n: Planner(_open_ledger(world, stream, n), world.kafka()) for n in PLANS}
     seconds: dict[int, list[float]] = {n: [] for n in PLANS}
     for turn in range(-2, 3 * rounds):
         for n, planner in planners.items():
@@ -111,7 +111,7 @@ def _plans(world: World, rounds: int) -> list[Row]:
     return [Row(f"{n:,} plans", {"tick": seconds[n]}) for n in PLANS]
 
 
-def _tier(world: World, rounds: int) -> Row:
+def _measure_tier(world: World, rounds: int) -> Row:
     """All records of a tier, which are due, planned under a ledger that is new each time."""
     from tests.conftest import create_topic
 
@@ -120,7 +120,9 @@ def _tier(world: World, rounds: int) -> Row:
     create_topic(world.bootstrap, topic, 4, {"message.timestamp.type": "LogAppendTime"})
     _fill_tier(world, topic)
     time.sleep(2)  # longer than the longest wait of the tier
-    seconds = [timed(partial(_plan_all, world, world.fresh(stream).ledger, stream, topic)) for _ in range(rounds + 1)]
+    seconds = [
+        measure_seconds(partial(_plan_all, world, world.fresh(stream).ledger, stream, topic)) for _ in range(rounds + 1)
+    ]
     return Row(f"a tier of {IN_TIER:,} records", {"tick": seconds[1:]})
 
 
@@ -146,16 +148,16 @@ def _plan_all(world: World, ledger: Ledger, stream: Stream, topic: str) -> None:
         raise RuntimeError(f"{planned:,} of {IN_TIER:,} records were planned")
 
 
-def _ledger(world: World, stream: Stream, plans: int) -> Ledger:
+def _open_ledger(world: World, stream: Stream, plans: int) -> Ledger:
     bed = world.fresh(stream)
     Planner(bed.ledger, world.kafka()).tick(stream, datetime.now(UTC))
     last = bed.ledger.read_last_slice(stream.name, stream.topic)
     if last is None:
         raise RuntimeError("the first tick planned nothing")
-    bed.ledger.add([_empty_behind(last, n) for n in range(1, plans)])
+    bed.ledger.add([_build_empty_slice(last, n) for n in range(1, plans)])
     return bed.ledger
 
 
-def _empty_behind(last: Slice, n: int) -> Slice:
+def _build_empty_slice(last: Slice, n: int) -> Slice:
     ranges = {p: OffsetRange(r.end, r.end) for p, r in last.ranges.items()}
     return replace(last, ordinal=last.ordinal + n, ranges=ranges)

@@ -72,7 +72,7 @@ class Bed:
 
 
 @contextmanager
-def opened() -> Iterator[World]:
+def open_world() -> Iterator[World]:
     """Start broker and driver, and end them; all files are temporary.
 
     The driver is in this process: `foreachBatch`, the peer, runs its function where the driver is.
@@ -85,7 +85,7 @@ def opened() -> Iterator[World]:
         broker = closing.enter_context(EmbeddedBroker(home))
         conf = {**local_conf(home, driver_memory_mb=6144), "spark.master": "local[*]", "spark.ui.enabled": "false"}
         _adopt(environment(write_conf_dir(home, "bench", conf)))
-        session = _session()
+        session = _open_session()
         closing.callback(session.stop)
         yield World(home, broker.bootstrap, session)
 
@@ -96,7 +96,7 @@ def _adopt(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
-def _session() -> SparkSession:
+def _open_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
     from highwater.resources.spark import prepare
@@ -114,7 +114,7 @@ def write_customers(lake: Lake) -> None:
     write_deltalake(lake.build_reference_path("reference/customers"), table)
 
 
-def order_value(number: int, orders: int, prefix: str = "o") -> tuple[str, str]:
+def build_order(number: int, orders: int, prefix: str = "o") -> tuple[str, str]:
     """Key and value of the n-th record: versions of each order rise along its partition."""
     order, version = f"{prefix}{number % orders}", number // orders + 1
     value = {
@@ -128,7 +128,7 @@ def order_value(number: int, orders: int, prefix: str = "o") -> tuple[str, str]:
     return order, json.dumps(value)
 
 
-def fill(world: World, topic: str, records: int, *, skewed: bool = False) -> Stream:
+def fill_topic(world: World, topic: str, records: int, *, skewed: bool = False) -> Stream:
     """Make a topic with a number of orders, evenly over its partitions or with 90 % in one; returns its stream."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -146,26 +146,26 @@ def add_orders(world: World, topic: str, records: int, *, prefix: str = "o", ske
     config = {"bootstrap.servers": world.bootstrap, "enable.idempotence": True, "linger.ms": 20}
     producer = Producer({**config, "queue.buffering.max.messages": 1_000_000})
     for number in range(records):
-        key, value = order_value(number, math.ceil(records / len(STATES)), prefix)
-        producer.produce(topic, key=key, value=value, partition=_partition(number, skewed=skewed))
+        key, value = build_order(number, math.ceil(records / len(STATES)), prefix)
+        producer.produce(topic, key=key, value=value, partition=_choose_partition(number, skewed=skewed))
         if number % 10_000 == 0:
             producer.poll(0)
     if producer.flush(300):
         raise RuntimeError(f"{topic} was not filled")
 
 
-def _partition(number: int, *, skewed: bool) -> int:
+def _choose_partition(number: int, *, skewed: bool) -> int:
     if not skewed:
         return number % PARTITIONS
     return 0 if number % 10 else 1 + (number // 10) % (PARTITIONS - 1)
 
 
-def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int = 0) -> list[Slice]:
+def build_last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int = 0) -> list[Slice]:
     """Planned slices of a fixed size from an ordinal on, the last one ending where the topic does."""
     state = world.kafka().read_topic_state(bed.stream.topic)
     ends = {p: int(s.last_stable or 0) for p, s in state.partitions.items()}
     share = records // PARTITIONS
-    cut = [{p: _slice(end, slices, n, share) for p, end in ends.items()} for n in range(slices)]
+    cut = [{p: _build_slice(end, slices, n, share) for p, end in ends.items()} for n in range(slices)]
     some_slices = [
         Slice(
             stream=bed.stream.name,
@@ -185,19 +185,19 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
     return some_slices
 
 
-def whole_topic(world: World, bed: Bed) -> Slice:
+def build_whole_slice(world: World, bed: Bed) -> Slice:
     """One planned slice of everything that the topic holds."""
-    [slice_] = last_slices(world, bed, 1, 0)
+    [slice_] = build_last_slices(world, bed, 1, 0)
     ranges = {p: OffsetRange(0, r.end) for p, r in slice_.ranges.items()}
     return replace(slice_, ranges=ranges, fingerprints=read_fingerprints(world.kafka(), bed.stream.topic, ranges))
 
 
-def _slice(end: int, slices: int, n: int, share: int) -> OffsetRange:
+def _build_slice(end: int, slices: int, n: int, share: int) -> OffsetRange:
     start = end - slices * share + n * share
     return OffsetRange(start, start + share)
 
 
-def source(world: World, topic: str, slices: list[Slice]) -> Any:
+def build_source_options(world: World, topic: str, slices: list[Slice]) -> Any:
     """The options of Spark's Kafka source for what these slices hold."""
     first = {str(p): r.start for p, r in slices[0].ranges.items()}
     return {

@@ -125,10 +125,10 @@ def _find_source_name(member: Field) -> str:
 
 def can_widen(narrow: str, wide: str) -> bool:
     """Whether every value of one type of a field is the same value of another, wider one."""
-    mine, other = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
-    if mine and other:
-        before, after = (int(one[1]) - int(one[2]) for one in (mine, other))
-        return before <= after and int(mine[2]) <= int(other[2]) and narrow != wide
+    narrow_digits, other = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    if narrow_digits and other:
+        before, after = (int(one[1]) - int(one[2]) for one in (narrow_digits, other))
+        return before <= after and int(narrow_digits[2]) <= int(other[2]) and narrow != wide
     return (narrow, wide) in {("integer", "long"), ("float", "double")}
 
 

@@ -31,6 +31,7 @@ from highwater.declaration_parts import (
     Severity,
     Start,
 )
+from highwater.expression_rules import COLUMN_PART, find_expression_problems, find_reference_problems
 from highwater.field_rules import CONTAINERS, NAME, TYPE, find_field_problems
 from highwater.format_rules import find_format_problems, find_key_format_problems
 from highwater.formats import Raw
@@ -43,8 +44,6 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TOPIC = re.compile(TOPIC_NAME)
 # Dagster's rule; what it refuses would fail all streams as they load, without naming the file.
 _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}")
-# Columns are named after the values.
-_COLUMN = re.compile(r"[A-Za-z0-9_]+")
 
 
 def find_problems(stream: Stream) -> list[str]:
@@ -68,16 +67,16 @@ def find_problems(stream: Stream) -> list[str]:
     found += _find_limit_problems(stream.limits)
     found += _find_start_problems(stream.start)
     found += _find_reject_problems(stream) + _find_policy_problems(stream)
-    found += _check_problems(stream)
+    found += _find_check_problems(stream)
     found += _find_alert_problems(stream.alerts)
     found += _find_breaker_problems(stream.breaker)
     found += _find_publication_problems(stream)
     found += _find_maintenance_problems(stream.maintenance)
-    found += _cluster_problems(stream)
+    found += _find_cluster_problems(stream)
     found += _find_retention_problems(stream.retention)
     if not found:
-        found += _find_type_problems(stream) + _delete_problems(stream) + _find_expression_problems(stream)
-        found += _find_reference_problems(stream) + _find_unknown_field_problems(stream)
+        found += _find_type_problems(stream) + _find_delete_problems(stream) + find_expression_problems(stream)
+        found += find_reference_problems(stream) + _find_unknown_field_problems(stream)
         found += find_format_problems(stream) + find_key_format_problems(stream)
     return found
 
@@ -167,7 +166,7 @@ def _find_name_problems(names: Sequence[str]) -> list[str]:
 
 
 def _find_key_problems(stream: Stream) -> list[str]:
-    found = _append_only_problems(stream) if stream.version is None else []
+    found = _find_append_only_problems(stream) if stream.version is None else []
     if stream.version == ():
         found.append("version names no field; leave it out where the stream is append-only")
     found += [
@@ -184,7 +183,7 @@ def _find_key_problems(stream: Stream) -> list[str]:
     return found
 
 
-def _append_only_problems(stream: Stream) -> list[str]:
+def _find_append_only_problems(stream: Stream) -> list[str]:
     """Declared features that need versions, of a stream without."""
     needs = {
         "transitions": stream.transitions,
@@ -196,110 +195,7 @@ def _append_only_problems(stream: Stream) -> list[str]:
     return [f"{name} needs a key and a version, and no version is declared" for name, one in needs.items() if one]
 
 
-# What gives another value each time that it is computed, or needs more than one record.
-_UNFIT = re.compile(
-    r"\b(rand|randn|random|uuid|now|current_timestamp|current_date|localtimestamp|unix_timestamp|shuffle|"
-    r"monotonically_increasing_id|spark_partition_id|input_file_name|select|over)\b(?!\s*=)"
-    r"|\(\s*(?:from|table|values)\b|\|>",
-    re.IGNORECASE,
-)
-_UNFINISHED = re.compile(r"(?:[-+*/%=<>!&|,]|\b(?:and|or|not|between|is))\s*$", re.IGNORECASE)
-# Texts in other quotation marks, and comments: whatever they hold is left to Spark.
-_OTHER_TEXT = re.compile(r"\"|\b[rR]'|/\*|--")
-# Comparisons and arithmetic alone are understood without Spark: their names are fields.
-_TERM = r"(?:[A-Za-z_]\w*|\d+(?:\.\d+)?|'')"
-_OPERATOR = r"(?:\s*(?:<=>|<>|!=|<=|>=|==|[-+*/%=<>])\s*|\s+(?:and|or)\s+)"
-_PLAIN = re.compile(rf"\s*{_TERM}(?:{_OPERATOR}{_TERM})*\s*", re.IGNORECASE)
-_PLAIN_WORDS = frozenset({"and", "or", "null", "true", "false"})
-
-
-def _find_expression_problems(stream: Stream) -> list[str]:
-    texts = {f"field {f.name!r}": f.expression for f in stream.fields if f.expression is not None}
-    texts |= {f"rule {name!r}": text for name, text in stream.rules.items()}
-    found = [f"{name}: the expression is empty" for name, text in texts.items() if not text.strip()]
-    for name, text in texts.items():
-        if unfit := _UNFIT.search(_remove_literals(text)):
-            found.append(
-                f"{name}: {unfit[0]!r} cannot be used: an expression is computed more than once, of one record alone"
-            )
-    found += [f"{name}: {problem}" for name, text in texts.items() if (problem := _find_fault(stream, text))]
-    names = {f.name for f in stream.fields}
-    found += [
-        f"field {f.name!r}: there is a field 'field_{f.name}' too: give one of them another name"
-        for f in stream.fields
-        if f.expression is not None and f"field_{f.name}" in names
-    ]
-    found += [f"rule {name!r}: a name is letters, digits and _" for name in stream.rules if not _COLUMN.fullmatch(name)]
-    for f in stream.fields:
-        if f.expression is not None and (f.source is not None or f.optional or f.default is not None):
-            found.append(f"field {f.name!r}: an expression has no source, is not optional and has no default")
-    used = {"metrics": [], "transitions": [], "maintenance: cluster_by": list(stream.maintenance.cluster_by)}
-    used["metrics"] = [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
-    used["transitions"] = [stream.transitions.field] if stream.transitions else []
-    unstored = {f.name for f in stream.fields if not f.stored}
-    return found + [
-        f"{what}: field {name!r} is not stored" for what, names in used.items() for name in names if name in unstored
-    ]
-
-
-def _find_reference_problems(stream: Stream) -> list[str]:
-    """The faults of fields that are taken from the lookup's table, in sentences."""
-    names = [f.name for f in stream.fields if f.reference is not None]
-    if names and stream.lookup is None:
-        return [f"field {names[0]!r} is a column of the lookup's table, and no lookup is declared"]
-    roles = {
-        "the key": stream.key,
-        "the version": (stream.version,),
-        "the event time": (stream.event_time,),
-        "the field of deletes": (stream.deletes.field,) if stream.deletes else (),
-        "the field of the lookup": (stream.lookup.field,) if stream.lookup else (),
-        "the field of transitions": (stream.transitions.field,) if stream.transitions else (),
-    }
-    found = [
-        f"field {name!r} is a column of the lookup's table, so it cannot be {role}: its rows may change"
-        for role, used in roles.items()
-        for name in names
-        if name in used
-    ]
-    texts = {f"field {f.name!r}": f.expression for f in stream.fields if f.expression is not None}
-    texts |= {f"rule {name!r}": text for name, text in stream.rules.items()}
-    found += [
-        f"{what}: it names {name!r}, a column of the lookup's table, which is looked up after expressions and rules"
-        for what, text in texts.items()
-        for name in names
-        if re.search(rf"(?<![\w@-]){re.escape(name)}(?![\w@-])", _remove_literals(text), re.IGNORECASE)
-    ]
-    if stream.lookup is not None and stream.find_field(stream.lookup.field).may_be_null:
-        by = f"field {stream.lookup.field!r}, by which it is looked up, may be null"
-        found += [
-            f"field {name!r}: {by}: declare optional=True" for name in names if not stream.find_field(name).optional
-        ]
-    return found
-
-
-def _remove_literals(expression: str) -> str:
-    return re.sub(r"'(?:[^'\\]|\\.)*'", "''", expression)
-
-
-def _find_fault(stream: Stream, expression: str) -> str | None:
-    """The fault of an expression that is sure without Spark, which looks at it when it is first used."""
-    text = re.sub(r"`[^`]*`", "x", _remove_literals(expression))
-    if _OTHER_TEXT.search(expression):
-        return None
-    if text.count("(") != text.count(")"):
-        return "its parentheses do not match"
-    if "'" in text.replace("''", "") or "`" in text:
-        return "a quotation mark is not closed"
-    if unfinished := _UNFINISHED.search(text):
-        return f"it ends with {unfinished[0].strip()!r}"
-    if "`" in expression or not _PLAIN.fullmatch(text):
-        return None
-    words = {one.lower() for one in re.findall(r"[A-Za-z_]\w*", text)} - _PLAIN_WORDS
-    unknown = sorted(words - {f.name.lower() for f in stream.fields})
-    return f"there is no field {unknown[0]!r}" if unknown else None
-
-
-def _delete_problems(stream: Stream) -> list[str]:
+def _find_delete_problems(stream: Stream) -> list[str]:
     deletes = stream.deletes
     if deletes is None:
         return []
@@ -390,7 +286,7 @@ def _find_publication_problems(stream: Stream) -> list[str]:
 _CLUSTERED = frozenset({"key", "version", "event_time", "origin_partition", "origin_offset", "origin_timestamp"})
 
 
-def _cluster_problems(stream: Stream) -> list[str]:
+def _find_cluster_problems(stream: Stream) -> list[str]:
     known = {field.name for field in stream.fields} | _CLUSTERED
     unknown = [name for name in stream.maintenance.cluster_by if name not in known]
     found = [f"maintenance: cluster_by names {', '.join(unknown)}, which events do not have"] if unknown else []
@@ -449,7 +345,7 @@ def _find_reject_problems(stream: Stream) -> list[str]:
     return found
 
 
-def _check_problems(stream: Stream) -> list[str]:
+def _find_check_problems(stream: Stream) -> list[str]:
     unknown = [
         f"checks: unknown check {name!r}; known are {', '.join(CHECK_SEVERITIES)}"
         for name in stream.checks
@@ -511,7 +407,7 @@ def _find_metrics_problems(stream: Stream) -> list[str]:
     found, status = [], stream.find_field(stream.metrics.status)
     if status.type != "string" or not status.one_of:
         found.append(f"metrics: field {status.name!r} must be a string with one_of: its values become columns")
-    unfit = [value for value in status.one_of if not _COLUMN.fullmatch(str(value))]
+    unfit = [value for value in status.one_of if not COLUMN_PART.fullmatch(str(value))]
     found += [f"metrics: {value!r} cannot be part of a column's name: letters, digits and _" for value in unfit]
     if len({str(value).lower() for value in (*status.one_of, HOUR)}) <= len(status.one_of):
         found.append(f"metrics: values of {status.name!r} must differ in more than case, and none be {HOUR!r}")

@@ -6,7 +6,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from highwater.decoding import Schemas
@@ -90,15 +90,6 @@ def decode_text(value: bytes | None) -> str | None:
     except UnicodeDecodeError:
         return None
     return None if text is None or "\x00" in text else text
-
-
-@dataclass
-class _NamedSchemas:
-    """The schemas that framed values name."""
-
-    framed: list[FramedValue] = field(default_factory=list)
-    known: dict[str, Schema] = field(default_factory=dict)
-    unknown: Counter[int | str] = field(default_factory=Counter)
 
 
 def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecognisedFormat | None:

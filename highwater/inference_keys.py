@@ -315,13 +315,13 @@ def _choose_by_members(
         if not is_writable((name,)):
             return None
         path = format_path((within, name) if within else (name,))
-        mine = ColumnDraft(name, field, (Key(path),), "a member of the record key")
-        if not same and not _can_be_key(mine):
+        key_column = ColumnDraft(name, field, (Key(path),), "a member of the record key")
+        if not same and not _can_be_key(key_column):
             return None
         best = min(same, key=lambda at: len(drafts[at].path)) if same else None
-        draft = mine if best is None else drafts[best]
+        draft = key_column if best is None else drafts[best]
         chosen.append(draft)
-        from_record.append(replace(mine, wanted=draft.wanted))
+        from_record.append(replace(key_column, wanted=draft.wanted))
     names = ", ".join(one.wanted for one in chosen)
     reason = f"{names}: the record key is an object with the same values"
     return KeyChoice(tuple(chosen), reason, tuple(from_record))
@@ -340,8 +340,8 @@ def _choose_by_text(
     if declared == Text():
         from_key = replace(draft, sources=(Key(),), field=replace(draft.field, text=draft.field.is_number))
         return KeyChoice((draft,), reason, (from_key,), "warn")
-    mine = build_key_draft([one.key for one in evidence])
-    return KeyChoice((draft,), reason, () if mine is None else (replace(mine, wanted=draft.wanted),))
+    key_draft = build_key_draft([one.key for one in evidence])
+    return KeyChoice((draft,), reason, () if key_draft is None else (replace(key_draft, wanted=draft.wanted),))
 
 
 def _choose_by_pairing(

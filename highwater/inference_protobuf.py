@@ -28,8 +28,8 @@ def build_protobuf_tree(schema: Schema, message: Sequence[int] = (0,)) -> Field:
     pool = descriptor_pool.DescriptorPool()
     for file in files:
         pool.Add(file)
-    mine = next(file for file in files if file.name == main)
-    among, names = mine.message_type, [mine.package] if mine.package else []
+    main_file = next(file for file in files if file.name == main)
+    among, names = main_file.message_type, [main_file.package] if main_file.package else []
     for place in message:
         if not 0 <= place < len(among):
             raise ValueError(f"the schema has no message {list(message)}")

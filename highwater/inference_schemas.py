@@ -63,9 +63,12 @@ def merge_fields(first: Field, second: Field) -> Field:
         "default": second.default if second.default is not None else first.default,
     }
     if first.type == second.type == "struct":
-        mine, other = ({one.name: one for one in tree.members} for tree in (first, second))
-        both = [merge_fields(one, other[name]) if name in other else _to_optional(one) for name, one in mine.items()]
-        added = [_to_optional(one) for name, one in other.items() if name not in mine]
+        first_members, other = ({one.name: one for one in tree.members} for tree in (first, second))
+        both = [
+            merge_fields(one, other[name]) if name in other else _to_optional(one)
+            for name, one in first_members.items()
+        ]
+        added = [_to_optional(one) for name, one in other.items() if name not in first_members]
         return replace(second, of=(*both, *added), **options)
     if first.type == second.type:
         return replace(second, **options)

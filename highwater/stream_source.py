@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -201,9 +200,6 @@ def _import(module: str, names: set[str]) -> list[str]:
     if len(line) <= LINE_LENGTH:
         return [line]
     return [f"from {module} import (", *(f"{_INDENT}{name}," for name in ordered), ")"]
-
-
-_ESCAPES = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def quote_literal(text: str) -> str:

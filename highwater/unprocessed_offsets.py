@@ -39,17 +39,6 @@ class Undecided:
     partitions: frozenset[int]
     spans: Sequence[OffsetSpan]
 
-    def has_origin(self, generation: int, partition: int, offset: int) -> bool:
-        """Whether an origin is one of them."""
-        if generation >= self.newest and (generation, partition in self.partitions) != (self.newest, True):
-            return True
-        return any(
-            (one.generation, one.partition) == (generation, partition)
-            and one.start <= offset
-            and (one.end is None or offset < one.end)
-            for one in self.spans
-        )
-
 
 def build_undecided(
     planned: Planned, waiting: Iterable[Slice], losses: Sequence[Loss], copied: Mapping[int, int] | None = None

@@ -210,17 +210,17 @@ def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bootstrap(session_home: Path) -> str:
     """The address of a real broker, shared by all workers; tests that kill one start their own."""
-    from tests.helpers.services import joined_broker
+    from tests.helpers.services import join_broker
 
-    return joined_broker(session_home).bootstrap
+    return join_broker(session_home).bootstrap
 
 
 @pytest.fixture(scope="session")
 def spark_server(session_home: Path) -> SparkConnect:
     """A warm Spark Connect server, shared by all workers; tests that kill one start their own."""
-    from tests.helpers.services import joined_spark
+    from tests.helpers.services import join_spark
 
-    return joined_spark(session_home)
+    return join_spark(session_home)
 
 
 @pytest.fixture(scope="session")

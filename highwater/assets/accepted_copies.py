@@ -222,11 +222,11 @@ def list_refused_events(work: Work, keys: Sequence[str], rejected: DataFrame) ->
 
     before = open_copies(work.lake, work.stream)
     concerning = [slice_.key for slice_ in work.slices if before is not None and before.may_contain(slice_)]
-    mine = [key for key in keys if key in concerning]
-    if not mine:
+    concerned_keys = [key for key in keys if key in concerning]
+    if not concerned_keys:
         return []
     copies = work.spark.read.format("delta").load(work.lake.build_table_path(work.stream.name, TABLE))
-    copied = rejected.where(F.col("slice").isin(*mine)).select("slice", *ORIGIN).join(copies, [*ORIGIN])
+    copied = rejected.where(F.col("slice").isin(*concerned_keys)).select("slice", *ORIGIN).join(copies, [*ORIGIN])
     content = F.struct(F.col("fingerprint").isNotNull().alias("sent"), F.unix_micros("published_at").alias("us"))
     last = copied.groupBy("slice", *ORIGIN).agg(F.max_by(content, F.struct("revision", "published_at")).alias("last"))
     gone = last.where("last.sent").select("slice", *ORIGIN, "last.us")

@@ -68,10 +68,14 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
         if predicate is None:
             return False
         seen = read_committed_slices(opened, [])
-        mine = read_table_version(work.spark, target.path, seen.version).where(predicate)
+        group_rows = read_table_version(work.spark, target.path, seen.version).where(predicate)
         # A column that was declared since is not in the table before the next run.
-        by = [name for name in cluster_columns(work.stream, table) if name in mine.columns] or ["slice"]
-        parts = mine.repartition(1) if group.target_files == 1 else mine.repartitionByRange(group.target_files, *by)
+        by = [name for name in cluster_columns(work.stream, table) if name in group_rows.columns] or ["slice"]
+        parts = (
+            group_rows.repartition(1)
+            if group.target_files == 1
+            else group_rows.repartitionByRange(group.target_files, *by)
+        )
         ordered = parts.sortWithinPartitions(*by)
 
         def write(options: Mapping[str, str]) -> None:
@@ -111,9 +115,11 @@ def _find_movable_slices(opened: DeltaTable, group: FileGroup) -> str | None:
             f"files of {opened.table_uri} were replaced before they were joined",
             remedy="nothing to do: they are joined by the next maintenance",
         )
-    mine = {file.path for file in group.files}
+    group_paths = {file.path for file in group.files}
     first, last = min(file.first for file in group.files), max(file.last for file in group.files)
-    beside = [file for file in there.values() if file.path not in mine and file.first <= last and file.last >= first]
+    beside = [
+        file for file in there.values() if file.path not in group_paths and file.first <= last and file.last >= first
+    ]
     if not beside:
         return f"slice >= {quote_text(first)} AND slice <= {quote_text(last)}"
     keys = sorted(read_slice_keys(opened, group.files) - read_slice_keys(opened, beside))

@@ -75,10 +75,10 @@ class CopySearch:
 
     @property
     def _twice(self) -> str:
-        mine = slice_is_one_of([slice_.key for slice_ in self.slices])
+        own_slices = slice_is_one_of([slice_.key for slice_ in self.slices])
         return f"""
-            mine AS (SELECT key, version, event_time FROM e WHERE {mine}),
-            near AS (SELECT * FROM e x LEFT SEMI JOIN mine y ON {_SAME} WHERE {self._times}),
+            own_slices AS (SELECT key, version, event_time FROM e WHERE {own_slices}),
+            near AS (SELECT * FROM e x LEFT SEMI JOIN own_slices y ON {_SAME} WHERE {self._times}),
             twice AS (SELECT key, version, event_time FROM near GROUP BY key, version, event_time
                       HAVING count(*) > 1)"""
 

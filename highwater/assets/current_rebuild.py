@@ -167,10 +167,10 @@ def _compute_expected_rows(work: Work, look: RebuildSnapshot) -> DataFrame:
 
     rows = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, events.TABLE), look.version)
     known = work.spark.createDataFrame([(key,) for key in look.decisions], "slice STRING")
-    mine = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
+    expected_rows = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
     if "deleted" not in rows.columns:
-        return current.select_winners(_with_columns_of(work, mine), "key")
-    won = current.select_winners(current.with_deleted_as_boolean(mine), "key").where("NOT deleted")
+        return current.select_winners(_with_columns_of(work, expected_rows), "key")
+    won = current.select_winners(current.with_deleted_as_boolean(expected_rows), "key").where("NOT deleted")
     return _with_columns_of(work, won.drop("deleted"))
 
 

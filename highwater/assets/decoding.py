@@ -241,13 +241,13 @@ def _with_usual_avro(stream: Stream, rows: DataFrame, read: Sequence[tuple[str, 
         return rows.withColumn("usual", no)
     usual, values = no, build_null_values(stream)
     for at, (one, text, type_) in enumerate(read):
-        mine, record = F.col("schema") == one, F.col(f"avro_{at}")["value"]
+        has_schema, record = F.col("schema") == one, F.col(f"avro_{at}")["value"]
         typed = build_typed_values(stream, record, type_)
         if typed is None:
             continue
-        values = {name: F.when(mine, typed[name]).otherwise(rest) for name, rest in values.items()}
+        values = {name: F.when(has_schema, typed[name]).otherwise(rest) for name, rest in values.items()}
         sound = _is_whole(at) & has_valid_utf8(record, json.loads(text)) & has_usual_typed_values(stream, record)
-        usual = F.when(mine, sound).otherwise(usual)
+        usual = F.when(has_schema, sound).otherwise(usual)
     usual = F.coalesce(usual & F.col("misframed").isNull(), no)
     return rows.withColumns(values).withColumn("usual", usual)
 

@@ -95,11 +95,11 @@ class EventRecords:
             yield slice_is_one_of([slice_.key for slice_ in self.slices])
             return
         for slice_ in self.slices:
-            mine = slice_is_one_of([slice_.key])
-            sql = f"SELECT {_ORIGIN} FROM t WHERE {mine} ORDER BY {_ORIGIN}"
+            slice_condition = slice_is_one_of([slice_.key])
+            sql = f"SELECT {_ORIGIN} FROM t WHERE {slice_condition} ORDER BY {_ORIGIN}"
             origins = query_arrow({"t": self.events}, sql)
             for start in range(0, len(origins), WINDOW):
-                yield f"{mine} AND ({build_origin_predicate(origins.slice(start, WINDOW))})"
+                yield f"{slice_condition} AND ({build_origin_predicate(origins.slice(start, WINDOW))})"
 
     def _read(self, where: str) -> pa.Table:
         columns = f"slice, {_ORIGIN}, {MILLISECONDS}, {build_select_list(self.stream, self.events)}"

@@ -26,8 +26,8 @@ def holds_slice(stream: Stream) -> Column:
     """Whether a classified record holds its slice: one of the main topic that was not published before."""
     from pyspark.sql import functions as F
 
-    mine = (F.col("topic") == stream.topic) & F.col("held_reason").isNull()
-    return F.coalesce(mine & F.col("reason").isin(sorted(stream.holding)), F.lit(False))  # noqa: FBT003 - a literal column
+    from_main_topic = (F.col("topic") == stream.topic) & F.col("held_reason").isNull()
+    return F.coalesce(from_main_topic & F.col("reason").isin(sorted(stream.holding)), F.lit(False))  # noqa: FBT003 - a literal column
 
 
 def aggregate_holds(alive: Column) -> tuple[Column, Column]:

@@ -185,8 +185,8 @@ class _Computation:
         """The minutes of each slice's events, with their number."""
         found: dict[str, dict[int, int]] = {key: {} for key in keys}
         for some in split_by_count(keys, MAX_PARTITIONS):
-            mine = _build_events_query(slice_is_one_of(some))
-            sql = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
+            events_query = _build_events_query(slice_is_one_of(some))
+            sql = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({events_query}) GROUP BY slice, minute"
             for row in query(self._source, sql):
                 found[row["slice"]][row["minute"]] = row["events"]
         return found

@@ -98,8 +98,8 @@ def with_origins(
     ]
     if len(theirs) < len(slices):
         rest = [slice_ for slice_ in slices if slice_ not in theirs]
-        mine = raw.where(slice_is_one_of([slice_.key for slice_ in rest]))
-        frames.append(_with_own_origins(work, mine, rest, seen, published))
+        slice_rows = raw.where(slice_is_one_of([slice_.key for slice_ in rest]))
+        frames.append(_with_own_origins(work, slice_rows, rest, seen, published))
     return combine_pairwise(Frame.unionByName, frames)
 
 
@@ -365,8 +365,8 @@ def _with_held(work: Work, rows: DataFrame, published: CommittedSlices) -> DataF
     if not published.slice_commits:
         return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
     there = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, DLQ), published.version)
-    mine = reclaims.with_reclaim_number(there.where(slice_is_one_of(published.slice_commits)))
-    published_rows = mine.select(
+    published_rejects = reclaims.with_reclaim_number(there.where(slice_is_one_of(published.slice_commits)))
+    published_rows = published_rejects.select(
         "slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)]
     )
     joined = rows.join(published_rows, ["slice", *ORIGIN], "left")

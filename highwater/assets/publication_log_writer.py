@@ -288,17 +288,17 @@ class PublicationLog:
         settled: dict[str, tuple[Slice, int, pa.Table]] = {}
         lost: set[str] = set()
         for key, attempt in self.sending.slices.items():
-            mine = rows.filter(pc.equal(rows["slice"], key))
-            last = pc.max(mine["number"]).as_py()
+            slice_rows = rows.filter(pc.equal(rows["slice"], key))
+            last = pc.max(slice_rows["number"]).as_py()
             whole = last is None or last < sent
             if not whole:
-                mine = mine.filter(pc.fill_null(pc.less(mine["number"], sent), False))  # noqa: FBT003 - a literal
+                slice_rows = slice_rows.filter(pc.fill_null(pc.less(slice_rows["number"], sent), False))  # noqa: FBT003 - a literal
             before = before_by_slice.get(key)
-            if whole or len(mine):
+            if whole or len(slice_rows):
                 former = build_schema().empty_table() if before is None else self._read_slice_rows([key])
                 at = attempt if whole else before.attempt if before else INCOMPLETE
-                lost |= self._find_replaced_fingerprints(mine, former)
-                settled[key] = slices[key], at, self._merge_rows(mine, former)
+                lost |= self._find_replaced_fingerprints(slice_rows, former)
+                settled[key] = slices[key], at, self._merge_rows(slice_rows, former)
             if not whole:
                 break
         if lost:
@@ -357,16 +357,16 @@ class PublicationLog:
         found = query_arrow({"t": self._sending}, f"SELECT {names} FROM t WHERE batch IS NULL")
         return found.cast(build_sending_schema().remove(build_sending_schema().get_field_index("batch")))
 
-    def _find_replaced_fingerprints(self, mine: pa.Table, stored: pa.Table) -> set[str]:
+    def _find_replaced_fingerprints(self, sent_rows: pa.Table, stored: pa.Table) -> set[str]:
         """The fingerprints of contents that rows of a slice replace.
 
         Args:
-            mine: the rows.
+            sent_rows: the rows.
             stored: the rows before.
         """
         import pyarrow.compute as pc
 
-        revised = mine.filter(pc.greater(mine["revision"], 0))
+        revised = sent_rows.filter(pc.greater(sent_rows["revision"], 0))
         now = dict(zip(_build_origins(revised), revised["fingerprint"].to_pylist(), strict=True))
         if not now:
             return set()
@@ -389,28 +389,28 @@ class PublicationLog:
         slice_commits = self.load_slice_commits([*others]) if others else {}
         stored = {key: (one.slice_, one.attempt, self._read_slice_rows([key])) for key, one in slice_commits.items()}
         found = {}
-        for key, (slice_, attempt, mine) in {**settled, **stored}.items():
-            states_and_prints = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
+        for key, (slice_, attempt, slice_rows) in {**settled, **stored}.items():
+            states_and_prints = zip(slice_rows["state"].to_pylist(), slice_rows["fingerprint"].to_pylist(), strict=True)
             stays = [state != EventState.AGAIN.value or print_ not in lost for state, print_ in states_and_prints]
             if not all(stays):
                 at = attempt if attempt == INCOMPLETE else LOOK_AGAIN
-                found[key] = slice_, at, mine.filter(pa.array(stays, pa.bool_()))
+                found[key] = slice_, at, slice_rows.filter(pa.array(stays, pa.bool_()))
         return found
 
     @staticmethod
-    def _merge_rows(mine: pa.Table, before: pa.Table) -> pa.Table:
+    def _merge_rows(sent_rows: pa.Table, before: pa.Table) -> pa.Table:
         """The rows of a slice: those of before whose origins are not decided again, and the new ones that say more."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
-        times = pc.coalesce(mine["published_at"], now)
-        mine = mine.set_column(mine.schema.get_field_index("published_at"), "published_at", times).drop_columns(
-            "number"
-        )
-        fresh = set(_build_origins(mine)) if len(before) else set()
+        times = pc.coalesce(sent_rows["published_at"], now)
+        sent_rows = sent_rows.set_column(
+            sent_rows.schema.get_field_index("published_at"), "published_at", times
+        ).drop_columns("number")
+        fresh = set(_build_origins(sent_rows)) if len(before) else set()
         stays = before.filter(_is_none_of(before, fresh))
-        return pa.concat_tables([stays, mine.filter(pc.not_equal(mine["state"], EventState.GONE.value))])
+        return pa.concat_tables([stays, sent_rows.filter(pc.not_equal(sent_rows["state"], EventState.GONE.value))])
 
     def _read_slice_rows(self, keys: Sequence[str]) -> pa.Table:
         return _read_rows(self._whole, keys)

@@ -67,8 +67,8 @@ class PublicationWindow:
         hits = [wanted(one) for one in self.outcomes]
         if all(hits):
             return self
-        mine = pa.array(hits, pa.bool_()).take(self.which)
-        return PublicationWindow(self.rows.filter(mine), self.outcomes, self.which.filter(mine))
+        selected = pa.array(hits, pa.bool_()).take(self.which)
+        return PublicationWindow(self.rows.filter(selected), self.outcomes, self.which.filter(selected))
 
     def build_column(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
         """A column computed from each row's outcome; null without one."""

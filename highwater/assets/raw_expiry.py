@@ -67,22 +67,24 @@ def put_back(work: Work) -> list[str]:
         DependencyAwayError: Spark, the ledger or the lake is away, or the files are gone; nothing was written.
     """
     committed = CommittedSlices.read(work, raw.TABLE)
-    mine = {
+    expired_commits = {
         key: slice_commit for key, slice_commit in committed.slice_commits.items() if AGED_FROM in slice_commit.counts
     }
-    if not mine:
+    if not expired_commits:
         return []
-    attempts = work.ledger.allocate_attempts([*mine])
-    slice_commits = [_build_restored_commit(slice_commit, attempts[key]) for key, slice_commit in mine.items()]
-    with delta_errors(f"the rows of {', '.join(mine)} that expired"):
+    attempts = work.ledger.allocate_attempts([*expired_commits])
+    slice_commits = [
+        _build_restored_commit(slice_commit, attempts[key]) for key, slice_commit in expired_commits.items()
+    ]
+    with delta_errors(f"the rows of {', '.join(expired_commits)} that expired"):
         _commit(
             work,
             committed,
-            _read_expired_rows(work, mine),
+            _read_expired_rows(work, expired_commits),
             slice_commits,
-            records=[*map(count_expired_rows, mine.values())],
+            records=[*map(count_expired_rows, expired_commits.values())],
         )
-    return [*mine]
+    return [*expired_commits]
 
 
 def _build_restored_commit(committed: SliceCommit, attempt: int) -> SliceCommit:

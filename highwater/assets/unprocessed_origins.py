@@ -131,9 +131,9 @@ def _with_early_in_slice(work: Work, rows: DataFrame, sent: Sequence[str]) -> Da
     if not sent:
         return rows
     dlq = work.spark.read.format("delta").load(work.lake.build_table_path(work.stream.name, "dlq"))
-    mine = dlq.where(slice_is_one_of(sent)).where(F.col("detail") == DETAIL)
+    early_rejects = dlq.where(slice_is_one_of(sent)).where(F.col("detail") == DETAIL)
     # Such a record is rejected under its own place.
-    places = mine.select(
+    places = early_rejects.select(
         F.col("slice").alias("in_slice"),
         F.col("origin_partition").alias("in_partition"),
         F.col("origin_offset").alias("in_offset"),

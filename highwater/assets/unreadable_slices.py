@@ -118,22 +118,22 @@ def _find_replaced_slices(
     """
     found: dict[str, HighwaterError] = {}
     for topic in {slice_.topic for slice_ in slices}:
-        state, mine = states[topic], [slice_ for slice_ in slices if slice_.topic == topic]
+        state, topic_slices = states[topic], [slice_ for slice_ in slices if slice_.topic == topic]
         if isinstance(state, HighwaterError):
             continue
         farthest = {
             p: slice_.recorded[p]
-            for slice_ in sorted(mine, key=attrgetter("ordinal"))
+            for slice_ in sorted(topic_slices, key=attrgetter("ordinal"))
             for p, r in slice_.ranges.items()
             if r
         }
         divergence = find_divergence(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
         if divergence.unsure:
             raise DependencyAwayError(
-                f"{', '.join(slice_.key for slice_ in mine)}: " + next(iter(divergence.unsure.values())),
+                f"{', '.join(slice_.key for slice_ in topic_slices)}: " + next(iter(divergence.unsure.values())),
                 remedy="see that every partition has a leader; it is tried again",
             )
-        errors = {slice_.key: _find_divergence(work.stream, slice_, divergence.diverged) for slice_ in mine}
+        errors = {slice_.key: _find_divergence(work.stream, slice_, divergence.diverged) for slice_ in topic_slices}
         found.update({key: error for key, error in errors.items() if error is not None})
     return found
 

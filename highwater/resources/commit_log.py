@@ -341,8 +341,8 @@ def build_slices_query(opened: DeltaTable) -> tuple[dict[str, DeltaTable], str]:
     behind = f"SELECT column1 AS slice FROM (VALUES {rows}) WHERE column1 IS NOT NULL"
     if log is None:
         return {}, behind
-    mine = f"slice IS NOT NULL AND {_is_of(opened)} AND version <= {opened.version()}"
-    return {"k": log}, f"SELECT slice FROM k WHERE {mine} UNION {behind}"
+    condition = f"slice IS NOT NULL AND {_is_of(opened)} AND version <= {opened.version()}"
+    return {"k": log}, f"SELECT slice FROM k WHERE {condition} UNION {behind}"
 
 
 def _is_of(opened: DeltaTable) -> str:

@@ -82,8 +82,8 @@ def complete(
 def _join_files(log: DeltaTable, name: str) -> None:
     """Join the small files of one table's records when they are many: a look at all slices opens each of them."""
     log.update_incremental()
-    mine = add_actions(log)["partition.table"].to_pylist().count(name)
-    if mine > MAX_FILES:
+    file_count = add_actions(log)["partition.table"].to_pylist().count(name)
+    if file_count > MAX_FILES:
         compact(log, [("table", "=", name)])
 
 

@@ -21,71 +21,15 @@ class DeliveryEnd(Enum):
     """A broker may have it: sending it again may double it, not sending it may lose it."""
 
 
-class ErrorKind(Enum):
-    """The kind of an error, by the remedy that helps."""
-
-    LOCAL = "local"
-    """The client refused the record before it was sent."""
-    PERMANENT = "permanent"
-    """The broker or the producer refused it, and will again until a person fixes the cause."""
-    TEMPORARY = "temporary"
-    """Waiting helps; librdkafka tries again by itself until the delivery times out."""
-    FATAL = "fatal"
-    """The producer can send nothing more; a new one is needed."""
-    UNCERTAIN = "uncertain"
-    """The producer gave up without an answer, or without one that it could read."""
-
-
-KINDS: Mapping[ErrorKind, frozenset[str]] = MappingProxyType(
-    {
-        ErrorKind.LOCAL: frozenset(
-            {"MSG_SIZE_TOO_LARGE", "_INVALID_ARG", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
-            | {"_KEY_SERIALIZATION", "_VALUE_SERIALIZATION", "_QUEUE_FULL", "_STATE"}
-        ),
-        ErrorKind.PERMANENT: frozenset(
-            {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD"}
-            | {"UNKNOWN_TOPIC_OR_PART", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
-            | {"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "UNSUPPORTED_COMPRESSION_TYPE", "INVALID_TIMESTAMP"}
-            | {"UNSUPPORTED_FOR_MESSAGE_FORMAT", "POLICY_VIOLATION", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION"}
-        ),
-        ErrorKind.TEMPORARY: frozenset(
-            {"LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE"}
-            | {"NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION", "KAFKA_STORAGE_ERROR", "FENCED_LEADER_EPOCH"}
-            | {"UNKNOWN_LEADER_EPOCH", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"}
-            | {"CONCURRENT_TRANSACTIONS", "THROTTLING_QUOTA_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RETRY"}
-            | {"_RESOLVE", "_WAIT_COORD", "_TIMED_OUT_QUEUE"}
-        ),
-        ErrorKind.FATAL: frozenset(
-            {"_FATAL", "_FENCED", "_GAPLESS_GUARANTEE", "_INCONSISTENT", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"}
-            | {"OUT_OF_ORDER_SEQUENCE_NUMBER", "UNKNOWN_PRODUCER_ID", "INVALID_PRODUCER_ID_MAPPING"}
-            | {"UNSUPPORTED_VERSION", "INVALID_TXN_STATE"}
-        ),
-        ErrorKind.UNCERTAIN: frozenset(
-            {
-                "_MSG_TIMED_OUT",
-                "_PURGE_INFLIGHT",
-                "_PURGE_QUEUE",
-                "_TIMED_OUT",
-                "REQUEST_TIMED_OUT",
-                "_DESTROY",
-                "_INTR",
-                "_BAD_MSG",  # an answer that cannot be read, of a batch that may have been written
-            }
-            | {"NOT_ENOUGH_REPLICAS_AFTER_APPEND", "DUPLICATE_SEQUENCE_NUMBER", "UNKNOWN"}
-        ),
-    }
-)
-
-
 # A report is about the last attempt alone. Each attempt meets these refusals: they lie in the record, in its request or
 # in the topic's name. Another may come after an attempt that was written and whose answer was lost: a permission was
 # revoked meanwhile, or the record grew too old for its topic. `_AUTHENTICATION` ends requests that are under way, when
 # the client has to log in again. And one answer of a broker that wrongly lacks a topic or a partition ends all records
 # queued for it, including those that return to the queue without an answer (rd_kafka_topic_set_notexists, and
 # RD_KAFKA_OP_PARTITION_LEAVE in rdkafka_broker.c).
-_ABSENT = frozenset({"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
-_SURE = KINDS[ErrorKind.LOCAL] - _ABSENT | frozenset(
-    {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE"}
+_SURE = frozenset(
+    {"MSG_SIZE_TOO_LARGE", "_INVALID_ARG", "_KEY_SERIALIZATION", "_VALUE_SERIALIZATION", "_QUEUE_FULL", "_STATE"}
+    | {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE"}
     | {"TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
 )
 # Our own words for a record that the client never got, and for one that it never reported.
@@ -111,11 +55,6 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
 def find_remedy(error: str) -> str:
     """The remedy for a record that the client refused with an error, by librdkafka's name of it."""
     return _REMEDIES.get(error, "fix what the error names, in the record or the configuration; then send it again")
-
-
-def find_error_kind(error: str) -> ErrorKind:
-    """The kind of an error, by librdkafka's name of it; one that is not in the table is uncertain."""
-    return next((kind for kind, names in KINDS.items() if error in names), ErrorKind.UNCERTAIN)
 
 
 def classify_end(error: str | None) -> DeliveryEnd:

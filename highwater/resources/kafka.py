@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
-from enum import Enum
 from functools import partial
 from threading import Lock
 from types import MappingProxyType
@@ -20,6 +19,14 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import KAFKA, ConfigurationError, DependencyAwayError, HighwaterError, TopicAbsentError
 from highwater.resources.clients import open_client
 from highwater.resources.kafka_options import build_spark_options, redact_values, refuse_weakening
+from highwater.resources.offset_requests import (
+    NO_SUCH_RECORD,
+    OffsetQuery,
+    list_no_leader_codes,
+    list_timeout_codes,
+    request_offsets,
+    wait_for_result,
+)
 from highwater.resources.record_reading import READER, WAITS, list_fetch_waits, read_records
 from highwater.resources.topic_state import (
     TopicState,
@@ -42,16 +49,6 @@ REQUEST_SECONDS = 4.0
 LOOKS_APART = 3.0
 # A token endpoint may answer with a page.
 LONGEST_REFUSAL = 300
-# `list_offsets` answers so where no record is as young as a timestamp.
-NO_SUCH_RECORD = -1
-
-
-class OffsetQuery(Enum):
-    """A question to `list_offsets`, beside that for a timestamp."""
-
-    EARLIEST = "log start offset"
-    STABLE = "last stable offset"
-    HIGH = "high watermark"
 
 
 _OPENING = Lock()
@@ -204,7 +201,7 @@ class Kafka:
                 try:
                     answer = future.result(REQUEST_SECONDS + 1)
                 except KafkaException as error:
-                    if error.args[0].code() in _select_timeout_codes(KafkaError):
+                    if error.args[0].code() in list_timeout_codes():
                         raise
                     if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                         denied.add(topic)
@@ -218,7 +215,7 @@ class Kafka:
         return found, denied
 
     def _read_offsets(
-        self, places: Sequence[tuple[str, int]], *looks: OffsetQuery
+        self, places: Sequence[tuple[str, int]], *queries: OffsetQuery
     ) -> tuple[list[dict[tuple[str, int], Any]], set[str]]:
         """The answers of `list_offsets` for partitions of any topics, and the topics for which it was refused.
 
@@ -227,24 +224,24 @@ class Kafka:
         Raises:
             DependencyAwayError: no partition had an answer in time.
         """
-        from confluent_kafka import KafkaError, TopicPartition
+        from confluent_kafka import TopicPartition
 
-        found: list[dict[tuple[str, int], Any]] = [{} for _ in looks]
+        found: list[dict[tuple[str, int], Any]] = [{} for _ in queries]
         refused, late = set[str](), list[int]()
         if not places:
             return found, refused
         admin = self.get_admin()
         wanted = [TopicPartition(*place) for place in places]
         try:
-            by_look = [self._ask(admin, wanted, look) for look in looks]
-            for answers, futures in zip(found, by_look, strict=True):
+            by_query = [self._request_offsets(admin, wanted, query) for query in queries]
+            for answers, futures in zip(found, by_query, strict=True):
                 for one, future in futures.items():
-                    answer, error = _wait_for_result(future)
+                    answer, error = wait_for_result(future, REQUEST_SECONDS)
                     if error is None and answer.offset >= 0:
                         answers[one.topic, one.partition] = answer
-                    elif error in _select_timeout_codes(KafkaError):
+                    elif error in list_timeout_codes():
                         late.append(error)
-                    elif error is not None and error not in _select_no_leader_codes(KafkaError):
+                    elif error is not None and error not in list_no_leader_codes():
                         refused.add(one.topic)
         finally:
             del admin
@@ -368,51 +365,43 @@ class Kafka:
             remedy="create the topic, or fix the name in the stream's declaration",
         )
 
-    def _read_topic_offsets(self, topic: str, partitions: list[int], *looks: OffsetQuery | int) -> list[dict[int, Any]]:
+    def _read_topic_offsets(
+        self, topic: str, partitions: list[int], *queries: OffsetQuery | int
+    ) -> list[dict[int, Any]]:
         """The answers of `list_offsets` to several queries at once; a partition that could not be asked is left out."""
         if not partitions:
-            return [{} for _ in looks]
+            return [{} for _ in queries]
         from confluent_kafka import TopicPartition
 
         admin = self.get_admin()
         wanted = [TopicPartition(topic, p) for p in partitions]
         try:
-            by_look = [self._ask(admin, wanted, look) for look in looks]
+            by_query = [self._request_offsets(admin, wanted, query) for query in queries]
             return [
-                self._await_answers(futures, 0 if isinstance(look, OffsetQuery) else NO_SUCH_RECORD)
-                for look, futures in zip(looks, by_look, strict=True)
+                self._await_answers(futures, 0 if isinstance(query, OffsetQuery) else NO_SUCH_RECORD)
+                for query, futures in zip(queries, by_query, strict=True)
             ]
         finally:
             del admin
 
-    def _ask(self, admin: AdminClient, partitions: Sequence[TopicPartition], look: OffsetQuery | int) -> dict[Any, Any]:
-        from confluent_kafka import IsolationLevel, KafkaException
-        from confluent_kafka.admin import OffsetSpec
+    def _request_offsets(
+        self, admin: AdminClient, partitions: Sequence[TopicPartition], query: OffsetQuery | int
+    ) -> dict[Any, Any]:
+        from confluent_kafka import KafkaException
 
-        specs: Any = OffsetSpec  # its constructors have no types
-        if isinstance(look, OffsetQuery):
-            spec = specs.earliest() if look is OffsetQuery.EARLIEST else specs.latest()
-        else:
-            spec = specs.for_timestamp(look)
-        level = IsolationLevel.READ_UNCOMMITTED if look is OffsetQuery.HIGH else IsolationLevel.READ_COMMITTED
         try:
-            found: dict[Any, Any] = admin.list_offsets(
-                dict.fromkeys(partitions, spec),
-                isolation_level=level,
-                request_timeout=REQUEST_SECONDS,
-            )
+            return request_offsets(admin, partitions, query, REQUEST_SECONDS)
         except KafkaException as error:
             raise self.build_away_error(error) from error
         finally:
             del admin
-        return found
 
     def _await_answers(self, futures: Mapping[Any, Any], least: int) -> dict[int, Any]:
         """The answers, without those for a partition that nobody leads.
 
         While a leader is down, librdkafka also answers offset -1001 without an error.
         """
-        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka import KafkaException
 
         found: dict[int, Any] = {}
         for partition, future in futures.items():
@@ -421,7 +410,7 @@ class Kafka:
                 if answer.offset >= least:
                     found[partition.partition] = answer
             except KafkaException as error:
-                if error.args[0].code() not in _select_no_leader_codes(KafkaError):
+                if error.args[0].code() not in list_no_leader_codes():
                     raise self._translate_error(partition.topic, error.args[0]) from error
             except TimeoutError as error:
                 raise self.build_away_error(error) from error
@@ -489,37 +478,3 @@ def _note_refusal(refusals: deque[str], error: Any) -> None:
 
     if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:  # noqa: SLF001 - their public names
         refusals.append(error.str()[:LONGEST_REFUSAL])
-
-
-def _wait_for_result(future: Any) -> tuple[Any, int | None]:
-    """The answer of a request, or the code of its error."""
-    from confluent_kafka import KafkaError, KafkaException
-
-    try:
-        return future.result(REQUEST_SECONDS + 1), None
-    except KafkaException as error:
-        return None, int(error.args[0].code())
-    except TimeoutError:
-        return None, int(KafkaError._TIMED_OUT)  # noqa: SLF001 - its public name
-
-
-def _select_timeout_codes(errors: Any) -> set[int]:
-    """The errors of a broker that did not answer in time."""
-    return {errors._TIMED_OUT, errors.REQUEST_TIMED_OUT, errors._TRANSPORT, errors._ALL_BROKERS_DOWN}  # noqa: SLF001 - its public names
-
-
-def _select_no_leader_codes(errors: Any) -> set[int]:
-    """The answer of `list_offsets` for a partition that nobody leads, or whose new leader is not sure yet.
-
-    Code 78 is OFFSET_NOT_AVAILABLE (KIP-207), which the Python client does not name: a leader that was just elected
-    gives it until its high watermark is sure.
-    """
-    return {
-        errors._NOENT,  # noqa: SLF001 - its public name
-        errors.LEADER_NOT_AVAILABLE,
-        errors.NOT_LEADER_FOR_PARTITION,
-        errors.FENCED_LEADER_EPOCH,
-        errors.UNKNOWN_LEADER_EPOCH,
-        errors.KAFKA_STORAGE_ERROR,
-        78,
-    }

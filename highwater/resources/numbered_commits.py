@@ -104,8 +104,8 @@ def _recover_commit_records(intent: Intent, opened: DeltaTable) -> list[CommitRe
     tail = commit_log.read_tail(opened, commit_log.read_last_recorded(log, opened))
     if tail.is_complete or read_number(opened) < parse_number(intent.user_metadata):
         return []
-    mine = f"table_id = {quote_text(get_table_id(opened))} AND batch = {quote_text(intent.batch)}"
-    if log is not None and query(log, f"SELECT 1 FROM t WHERE {mine} LIMIT 1"):
+    condition = f"table_id = {quote_text(get_table_id(opened))} AND batch = {quote_text(intent.batch)}"
+    if log is not None and query(log, f"SELECT 1 FROM t WHERE {condition} LIMIT 1"):
         return []
     return from_user_metadata(intent.user_metadata, opened.version(), datetime.now(UTC))
 

@@ -60,10 +60,10 @@ def find_common_type(stored: DeltaType, wanted: DeltaType) -> DeltaType | None:
 
 
 def _can_widen(narrow: str, wide: str) -> bool:
-    mine, other = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
-    if mine and other:
-        before, after = (int(one[1]) - int(one[2]) for one in (mine, other))
-        return before <= after and int(mine[2]) <= int(other[2])
+    narrow_digits, other = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    if narrow_digits and other:
+        before, after = (int(one[1]) - int(one[2]) for one in (narrow_digits, other))
+        return before <= after and int(narrow_digits[2]) <= int(other[2])
     return (narrow, wide) in _WIDER
 
 

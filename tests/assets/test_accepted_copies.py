@@ -28,7 +28,7 @@ from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.resources.transactions import PublicationMark
 from highwater.slices import OffsetRange, Slice
-from tests.helpers.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables, orders, places
+from tests.helpers.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables, build_orders, list_places
 from tests.helpers.support import Bench, Message, order_message, read_rows
 
 HEADERS = {
@@ -204,15 +204,19 @@ def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
 ) -> None:
     """Other slices, and among their events one that had been rejected, one that changed, and new ones."""
     first = tables.plan(0, p0=(0, 3), p1=(0, 2)), tables.plan(1, p0=(3, 5))
-    tables.decide(first[0], [*orders(0, 0, 1), *orders(0, 2, 3), *orders(1, 0, 2)], rejected=orders(0, 1, 2))
-    tables.decide(first[1], orders(0, 3, 5))
+    tables.decide(
+        first[0],
+        [*build_orders(0, 0, 1), *build_orders(0, 2, 3), *build_orders(1, 0, 2)],
+        rejected=build_orders(0, 1, 2),
+    )
+    tables.decide(first[1], build_orders(0, 3, 5))
     tables.publish(*first)
     assert len(log.records) == 6
 
     again = restarted()
     one, two = again.plan(7, p0=(0, 4), p1=(0, 1)), again.plan(8, p0=(4, 6), p1=(1, 2))
-    again.decide(one, [*orders(0, 0, 3), *orders(0, 3, 4, status="paid"), *orders(1, 0, 1)])
-    again.decide(two, [*orders(0, 4, 6), *orders(1, 1, 2)])
+    again.decide(one, [*build_orders(0, 0, 3), *build_orders(0, 3, 4, status="paid"), *build_orders(1, 0, 1)])
+    again.decide(two, [*build_orders(0, 4, 6), *build_orders(1, 1, 2)])
     reports = again.publish(one, two)
     assert reported(log.records[6:]) == [(1, "corrected", None), (3, "corrected", "1"), (5, None, None)]
     assert {key: (it.counts["sent"], it.counts["sent_now"]) for key, it in reports.items()} == {
@@ -225,8 +229,10 @@ def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
     }
     assert remaining[4] == datetime.fromtimestamp(SENT_MS / 1000, UTC), "it keeps the time at which it was sent"
     assert remaining[5] > remaining[4]
-    again.decide(one, [*orders(0, 0, 1, status="paid"), *orders(0, 1, 3), *orders(0, 3, 4, status="paid")])
-    again.decide(one, [*orders(0, 0, 1, status="paid"), *orders(0, 1, 4), *orders(1, 0, 1)])
+    again.decide(
+        one, [*build_orders(0, 0, 1, status="paid"), *build_orders(0, 1, 3), *build_orders(0, 3, 4, status="paid")]
+    )
+    again.decide(one, [*build_orders(0, 0, 1, status="paid"), *build_orders(0, 1, 4), *build_orders(1, 0, 1)])
     again.publish(one)
     assert reported(log.records[9:]) == [(0, "corrected", "1"), (3, "corrected", "2")]
 
@@ -237,25 +243,25 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
 ) -> None:
     tier = tables.stream.tier_topics[0]
     slice_, retried = tables.plan(0, p0=(0, 4)), tables.plan(0, tier, minute=120, p0=(0, 1))
-    tables.decide(slice_, orders(0, 0, 3), rejected=orders(0, 3, 4))
-    tables.decide(retried, orders(0, 3, 4))
+    tables.decide(slice_, build_orders(0, 0, 3), rejected=build_orders(0, 3, 4))
+    tables.decide(retried, build_orders(0, 3, 4))
     tables.publish(slice_, retried)
     tables.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "test data", "ann", datetime.now(UTC))])
-    changed = [*orders(0, 0, 1), *orders(0, 1, 2, status="paid")]
-    tables.decide(slice_, changed, rejected=orders(0, 2, 4))
+    changed = [*build_orders(0, 0, 1), *build_orders(0, 1, 2, status="paid")]
+    tables.decide(slice_, changed, rejected=build_orders(0, 2, 4))
     tables.publish(slice_)
     assert reported(log.records[3:]) == [(3, "retried", None), (1, "corrected", "1"), (2, "corrected", "1")]
 
     again = restarted()
     slice_, retried = again.plan(7, p0=(0, 4)), again.plan(7, tier, minute=120, p0=(0, 1))
-    left = [replace(one, left_at=NOON) for one in orders(0, 3, 4)]
-    again.decide(slice_, changed, rejected=[*orders(0, 2, 3), *left])
-    again.decide(retried, orders(0, 3, 4))
+    left = [replace(one, left_at=NOON) for one in build_orders(0, 3, 4)]
+    again.decide(slice_, changed, rejected=[*build_orders(0, 2, 3), *left])
+    again.decide(retried, build_orders(0, 3, 4))
     reports = again.publish(slice_, retried)
     assert len(log.records) == 6
     assert [it.counts["revisions"] + it.counts["late"] for it in reports.values()] == [2, 1]
     check_whole(again, slice_, retried)
-    again.decide(slice_, [*changed, *orders(0, 2, 3)], rejected=left)
+    again.decide(slice_, [*changed, *build_orders(0, 2, 3)], rejected=left)
     again.publish(slice_)
     assert reported(log.records[6:]) == [(2, "corrected", "2")], "behind the retraction"
 
@@ -265,11 +271,11 @@ def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(
     tables: Tables, log: Log, restarted: Restarted
 ) -> None:
     first = tables.plan(0, p0=(0, 3))
-    tables.decide(first, orders(0, 0, 3))
+    tables.decide(first, build_orders(0, 0, 3))
     tables.publish(first)
     again = restarted()
     slice_ = again.plan(7, p0=(0, 3))
-    again.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    again.decide(slice_, build_orders(0, 0, 2), rejected=build_orders(0, 2, 3))
     with pytest.raises(RetractionError, match="partition 0 offset 2"):
         again.publish(slice_)
     assert len(log.records) == 3
@@ -278,7 +284,7 @@ def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(
     assert [(one.place[1], one.value is None, one.headers["highwater.revision"]) for one in log.records[3:]] == [
         (2, True, "1")
     ]
-    again.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    again.decide(slice_, build_orders(0, 0, 2), rejected=build_orders(0, 2, 3))
     again.publish(slice_)
     assert len(log.records) == 4
     check_whole(again, slice_)
@@ -317,14 +323,14 @@ def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log
     tables.decide(first, [Event(0, 0, "o1")])
     tables.decide(second, [Event(1, 0, "o1", minute=1)])
     tables.publish(first, second)
-    assert places(log.records) == [(0, 0)]
+    assert list_places(log.records) == [(0, 0)]
     again = restarted()
     copies, event = again.plan(7, p1=(0, 1)), again.plan(8, p0=(0, 1))
     again.decide(copies, [Event(1, 0, "o1", minute=1)])
     again.decide(event, [Event(0, 0, "o1")])
     again.publish(copies)
     again.publish(event)
-    assert places(log.records) == [(0, 0)]
+    assert list_places(log.records) == [(0, 0)]
     check_whole(again, copies, event)
 
 
@@ -335,20 +341,20 @@ def test_a_batch_that_breaks_off_among_what_had_been_sent(
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
     first = tables.plan(0, p0=(0, 6))
-    tables.decide(first, [one for one in orders(0, 0, 6) if one.offset % 2])
+    tables.decide(first, [one for one in build_orders(0, 0, 6) if one.offset % 2])
     tables.publish(first)
     again = restarted()
     assert log.marks[f"highwater.pub.{TARGET}"].sent == 0, "it counts for the new table from here on"
     slice_, last = again.plan(7, p0=(0, 6)), again.plan(8, p0=(6, 8))
-    again.decide(slice_, orders(0, 0, 6))
-    again.decide(last, orders(0, 6, 8))
+    again.decide(slice_, build_orders(0, 0, 6))
+    again.decide(last, build_orders(0, 6, 8))
     word, number = point.rsplit(" ", 1)
     log.breaks = f"{word} {log.commits + int(number)}"
     with pytest.raises(Broken):
         again.publish(slice_, last)
     again.publish(slice_, last)
-    assert sorted(places(log.records)) == [(0, n) for n in range(8)]
-    assert places(log.records)[-2:] == [(0, 6), (0, 7)]
+    assert sorted(list_places(log.records)) == [(0, n) for n in range(8)]
+    assert list_places(log.records)[-2:] == [(0, 6), (0, 7)]
     check_whole(again, slice_, last)
 
 
@@ -358,7 +364,7 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
     name = f"highwater.pub.{TARGET}"
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     for n, slice_ in enumerate(slices):
-        tables.decide(slice_, orders(0, n, n + 1))
+        tables.decide(slice_, build_orders(0, n, n + 1))
         tables.publish(slice_)
     was = log.marks[name]
     assert was.attempt == 3
@@ -377,11 +383,11 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
 @pytest.mark.slow
 def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restarted: Restarted) -> None:
     first = tables.plan(0, p0=(0, 3))
-    tables.decide(first, orders(0, 0, 3))
+    tables.decide(first, build_orders(0, 0, 3))
     tables.publish(first)
     again = restarted()
     slice_ = again.plan(7, p0=(0, 3))
-    again.decide(slice_, orders(0, 0, 3))
+    again.decide(slice_, build_orders(0, 0, 3))
     again.publish(slice_)
     publication_log_writer.forget(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert len(log.records) == 3
@@ -393,7 +399,7 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restar
 def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, log: Log, tmp_path: Path) -> None:
     del log
     slice_ = tables.plan(0, p0=(0, 3))
-    tables.decide(slice_, orders(0, 0, 3))
+    tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
     rmtree(tables.lake.build_table_path("orders", "events"))
     rmtree(tables.lake.build_table_path("orders", "rejects"))

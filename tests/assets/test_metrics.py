@@ -48,8 +48,6 @@ def measured(tmp_path: Path) -> Measured:
     return Measured(tmp_path)
 
 
-# The rules over minutes
-
 MINUTES = st.sets(st.integers(-200, 3000), max_size=30)
 
 

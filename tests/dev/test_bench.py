@@ -54,8 +54,8 @@ def test_a_figure_is_compared_with_its_limit(value: float, *, at_least: bool, re
 
 def test_one_missed_figure_is_the_exit_status() -> None:
     missed = result(targets=[Target("times as fast", 1.0, 1.5)])
-    assert command.status([result()]) == 0
-    assert command.status([result(), missed]) == 1
+    assert command.compute_status([result()]) == 0
+    assert command.compute_status([result(), missed]) == 1
 
 
 def test_the_page_reports_the_retained_figures(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_tick_that_plans_nothing_is_no_figure(bootstrap: str, topic: TopicFact
     planner = Planner(world.fresh(stream).ledger, world.kafka())
     with pytest.raises(RuntimeError, match=r"0 of 3 partitions were planned and read: .* wait for 1000"):
         ticks._tick(world, planner, stream, partitions=3)
-    row = ticks._partitions(world, 3, rounds=2)
+    row = ticks._measure_partitions(world, 3, rounds=2)
     assert len(row.seconds["tick"]) == 2
 
 
@@ -100,9 +100,9 @@ def test_a_checkpoint_among_the_commits_to_raw_counts(monkeypatch: pytest.Monkey
         checkpoint = 30.0 if slices > 100 else 1.0
         return Row(f"{slices}", {"commit": [1.0] * (commits - 1) + [checkpoint], "read of a slice": [1.0] * commits})
 
-    monkeypatch.setattr(growth, "fill", lambda *_: None)
-    monkeypatch.setattr(growth, "_raw_at", measured)
-    result = growth.growth_of_raw(cast("World", None), 1, 0)
+    monkeypatch.setattr(growth, "fill_topic", lambda *_: None)
+    monkeypatch.setattr(growth, "_measure_raw_at", measured)
+    result = growth.measure_growth_of_raw(cast("World", None), 1, 0)
     assert min(taken) > 10, "each tenth version of a table is checkpointed"
     assert [target.value for target in result.targets] == [0, 0, pytest.approx(29 / 12)]
     assert [target.reached for target in result.targets] == [True, True, False]

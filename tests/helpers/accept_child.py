@@ -16,7 +16,7 @@ from tests.helpers.accepted import Tables
 from tests.helpers.publish_child import FENCED, RECORDS, FakeDyingTransactions
 
 # Steps of a transaction as in `tests.helpers.publish_child`, and those of the table around them.
-# Each is a process that restarts, so the others of these steps are left to `tests.assets.test_published`.
+# Each is a process that restarts, so the others of these steps are left to `tests.assets.test_publication_batch`.
 POINTS = ("written down", "half", "marked", "committing", "unrecorded", "settling")
 LAPSED = 8
 # The term of a lease in seconds: what a killed process held is waited for so long. A minute where nobody is killed.

@@ -253,16 +253,16 @@ class Tables:
         return {report.slice_.key: report for report in published.materialise(self.work(*slices))}
 
 
-def said(record: Sent) -> dict[str, Any]:
+def read_fields(record: Sent) -> dict[str, Any]:
     """The fields of a record, decimals exact."""
     found: dict[str, Any] = json.loads(record.value or b"", parse_float=Decimal)
     return found
 
 
-def orders(partition: int, first: int, last: int, **changes: Any) -> list[Event]:
+def build_orders(partition: int, first: int, last: int, **changes: Any) -> list[Event]:
     """Events at these offsets, each of an order of its own."""
     return [Event(partition, n, f"o{partition}-{n}", minute=n, changes={"n": n, **changes}) for n in range(first, last)]
 
 
-def places(records: list[Sent]) -> list[tuple[int, int]]:
+def list_places(records: list[Sent]) -> list[tuple[int, int]]:
     return [record.place for record in records]

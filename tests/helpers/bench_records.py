@@ -53,7 +53,7 @@ def ends(bench: Bench, table: str) -> Counter[tuple[str, int]]:
     return Counter((row["slice"], row["origin_offset"]) for row in bench.rows(table))
 
 
-def content(bench: Bench, table: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+def read_content(bench: Bench, table: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The rows of a table by origin, without what names slices and attempts."""
     rows = bench.rows(table)
     names = ("slice", "attempt", "updated_by_slice")

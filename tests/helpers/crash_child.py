@@ -35,7 +35,7 @@ from highwater.orchestration.sensing import stream_ticks
 from highwater.resources import spark
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger.leases import Lease
-from tests.helpers.crash_support import stream_on
+from tests.helpers.crash_support import build_stream
 from tests.helpers.support import PAGE_SECONDS
 
 POLL = 0.005
@@ -113,7 +113,7 @@ def _tick(task: Task, instance: dg.DagsterInstance) -> int:
 
     instance.add_dynamic_partitions = adding  # type: ignore[method-assign, assignment]
     connections = SimpleNamespace(ledger=LedgerResource(), kafka=KafkaResource(), lake=LakeResource())
-    stream = stream_on(task.topic)
+    stream = build_stream(task.topic)
     tick = stream_ticks.plan_stream(instance, connections, stream)
     if tick.keys:
         instance.add_dynamic_partitions(stream.partitions_name, [*tick.keys])
@@ -121,7 +121,7 @@ def _tick(task: Task, instance: dg.DagsterInstance) -> int:
 
 
 def _run(task: Task, instance: dg.DagsterInstance) -> int:
-    job = build_defs(streams=[stream_on(task.topic)]).resolve_job_def("orders_slice")
+    job = build_defs(streams=[build_stream(task.topic)]).resolve_job_def("orders_slice")
     if task.point:
         _arm(task)
     done = []
@@ -173,7 +173,7 @@ def _arm(task: Task) -> None:
         _slow_fetches(seconds=3)
         _patch_commit(table, lambda path, send: _read_watched(task, path, send))
     elif point == "files":
-        _patch_commit(table, lambda path, send: _while_watched(_files_without_log(task, path), send))
+        _patch_commit(table, lambda path, send: _while_watched(_list_files_without_log(task, path), send))
     elif point == "logged" and task.victim == "server":
         _patch_commit(table, lambda path, send: _while_watched(_log_without_answer(task, path), send))
     elif point == "logged":
@@ -190,7 +190,7 @@ def _arm(task: Task) -> None:
 
 def _read_watched(task: Task, table: Path, send: Send) -> int:
     """A busy page answers its first question late, so it is asked while nothing is read yet."""
-    assert _reading(task) == []
+    assert _list_reading_tasks(task) == []
     return _while_watched(_while_reading(task, table), send)
 
 
@@ -203,27 +203,27 @@ def _slow_fetches(seconds: int) -> None:
 
 
 def _while_reading(task: Task, table: Path) -> Iterator[None]:
-    before = data_of(table)
+    before = list_data_files(table)
     yield
     found: list[str] = []
 
     def reads() -> bool:
-        found[:] = _reading(task)
+        found[:] = _list_reading_tasks(task)
         return bool(found)
 
     _wait(reads)
     _hold(task)
-    _die(task, reading=found, files=sorted(file.name for file in data_of(table) - before))
+    _die(task, reading=found, files=sorted(file.name for file in list_data_files(table) - before))
 
 
-def _reading(task: Task) -> list[str]:
+def _list_reading_tasks(task: Task) -> list[str]:
     """Spark's tasks that are in its reader of Kafka now, by the names of their threads."""
     ui = str(task.ui)
     if task.victim == "group":
         from pyspark import SparkContext
 
         ui = str(SparkContext._active_spark_context.uiWebUrl)
-    threads = f"{ui}/api/v1/applications/{_application(ui)}/executors/driver/threads"
+    threads = f"{ui}/api/v1/applications/{_fetch_application(ui)}/executors/driver/threads"
     with urllib.request.urlopen(threads, timeout=PAGE_SECONDS) as answer:
         found = json.load(answer)
     return [
@@ -233,28 +233,28 @@ def _reading(task: Task) -> list[str]:
     ]
 
 
-def running_jobs(ui: str) -> int:
+def list_running_jobs(ui: str) -> int:
     """Jobs that a Connect server runs now, by its REST interface."""
-    return len(_running(ui))
+    return len(_list_running_jobs(ui))
 
 
-def _running(ui: str) -> set[int]:
-    jobs = f"{ui}/api/v1/applications/{_application(ui)}/jobs?status=running"
+def _list_running_jobs(ui: str) -> set[int]:
+    jobs = f"{ui}/api/v1/applications/{_fetch_application(ui)}/jobs?status=running"
     with urllib.request.urlopen(jobs, timeout=PAGE_SECONDS) as answer:
         return {job["jobId"] for job in json.load(answer)}
 
 
-def _application(ui: str) -> str:
+def _fetch_application(ui: str) -> str:
     """Asked each time: a server that was killed comes back at its address as another application."""
     with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=PAGE_SECONDS) as answer:
         return str(json.load(answer)[0]["id"])
 
 
-def _lasting(ui: str) -> set[int]:
+def _list_lasting_jobs(ui: str) -> set[int]:
     """The jobs that ran a second ago and run still."""
-    before = _running(ui)
+    before = _list_running_jobs(ui)
     time.sleep(1)
-    return before & _running(ui)
+    return before & _list_running_jobs(ui)
 
 
 def _patch_commit(table: str, around: Callable[[Path, Send], int]) -> None:
@@ -294,14 +294,14 @@ def log_of(table: Path) -> list[str]:
     return sorted(file.name for file in (table / "_delta_log").glob("*.json"))
 
 
-def data_of(table: Path) -> set[Path]:
+def list_data_files(table: Path) -> set[Path]:
     """The data files of a table, begun or written."""
     return {*table.glob("*.parquet")}
 
 
-def files_of(table: Path) -> set[Path]:
+def list_whole_files(table: Path) -> set[Path]:
     """The data files of a table that are written to their end: Parquet ends as it begins."""
-    return {file for file in data_of(table) if _ends_well(file)}
+    return {file for file in list_data_files(table) if _ends_well(file)}
 
 
 def _ends_well(file: Path) -> bool:
@@ -313,12 +313,12 @@ def _ends_well(file: Path) -> bool:
         return opened.read() == b"PAR1"
 
 
-def _files_without_log(task: Task, table: Path) -> Iterator[None]:
-    log, files = log_of(table), files_of(table)
+def _list_files_without_log(task: Task, table: Path) -> Iterator[None]:
+    log, files = log_of(table), list_whole_files(table)
     yield
-    _wait(lambda: files_of(table) - files)
+    _wait(lambda: list_whole_files(table) - files)
     _hold(task)
-    new = sorted(file.name for file in files_of(table) - files)
+    new = sorted(file.name for file in list_whole_files(table) - files)
     if log_of(table) == log:
         _die(task, log=log, files=new)
 
@@ -395,7 +395,7 @@ def _outlived(task: Task, table: Path, send: Send) -> int:
     def kill() -> None:
         # One job for a second: the one that sleeps, not one of the short ones before it. The look that found it is the
         # evidence: on a busy machine a short one was over at the next.
-        while not (lasting := _lasting(str(task.ui))):
+        while not (lasting := _list_lasting_jobs(str(task.ui))):
             time.sleep(POLL)
         _die(task, log=log, log_then=log_of(table), running=len(lasting))
 

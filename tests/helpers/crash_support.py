@@ -36,13 +36,13 @@ EVENT, TOMBSTONE = "event", "tombstone"
 Place = tuple[int, int]
 
 
-def stream_on(topic: str) -> Stream:
+def build_stream(topic: str) -> Stream:
     """The stream `orders` on another topic, in small slices."""
     stream = make_stream(topic)
     return replace(stream, limits=Limits(max_offsets=120, slices_per_run=5))
 
 
-def faulty(number: int) -> tuple[Message, str]:
+def build_faulty_record(number: int) -> tuple[Message, str]:
     """A record, the same for the same number and unique among all, and how it must end."""
     key, version, partition = f"o{number % 40}", number // 40 + 1, number % PARTITIONS
     if number % 19 == 4:
@@ -85,7 +85,7 @@ class Deployment:
         from dev.dagster_services import prepare_home
 
         prepare_home(home / "dagster", ours=True)
-        made = cls(stream_on(topic), home, bootstrap, spark)
+        made = cls(build_stream(topic), home, bootstrap, spark)
         customers(made.lake, ["c1"])
         return made
 
@@ -121,7 +121,7 @@ class Deployment:
         """Send further records, each tenth of them twice."""
         messages = []
         for number in range(self.sent, self.sent + records):
-            message, end = faulty(number)
+            message, end = build_faulty_record(number)
             if message.value is not None:
                 self.ends[message.value] = end
             messages += [message] * (2 if number % 10 == 9 else 1)
@@ -176,7 +176,7 @@ class Deployment:
         """What the newest commit of each slice in a table says of it; empty while there is no table."""
         if not [*(self.path(table) / "_delta_log").glob("*.json")]:
             return {}
-        return committed_slices(str(self.path(table)))
+        return load_committed_slices(str(self.path(table)))
 
     def materialised(self, table: str) -> set[str]:
         """The slices that Dagster holds as materialised."""
@@ -245,7 +245,7 @@ class Deployment:
             assert len(set(attempts.values())) == 1, f"{key}: tables of two decisions {attempts}"
 
 
-def committed_slices(path: str) -> dict[str, dict[str, Any]]:
+def load_committed_slices(path: str) -> dict[str, dict[str, Any]]:
     """What the newest commit of a table says of each slice, by the table's own log."""
     from deltalake import DeltaTable
 

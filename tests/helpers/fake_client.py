@@ -55,13 +55,13 @@ class FakeClient:
     def purge(self, **which: bool) -> None:
         del which
         while self.under_way and not self.silent:
-            self.report(fault("_PURGE_QUEUE"))
+            self.report(build_fault("_PURGE_QUEUE"))
 
     def __len__(self) -> int:
         return len(self.under_way)
 
 
-def fault(name: str, *, fatal: bool = False) -> KafkaError:
+def build_fault(name: str, *, fatal: bool = False) -> KafkaError:
     from confluent_kafka import KafkaError
 
     return KafkaError(getattr(KafkaError, name), f"the words of {name}", fatal=fatal)

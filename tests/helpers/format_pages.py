@@ -10,7 +10,7 @@ from typing import Any
 from highwater.declaration import Stream
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
-from tests.helpers.pages import blocks, rows, spans, text_of
+from tests.helpers.pages import find_blocks, find_rows, find_spans, read_page
 
 # Pages and how many of their streams have sample records: as lines, and as tables with keys and headers.
 _AS_LINES = {
@@ -47,11 +47,11 @@ class Samples:
     rejects: dict[int, str]
 
 
-def declared(page: str) -> list[Stream]:
+def load_declared_streams(page: str) -> list[Stream]:
     """The streams that the examples of a page declare, in their order; a later block may use an earlier one."""
     names: dict[str, Any] = {}
     found: list[Stream] = []
-    for block in blocks(page, "python"):
+    for block in find_blocks(page, "python"):
         exec(block, names)
         one = names.pop("STREAM", None)
         found += [*names.pop("STREAMS", []), *([] if one is None else [one])]
@@ -61,11 +61,11 @@ def declared(page: str) -> list[Stream]:
 
 def read_samples(page: str, place: int) -> Samples:
     """The samples of the stream at a place of a page."""
-    stream, text = declared(f"docs/formats/{page}.md")[place], text_of(f"docs/formats/{page}.md")
+    stream, text = load_declared_streams(f"docs/formats/{page}.md")[place], read_page(f"docs/formats/{page}.md")
     if (page, place) in _AS_TABLES:
         part = "".join(text.partition("| offset | key | headers | value |")[1:])
         samples, *tables = [part for part in part.split("\n\n") if part.startswith("| ")]
-        records = [_parse_row(stream, row) for row in rows(samples)]
+        records = [_parse_row(stream, row) for row in find_rows(samples)]
     else:
         after = text.split("\n```text\n0  ")[1 + place]
         tables = [part for part in after.split("\n\n") if part.startswith("| ")]
@@ -73,15 +73,15 @@ def read_samples(page: str, place: int) -> Samples:
         records = [
             KafkaRecord(parse_value(value), b"k", (), stream.topic, 0, at, MOMENT_MS) for at, value in enumerate(values)
         ]
-    events = next(rows(part) for part in tables if part.startswith(("| key ", "| event_time ")))
-    rejects = next(rows(part) for part in tables if part.startswith("| offset | reason"))
+    events = next(find_rows(part) for part in tables if part.startswith(("| key ", "| event_time ")))
+    rejects = next(find_rows(part) for part in tables if part.startswith("| offset | reason"))
     keys = [row[0].strip("`").replace("\\|", "|") for row in events]
-    return Samples(stream, records, len(events), keys, {int(row[0]): spans(row[1])[0] for row in rejects})
+    return Samples(stream, records, len(events), keys, {int(row[0]): find_spans(row[1])[0] for row in rejects})
 
 
 def _parse_row(stream: Stream, row: list[str]) -> KafkaRecord:
-    headers = [(name, value.encode()) for name, _, value in (span.partition(": ") for span in spans(row[2]))]
-    key, value = (parse_value(spans(cell)[0]) for cell in (row[1], row[3]))
+    headers = [(name, value.encode()) for name, _, value in (span.partition(": ") for span in find_spans(row[2]))]
+    key, value = (parse_value(find_spans(cell)[0]) for cell in (row[1], row[3]))
     return KafkaRecord(value, key, headers, stream.topic, 0, int(row[0]), MOMENT_MS)
 
 
@@ -96,7 +96,7 @@ def parse_value(text: str) -> bytes | None:
 
 def _build_schemas() -> dict[int | str, Schema]:
     """Schemas 7 and 8 of the page of Avro."""
-    first = json.loads(blocks("docs/formats/avro.md", "json")[0])
+    first = json.loads(find_blocks("docs/formats/avro.md", "json")[0])
     second = {**first, "fields": [*first["fields"], {"name": "currency", "type": "string", "default": "EUR"}]}
     return {7: Schema(7, "AVRO", json.dumps(first)), 8: Schema(8, "AVRO", json.dumps(second))}
 

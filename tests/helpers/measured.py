@@ -20,7 +20,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.helpers.plain_minutes import minutes_of
+from tests.helpers.plain_minutes import compute_minutes
 from tests.helpers.support import with_milliseconds
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -109,7 +109,7 @@ class Measured:
 
     def see(self) -> None:
         """See that the table is what the events come to."""
-        assert self.table() == minutes_of(
+        assert self.table() == compute_minutes(
             _columns(self.slice_(ordinal), event) for ordinal, events in self.held.items() for event in events
         )
 

@@ -13,14 +13,14 @@ _PLACE = ("origin_timestamp", "origin_partition", "origin_offset", "origin_gener
 Row = Mapping[str, Any]
 
 
-def minute_of(event: Row) -> datetime:
+def compute_minute(event: Row) -> datetime:
     """The minute that an event happened in."""
     found = event["event_time"].replace(second=0, microsecond=0)
     assert isinstance(found, datetime)
     return found
 
 
-def minutes_of(events: Iterable[Row]) -> dict[datetime, dict[str, Any]]:
+def compute_minutes(events: Iterable[Row]) -> dict[datetime, dict[str, Any]]:
     """The minutes; a version counts once, at its earliest origin. Nothing is kept from one call to the next.
 
     The columns are those of the table but for `slice` and `minute`, and what the table holds for itself.
@@ -30,7 +30,7 @@ def minutes_of(events: Iterable[Row]) -> dict[datetime, dict[str, Any]]:
         first.setdefault((event["key"], event["version"]), event)
     minutes: defaultdict[datetime, list[Row]] = defaultdict(list)
     for event in first.values():
-        minutes[minute_of(event)].append(event)
+        minutes[compute_minute(event)].append(event)
     return {minute: _row(minute, minutes) for minute in minutes}
 
 

@@ -32,7 +32,7 @@ def minutes(count: float) -> timedelta:
 OPEN = Circuit(since=NOON, why="poison", until=NOON + minutes(5))
 
 
-def opened(ledger: Ledger, circuit: Circuit = OPEN) -> None:
+def open_breaker(ledger: Ledger, circuit: Circuit = OPEN) -> None:
     ledger.breakers.update("orders", (), lambda *_: (circuit, ()))
 
 

@@ -30,7 +30,7 @@ def add_runs(instance: dg.DagsterInstance, keys: Sequence[str], purpose: str, st
     return found
 
 
-def dequeued(instance: dg.DagsterInstance) -> list[str]:
+def list_dequeued(instance: dg.DagsterInstance) -> list[str]:
     """Runs that the queue would launch now, in its order."""
     daemon: Any = QueuedRunCoordinatorDaemon(interval_seconds=1)
     config: Any = instance.get_concurrency_config()

@@ -42,7 +42,7 @@ class Runs:
         return set(self.instance.get_materialized_partitions(build_table_key(self.bench.stream, table)))
 
 
-def failure(result: dg.ExecuteInProcessResult) -> str:
+def find_failure_message(result: dg.ExecuteInProcessResult) -> str:
     """The message of the step that failed, with the error's name."""
     [error] = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
     assert error is not None

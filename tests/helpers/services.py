@@ -27,23 +27,23 @@ START_SECONDS = 300.0
 BROKER, SPARK = "broker", "spark"
 
 
-def joined_broker(home: Path) -> EmbeddedBroker:
+def join_broker(home: Path) -> EmbeddedBroker:
     """The broker of this test run, started if nobody asked for it yet."""
-    return _broker(home, *_joined(BROKER, home))
+    return _build_broker(home, *_join(BROKER, home))
 
 
-def joined_spark(home: Path) -> SparkConnect:
+def join_spark(home: Path) -> SparkConnect:
     """The Spark server of this test run, started if nobody asked for it yet."""
-    return _spark(home, *_joined(SPARK, home))
+    return _build_spark(home, *_join(SPARK, home))
 
 
-def _broker(home: Path, port: int, controller_port: int) -> EmbeddedBroker:
+def _build_broker(home: Path, port: int, controller_port: int) -> EmbeddedBroker:
     # Nobody kills it, so nobody waits for its session to end: on a machine that hung for five seconds its own
     # controller took it for dead, and every partition was without a leader.
     return EmbeddedBroker(home, node=Node(1, port, controller_port), extra={"broker.session.timeout.ms": "600000"})
 
 
-def _spark(home: Path, port: int, ui_port: int) -> SparkConnect:
+def _build_spark(home: Path, port: int, ui_port: int) -> SparkConnect:
     return SparkConnect(home, port=port, ui_port=ui_port, driver_memory_mb=4096, extra=SHARED)
 
 
@@ -56,7 +56,7 @@ SHARED = {
 }
 
 
-def _joined(kind: str, home: Path) -> tuple[int, int]:
+def _join(kind: str, home: Path) -> tuple[int, int]:
     """The ports of a server that serves."""
     home.mkdir(parents=True, exist_ok=True)
     ready = home / f"{kind}.ready"
@@ -66,7 +66,15 @@ def _joined(kind: str, home: Path) -> tuple[int, int]:
             ports = free_port(), free_port()
             with (home / f"{kind}.log").open("ab") as log:
                 keeper = subprocess.Popen(
-                    [sys.executable, "-m", "tests.helpers.services", kind, str(home), *map(str, ports), str(_owner())],
+                    [
+                        sys.executable,
+                        "-m",
+                        "tests.helpers.services",
+                        kind,
+                        str(home),
+                        *map(str, ports),
+                        str(_find_owner()),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -79,23 +87,23 @@ def _joined(kind: str, home: Path) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _owner() -> int:
+def _find_owner() -> int:
     """The process whose end is the end of the run: workers are children of the one that was started."""
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
 def main(kind: str, home: Path, ports: tuple[int, int], owner: int) -> None:
     """Serve until the owner is gone."""
-    server: Server = _broker(home, *ports) if kind == BROKER else _spark(home, *ports)
+    server: Server = _build_broker(home, *ports) if kind == BROKER else _build_spark(home, *ports)
     with server:
         made = home / f"{kind}.made"
         made.write_text(" ".join(map(str, ports)))
         made.rename(home / f"{kind}.ready")
-        while _lives(owner):
+        while _is_alive(owner):
             time.sleep(POLL_SECONDS)
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:

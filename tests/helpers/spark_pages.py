@@ -5,19 +5,19 @@ from __future__ import annotations
 import urllib.request
 from typing import TYPE_CHECKING
 
-from tests.helpers.support import PAGE_SECONDS, rest
+from tests.helpers.support import PAGE_SECONDS, fetch_rest
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
 
 
-def answers(server: SparkConnect) -> list[str]:
-    [application] = rest(server, "applications")
+def list_answers(server: SparkConnect) -> list[str]:
+    [application] = fetch_rest(server, "applications")
     base = f"applications/{application['id']}"
     return [f"{base}/environment", f"{base}/jobs", f"{base}/sql?details=true&planDescription=true&length=1000"]
 
 
-def page(server: SparkConnect, path: str) -> str:
+def fetch_page(server: SparkConnect, path: str) -> str:
     with urllib.request.urlopen(f"{server.ui_url}/{path}/", timeout=PAGE_SECONDS) as answer:
         text: str = answer.read().decode(errors="replace")
     return text

@@ -265,7 +265,7 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
     return found
 
 
-def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
+def read_committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
     """What consumer groups have committed of a topic: partition → offset, by group; groups without are left out."""
     from confluent_kafka.admin import AdminClient
 
@@ -279,7 +279,7 @@ def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
     return {name: {p: one.offset for (_, p), one in by.items()} for name, by in found.items() if by}
 
 
-def quick(patch: pytest.MonkeyPatch, seconds: float) -> None:
+def shorten_timeouts(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a client of Spark Connect give up within seconds, where it does so by the same settings after minutes.
 
     Args:
@@ -300,11 +300,11 @@ CHILDREN = [
     "tests.helpers.crash_child",
     "tests.helpers.publish_child",
     "tests.helpers.accept_child",
-    "tests.resources.test_outbox",
+    "tests.resources.test_outbox_deliveries",
 ]
 
 
-def forkserver() -> Any:
+def open_forkserver() -> Any:
     """Forks children from a process that has loaded everything and started nothing."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(CHILDREN)
@@ -325,23 +325,23 @@ class Children:
 
     def start(self, point: str | None = None, sign: signal.Signals = signal.SIGKILL) -> BaseProcess:
         task = {**self.task, "point": point, "sign": sign.value}
-        child: BaseProcess = forkserver().Process(target=_run_child, args=(self.module, task))
+        child: BaseProcess = open_forkserver().Process(target=_run_child, args=(self.module, task))
         child.start()
         return child
 
     def end(self, point: str | None = None) -> int | None:
-        return _ended(self.start(point))
+        return _has_ended(self.start(point))
 
     def stop_and_overtake(self, point: str, see: Callable[[], None]) -> int | None:
         """One hangs at the point while another does the task, and goes on then: how it ends."""
         stopped = self.start(point, signal.SIGSTOP)
         assert stopped.pid is not None
         pid = stopped.pid
-        wait_until(lambda: _state(pid) == "T", 60, "the stop")
+        wait_until(lambda: _read_state(pid) == "T", 60, "the stop")
         assert self.end() == 0
         see()
         os.kill(pid, signal.SIGCONT)
-        ended = _ended(stopped)
+        ended = _has_ended(stopped)
         see()
         return ended
 
@@ -350,12 +350,12 @@ def _run_child(module: str, task: dict[str, Any]) -> None:
     sys.exit(import_module(module).main(task))
 
 
-def _ended(child: BaseProcess) -> int | None:
+def _has_ended(child: BaseProcess) -> int | None:
     child.join(600)
     return child.exitcode
 
 
-def _state(pid: int) -> str:
+def _read_state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -367,7 +367,7 @@ PAGE_SECONDS = 60.0
 BOUNDED = 60.0
 
 
-def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
+def fetch_rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
     """What Spark's REST interface says below `path`.
 
     A list that loses an entry while it is made, since a query of another worker came, is answered by 404.
@@ -387,10 +387,10 @@ def rest(server: SparkConnect, path: str) -> list[dict[str, Any]]:
     return found[0]
 
 
-def jobs_tagged(server: SparkConnect, mark: str, *, status: str = "") -> list[dict[str, Any]]:
+def list_tagged_jobs(server: SparkConnect, mark: str, *, status: str = "") -> list[dict[str, Any]]:
     """The jobs with a tag that holds the mark, `User_<id>_` or `Session_<id>_`: other workers have the server too."""
-    [application] = rest(server, "applications")
-    jobs = rest(server, f"applications/{application['id']}/jobs" + (f"?status={status}" if status else ""))
+    [application] = fetch_rest(server, "applications")
+    jobs = fetch_rest(server, f"applications/{application['id']}/jobs" + (f"?status={status}" if status else ""))
     return [job for job in jobs if any(mark in tag for tag in job["jobTags"])]
 
 
@@ -404,7 +404,7 @@ def make_stream(topic: str, **changes: Any) -> Stream:
     return replace(ORDERS, **{**ours, **changes})
 
 
-def failed_by(instance: dg.DagsterInstance, tags: Mapping[str, str], text: str) -> None:
+def report_failed_run(instance: dg.DagsterInstance, tags: Mapping[str, str], text: str) -> None:
     """A run with these tags as a step leaves it that failed by an error of this text."""
     import dagster as dg
     from dagster._core.execution.plan.objects import StepFailureData

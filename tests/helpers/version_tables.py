@@ -116,7 +116,7 @@ class Planted:
         published = [{**row, "published_at": self.published_at} for row in sent]
         schema = pa.schema([*_origin(), *_numbers(), ("published_at", pa.timestamp("us", "UTC"))])
         self._write("dlq", published, schema)
-        brought = winners(self.events) if self.current is None else self.current
+        brought = compute_winners(self.events) if self.current is None else self.current
         columns = self._events().append(pa.field("updated_by_slice", pa.string()))
         plain = columns.remove(columns.get_field_index("slice"))
         mine = [{name: row.get(name) for name in plain.names} for row in with_milliseconds(brought)]
@@ -166,7 +166,7 @@ def red(stream: Stream, results: dict[str, dict[str, CheckResult]]) -> dict[str,
     return found
 
 
-def winners(events: Iterable[Row]) -> list[Row]:
+def compute_winners(events: Iterable[Row]) -> list[Row]:
     """What `current` holds: of each key the highest version, the earliest origin of equal ones."""
     best: dict[str, Row] = {}
     for row in with_milliseconds(events):

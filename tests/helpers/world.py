@@ -33,7 +33,7 @@ from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.commits import commit_current
-from tests.helpers.plain_minutes import minute_of, minutes_of
+from tests.helpers.plain_minutes import compute_minute, compute_minutes
 from tests.helpers.support import make_stream, order, with_milliseconds
 
 STREAM = make_stream("orders")
@@ -71,7 +71,7 @@ def _further(ordinal: int, widths: Sequence[int]) -> dict[int, OffsetRange]:
     return {p: OffsetRange(start, start + 1) for p, start in starts.items()}
 
 
-def _ends(slices: Iterable[Slice]) -> dict[int, int]:
+def _list_ends(slices: Iterable[Slice]) -> dict[int, int]:
     return {p: r.end for one in slices for p, r in one.ranges.items()}
 
 
@@ -171,10 +171,10 @@ class World:
         self._day = copies
         self._retried()
         if stream.metrics:
-            self.rows["metrics"] = _minutes(self.rows["events"])
+            self.rows["metrics"] = _compute_minutes(self.rows["events"])
         if stream.publishes:
-            self.rows["published"] = [*_sent(self.rows["events"])]
-        self.minutes = {key: {minute_of(row) for row in self.of("events", slice=key)} for key in self.keys}
+            self.rows["published"] = [*_build_sent_rows(self.rows["events"])]
+        self.minutes = {key: {compute_minute(row) for row in self.of("events", slice=key)} for key in self.keys}
         for one in self.slices:
             self._prove(one)
         self.topics = FakeCluster(
@@ -183,7 +183,7 @@ class World:
                 for topic in ("orders", TIER)
             },
             aborted={"orders": {(1, 4 * one.ordinal + 1) for one in self.copies}, TIER: set()},
-            ends={"orders": {**_ends(self.copies), 0: end[0] + 2, 1: end[1]}, TIER: {0: 4}},
+            ends={"orders": {**_list_ends(self.copies), 0: end[0] + 2, 1: end[1]}, TIER: {0: 4}},
             records={(r["topic"], (r["partition"], r["offset"])): dict(r) for r in self.rows["raw"]},
         )
 
@@ -210,7 +210,7 @@ class World:
         """Accepted at last, sent a second time, and one that was accepted long before."""
         value = json.dumps(order("o5", 1, event_time=self._happened(1).isoformat())).encode()
         for offset, of in ((0, 4), (2, 4), (3, 0)):
-            self.read(RETRIED, 0, offset, "o5", value=value, headers=headers_of(of))
+            self.read(RETRIED, 0, offset, "o5", value=value, headers=build_headers(of))
         self._event(RETRIED, Origin("orders", 0, 0, 4), "o5", 1, retries=1)
         self.win(RETRIED, (0, 4))
 
@@ -224,7 +224,7 @@ class World:
                 "generation": 0,
                 "partition": partition,
                 "offset": offset,
-                "timestamp": _moment(partition, offset),
+                "timestamp": _build_moment(partition, offset),
                 "timestamp_type": 0,
                 "key": key.encode(),
                 **_WHOLE,
@@ -242,7 +242,7 @@ class World:
         self.rows["events"].append(
             {
                 "slice": of.key,
-                **_columns(origin),
+                **_select_columns(origin),
                 "attempt": 2,
                 "retries": retries,
                 "key": key,
@@ -263,7 +263,7 @@ class World:
         self.read(of, partition, offset, "o5")
         reported = {"reason": reason, "detail": "why", "next_topic": to, "first_failed_at": NOON, "retries": 0}
         origin = Origin("orders", 0, partition, of.ranges[partition].start + offset)
-        found = {"slice": of.key, **_columns(origin), "attempt": 2, **reported}
+        found = {"slice": of.key, **_select_columns(origin), "attempt": 2, **reported}
         self.rows["rejects"].append({**found, "permanent": to == PARKED, "key": b"o5", **_WHOLE})
         self.rows["dlq"].append({**found, "published_at": NOON})
 
@@ -274,7 +274,7 @@ class World:
             event = self.at("events", of, place)
             row = {**{name: event[name] for name in names if name in event}, "updated_by_slice": of.key}
             there = self.of("current", key=row["key"])
-            if all(_precedence(row) < _precedence(one) for one in there):
+            if all(_compute_precedence(row) < _compute_precedence(one) for one in there):
                 self.rows["current"] = [one for one in self.rows["current"] if one not in there] + [row]
 
     def rewrite(self, of: Slice, place: Place, like: Place, version: int, minute: int = 0, **changes: Any) -> None:
@@ -302,10 +302,10 @@ class World:
             partition = row["origin_partition"]
             self.win(of, (partition, row["origin_offset"] - of.ranges[partition].start))
         if "metrics" in self.rows:
-            self.rows["metrics"] += _minutes(events)
+            self.rows["metrics"] += _compute_minutes(events)
         if "published" in self.rows:
-            self.rows["published"] += _sent(events)
-        self.minutes[of.key] = {minute_of(row) for row in events}
+            self.rows["published"] += _build_sent_rows(events)
+        self.minutes[of.key] = {compute_minute(row) for row in events}
         self._prove(of)
 
     def _prove(self, one: Slice) -> None:
@@ -398,21 +398,21 @@ class World:
         return {name: failing for name, failing in found.items() if failing}
 
 
-def _precedence(row: Row) -> tuple[Any, ...]:
+def _compute_precedence(row: Row) -> tuple[Any, ...]:
     """The version rule: the least wins."""
     return -row["version"], row["origin_timestamp"], row["origin_partition"], row["origin_offset"]
 
 
-def _columns(origin: Origin) -> Row:
-    at = _moment(origin.partition, origin.offset)
+def _select_columns(origin: Origin) -> Row:
+    at = _build_moment(origin.partition, origin.offset)
     return {**{f"origin_{name}": value for name, value in origin._asdict().items()}, "origin_timestamp": at}
 
 
-def _minutes(events: Iterable[Row]) -> list[Row]:
-    return [{"slice": f"{at:%Y-%m-%d}", "minute": at, **row} for at, row in minutes_of(events).items()]
+def _compute_minutes(events: Iterable[Row]) -> list[Row]:
+    return [{"slice": f"{at:%Y-%m-%d}", "minute": at, **row} for at, row in compute_minutes(events).items()]
 
 
-def _sent(events: Iterable[Row]) -> Iterator[Row]:
+def _build_sent_rows(events: Iterable[Row]) -> Iterator[Row]:
     """What became of events: of equal contents the first was sent; what came back through a tier is late."""
     before: set[str] = set()
     for row in events:
@@ -427,13 +427,13 @@ def _sent(events: Iterable[Row]) -> Iterator[Row]:
         before.add(value)
 
 
-def _moment(partition: int, offset: int) -> datetime:
+def _build_moment(partition: int, offset: int) -> datetime:
     return NOON + timedelta(seconds=10 * offset + partition)
 
 
-def headers_of(offset: int) -> list[dict[str, object]]:
+def build_headers(offset: int) -> list[dict[str, object]]:
     """The envelope of a record of partition 0."""
-    at = round(_moment(0, offset).timestamp() * 1000)
+    at = round(_build_moment(0, offset).timestamp() * 1000)
     envelope = Envelope("orders", 0, 0, offset, at, 1, "unresolved", "why", FIRST.key, NOON)
     return [{"key": name, "value": value} for name, value in envelope.to_headers()]
 

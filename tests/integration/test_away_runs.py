@@ -20,8 +20,8 @@ from dev.processes import LOOPBACK, free_port
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 from highwater.resources.spark_tables import write_slices
-from tests.helpers.runs import Runs, configure, failure
-from tests.helpers.support import Bench, Message, order_message, quick, read_topic
+from tests.helpers.runs import Runs, configure, find_failure_message
+from tests.helpers.support import Bench, Message, order_message, read_topic, shorten_timeouts
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
@@ -70,7 +70,7 @@ def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         # A JVM on a busy machine needs a second or two for a word.
-        quick(patch, seconds=5)
+        shorten_timeouts(patch, seconds=5)
         patch.setattr("highwater.assets.commit.write_slices", stop_and_write)
         try:
             yield
@@ -102,7 +102,7 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
         def fails(table: str, *texts: str) -> None:
             result = runs.run([slice_.key], table, tries=False)
             assert not result.success
-            reported = failure(result)
+            reported = find_failure_message(result)
             for text in ("DependencyAwayError: ", "remedy: ", *texts):
                 assert text in reported
             assert runs.done(table) == set()

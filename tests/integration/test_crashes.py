@@ -24,7 +24,7 @@ from dev.processes import wait_until
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 from tests.helpers.crash_support import PARTITIONS, TABLES, Deployment
-from tests.helpers.support import forkserver, rest
+from tests.helpers.support import fetch_rest, open_forkserver
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnect]:
 
     with SparkConnect(tmp_path_factory.mktemp("crashes"), extra=SMALL_QUERIES) as started:
         # The first answer of its page takes seconds, in which a child would be past the point where it is to be killed.
-        wait_until(lambda: bool(rest(started, "applications")), LONGEST, "its page")
+        wait_until(lambda: bool(fetch_rest(started, "applications")), LONGEST, "its page")
         yield started
 
 
@@ -75,7 +75,7 @@ class Series:
         )
         if self.server is not None:
             made = replace(made, ui=self.server.ui_url, server=self.server.pid)
-        child = forkserver().Process(target=crash_child.main, args=(made,))
+        child = open_forkserver().Process(target=crash_child.main, args=(made,))
         child.start()
         self.children.append((child, folder))
         return len(self.children) - 1
@@ -109,14 +109,14 @@ class Series:
 
     def quiet(self) -> None:
         """Wait until the server works no more: what a dead client began is over."""
-        from tests.helpers.crash_child import running_jobs
+        from tests.helpers.crash_child import list_running_jobs
 
         assert self.server is not None
         ui = self.server.ui_url
         calm: list[float] = []
 
         def over() -> bool:
-            if running_jobs(ui):
+            if list_running_jobs(ui):
                 calm.clear()
             calm.append(time.monotonic())
             return calm[-1] - calm[0] > 1
@@ -175,10 +175,10 @@ def finished(series: Series, keys: Sequence[str], **see: Any) -> None:
 def ensure_nothing_committed_to_kafka(deployment: Deployment) -> None:
     """No consumer of the dead or of the living left an offset (I12); nobody mirrors progress here."""
     from highwater.resources.kafka import Kafka
-    from tests.helpers.support import committed_offsets
+    from tests.helpers.support import read_committed_offsets
 
     assert deployment.slice_commits("raw"), "slices were read"
-    assert committed_offsets(Kafka(deployment.bootstrap), deployment.stream.topic) == {}
+    assert read_committed_offsets(Kafka(deployment.bootstrap), deployment.stream.topic) == {}
 
 
 @series_of("points", ("plan", "key"), ("plan", "key") * 5)

@@ -16,7 +16,7 @@ from dev.postgresql import Server
 from dev.processes import accepts, free_port, wait_until
 from highwater.orchestration.run_tags import RETRY
 from highwater.resources.ledger import Ledger
-from tests.helpers.run_queue import TIER, add_runs, dequeued
+from tests.helpers.run_queue import TIER, add_runs, list_dequeued
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def test_a_run_and_all_that_it_records_is_stored(instance: dg.DagsterInstance) -
 def test_the_queue_keeps_our_limits(instance: dg.DagsterInstance) -> None:
     retries = add_runs(instance, [f"{TIER}@{n:07d}" for n in range(4)], RETRY, dg.DagsterRunStatus.QUEUED)
     [main] = add_runs(instance, ["orders@0000000"], "plan", dg.DagsterRunStatus.QUEUED)
-    first, *others = dequeued(instance)
+    first, *others = list_dequeued(instance)
     assert first == main
     assert len(others) == 1
     assert others[0] in retries

@@ -19,7 +19,7 @@ from highwater.orchestration.asset_keys import TABLES, build_table_key, build_to
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from tests.helpers.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
 from tests.helpers.lineage_receiver import Receiver, is_valid, receiving
-from tests.helpers.support import jobs_tagged, order_message, read_rows, read_topic, rest
+from tests.helpers.support import fetch_rest, list_tagged_jobs, order_message, read_rows, read_topic
 
 # Nothing is rejected here, so nothing is published.
 COMMITTED = [table for table in TABLES if table.name != "dlq"]
@@ -305,8 +305,10 @@ def _backfill(deployment: Deployment, services: DagsterServices, keys: list[str]
 
 def _records_read(server: SparkConnect, topic: str) -> list[int]:
     """The records that each of Spark's queries read from a topic, in their order, by the figures of the server."""
-    [application] = rest(server, "applications")
-    queries = rest(server, f"applications/{application['id']}/sql?details=true&planDescription=true&length=100000")
+    [application] = fetch_rest(server, "applications")
+    queries = fetch_rest(
+        server, f"applications/{application['id']}/sql?details=true&planDescription=true&length=100000"
+    )
     return [
         int(metric["value"].replace(",", ""))
         for query in queries
@@ -320,7 +322,7 @@ def _records_read(server: SparkConnect, topic: str) -> list[int]:
 
 def _running_jobs(server: SparkConnect, deployment: Deployment) -> int:
     """The deployment's jobs that run on the server now, by Spark's own REST interface."""
-    return len(jobs_tagged(server, f"User_{deployment.stream.topic}_", status="running"))
+    return len(list_tagged_jobs(server, f"User_{deployment.stream.topic}_", status="running"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])

@@ -1,16 +1,14 @@
 """Bad input: each fault is reported with both values and a remedy, and once its cause is fixed the tables end equal.
 
-Ticks are those of the real sensor, runs those of the real job, statuses those of the real command.
-"""
+Ticks are those of the real sensor, runs those of the real job, statuses those of the real command."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import string
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,188 +23,55 @@ from highwater import settings
 from highwater.errors import KAFKA, DeclarationError, PermanentError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.checks import Sources
-from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.orchestration.sensing.repairing import repair
-from highwater.orchestration.sensing.run_requests import RepairRules
 from highwater.resources.dependency_guards import COOL_DOWN, FAILURES
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.sensor_faults import SensorFault
 from highwater.slices import OffsetRange, Slice
 from tests.conftest import create_topic
-from tests.helpers.crash_support import PARTITIONS, TABLES, Deployment
-from tests.helpers.support import Message, order_message, read_rows, read_topic, send
+from tests.helpers.crash_support import PARTITIONS, Deployment
+from tests.helpers.faults import (
+    MENDED,
+    PERMANENT,
+    TEMPORARY,
+    Ours,
+    configure,
+    ensure_decided,
+    ensure_rows,
+    find_failure,
+    make_held,
+    make_soon,
+    read_rows_by_place,
+)
+from tests.helpers.support import order_message, read_topic, send
 
 if TYPE_CHECKING:
     from click.testing import Result
-    from dagster._core.definitions.sensor_definition import SensorExecutionData
 
     from dev.broker import EmbeddedBroker
     from dev.spark_connect import SparkConnect
     from tests.conftest import TopicFactory
 
+
 pytestmark = pytest.mark.slow
-
-MENDED, PERMANENT, TEMPORARY = 0, 2, 75
-
-
-@dataclass
-class Ours:
-    """A deployment whose sensor is ticked, whose job is run and whose command is called by hand."""
-
-    held: Deployment
-    instance: dg.DagsterInstance
-    defs: dg.Definitions
-
-    @classmethod
-    def on(cls, held: Deployment, instance: dg.DagsterInstance) -> Ours:
-        return cls(held, instance, build_defs(streams=[held.stream]))
-
-    def tick(self) -> SensorExecutionData:
-        """A tick of the planner, as the daemon does it: keys first, then runs, which are left to `run`."""
-        sensor = self.defs.get_repository_def().get_sensor_def("planner")
-        with dg.build_sensor_context(instance=self.instance, resources=self.defs.resources) as context:
-            result = sensor.evaluate_tick(context)
-        for request in result.dynamic_partitions_requests or []:
-            self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
-        return result
-
-    def fault(self, stream: str = "orders") -> SensorFault | None:
-        """Tick the planner; why it skips a stream."""
-        self.tick()
-        faults = Ledger(f"sqlite:///{self.held.home / 'ledger.sqlite'}").sensor_faults.list_all()
-        return next((one for one in faults if (one.stream, one.sensor) == (stream, "planner")), None)
-
-    def run(self, first: str, last: str | None = None, stream: str = "orders") -> dg.ExecuteInProcessResult:
-        job = self.defs.resolve_job_def(f"{stream}_slice")
-        tags = {RANGE_START: first, RANGE_END: last or first}
-        return job.execute_in_process(instance=self.instance, tags=tags, raise_on_error=False)
-
-    def taken(self, result: SensorExecutionData | None = None, stream: str = "orders") -> list[str]:
-        """Tick, and run what the tick requests; returns the slices that were planned."""
-        result = result or self.tick()
-        for request in result.run_requests or []:
-            self.took(request.tags[RANGE_START], request.tags[RANGE_END], stream)
-        return [key for request in result.dynamic_partitions_requests or [] for key in request.partition_keys]
-
-    def planned(self) -> list[str]:
-        """Tick, and leave the runs: what a later run takes together with its own."""
-        return [key for request in self.tick().dynamic_partitions_requests or [] for key in request.partition_keys]
-
-    def took(self, first: str, last: str, stream: str = "orders") -> None:
-        """Run a range of slices, which ends well."""
-        done = self.run(first, last, stream)
-        assert done.success, [event for event in done.all_events if event.is_failure]
-        assert alarms(done) == []
-
-    def repair(self) -> SensorExecutionData:
-        """A tick of repair."""
-        sensor = self.defs.get_repository_def().get_sensor_def("repair")
-        with dg.build_sensor_context(instance=self.instance, resources=self.defs.resources) as context:
-            return sensor.evaluate_tick(context)
-
-    def repaired(self) -> None:
-        """A tick of repair, and the runs that it requests."""
-        assert self.taken(self.repair()) == [], "no new slices"
-
-    def command(self, *arguments: str) -> Result:
-        """The command `highwater`, on a declaration of the test's stream."""
-        from click.testing import CliRunner
-
-        from highwater.orchestration.cli.main import main
-
-        folder = self.held.home / "streams"
-        folder.mkdir(exist_ok=True)
-        (folder / "orders.py").write_text(
-            f"from tests.helpers.crash_support import stream_on\nSTREAM = stream_on({self.held.stream.topic!r})\n"
-        )
-        return CliRunner().invoke(main, ["--declarations", str(folder), *arguments])
-
-
-def alarms(result: dg.ExecuteInProcessResult) -> list[tuple[str, str | None]]:
-    """Checks that say that a table is wrong."""
-    found = [
-        event.asset_check_evaluation_data
-        for event in result.all_events
-        if event.event_type_value == "ASSET_CHECK_EVALUATION"
-    ]
-    return [
-        (one.check_name, one.description)
-        for one in found
-        if not one.passed and one.severity is dg.AssetCheckSeverity.ERROR
-    ]
-
-
-def failure(result: dg.ExecuteInProcessResult) -> dict[str, str]:
-    """What Dagster shows of the first step that failed for good: error, problem, stored, found, remedy."""
-    event = next(event for event in result.all_events if event.is_step_failure)
-    data = event.step_failure_data
-    assert data.user_failure_data is not None, data.error
-    return {name: str(value.value) for name, value in data.user_failure_data.metadata.items()}
 
 
 def tried_again(result: dg.ExecuteInProcessResult) -> str:
     """The error of a step that was tried again and came to nothing: a temporary one."""
-    assert any(event.event_type_value == "STEP_UP_FOR_RETRY" for event in result.all_events), failure(result)
+    assert any(event.event_type_value == "STEP_UP_FOR_RETRY" for event in result.all_events), find_failure(result)
     return str(next(event for event in result.all_events if event.is_step_failure).step_failure_data.error)
-
-
-def rows_by_place(held: Deployment) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
-    rows = read_rows(str(held.path("raw")))
-    assert len({(row["generation"], row["partition"], row["offset"]) for row in rows}) == len(rows)
-    return {(row["partition"], row["offset"]): (row["key"], row["value"]) for row in rows}
-
-
-def ensure_rows(held: Deployment, expected: Mapping[tuple[int, int], tuple[bytes | None, bytes | None]]) -> None:
-    """Raw holds these records, each once."""
-    assert rows_by_place(held) == expected
-
-
-def ensure_decided(held: Deployment) -> None:
-    """Hold events, rejects and current against raw, for topics that Kafka holds in part."""
-    raw = {(r["generation"], r["partition"], r["offset"]): r["value"] for r in read_rows(str(held.path("raw")))}
-    tables = {name: read_rows(str(held.path(name))) for name in ("events", "rejects", "current")}
-    places = {name: [in_history(row) for row in rows] for name, rows in tables.items()}
-    remaining = {place for place, value in raw.items() if value is not None}
-    assert sorted(places["events"] + places["rejects"]) == sorted(remaining), "each record that is no tombstone, once"
-    newest: dict[str, int] = {}
-    for row in tables["events"]:
-        newest[row["key"]] = max(row["version"], newest.get(row["key"], 0))
-    found: dict[str, int] = {}
-    for row in tables["current"]:
-        found[row["key"]] = max(row["version"], found.get(row["key"], 0))
-    assert found == newest
-
-
-def in_history(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    return row["origin_generation"], row["origin_partition"], row["origin_offset"]
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps try a temporary error again once, and at once."""
-    monkeypatch.setattr("highwater.orchestration.failures.TRIES_AGAIN", 1)
-    monkeypatch.setattr("highwater.orchestration.failures.FIRST_WAIT", 0.05)
-    # Repair asks at once for what the planner may still request, and for what failed just now.
-    monkeypatch.setattr(
-        "highwater.orchestration.sensing.repairing.RULES", RepairRules(grace=timedelta(), first_wait=timedelta())
-    )
+    return make_soon(monkeypatch)
 
 
 @pytest.fixture
 def held(
     topic: TopicFactory, bootstrap: str, spark_server: SparkConnect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Deployment:
-    made = Deployment.make(
-        topic(partitions=PARTITIONS), tmp_path, bootstrap, {settings.SPARK_REMOTE: spark_server.remote}
-    )
-    configure(made, monkeypatch)
-    return made
-
-
-def configure(held: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (settings.HOME, settings.KAFKA_BOOTSTRAP, settings.SPARK_REMOTE):
-        monkeypatch.setenv(name, held.environment[name])
+    return make_held(topic, bootstrap, spark_server, tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -241,7 +106,7 @@ def test_keys_that_name_no_slice_of_the_stream(ours: Ours) -> None:
     }
     for key, (values, remedy) in wrong.items():
         ours.instance.add_dynamic_partitions("orders_slices", [key])
-        reported = failure(ours.run(key))
+        reported = find_failure(ours.run(key))
         assert (reported["error"], reported["stored"], reported["found"]) == ("UnknownSliceError", *values)
         assert remedy in reported["remedy"]
         tick = ours.repair()
@@ -264,183 +129,6 @@ def ensure_refused(reported: Result, key: str) -> None:
     assert reported.exit_code == PERMANENT, reported.output
     assert "remedy: " in reported.output
     assert f"found:  {key}" in reported.output or "no stream has a topic 'payments'" in reported.output
-
-
-def test_an_absent_topic_and_then_an_empty_one(ours: Ours, instance: dg.DagsterInstance) -> None:
-    name = f"{ours.held.stream.topic}x"
-    other = Ours.on(replace(ours.held, stream=replace(ours.held.stream, topic=name)), instance)
-    absent = other.fault()
-    assert absent is not None
-    assert ours.held.stream.topic in absent.problem
-    assert "create the topic" in absent.remedy
-    reported = other.command("plan", "orders")
-    assert reported.exit_code == PERMANENT
-    assert f"topic {name!r} does not exist" in reported.output
-    assert "remedy: create the topic" in reported.output
-    create_topic(ours.held.bootstrap, name, PARTITIONS, {})
-    result = other.tick()
-    assert "nothing new" in str(result.skip_message)
-    assert other.held.slices() == {}
-    assert other.command("plan", "orders", "--yes").exit_code == MENDED
-    other.held.send(60)
-    assert len(other.taken()) == 1
-    other.held.check_whole()
-
-
-def test_a_deleted_topic_leaves_the_other_stream_untouched(ours: Ours, topic: TopicFactory) -> None:
-    from confluent_kafka.admin import AdminClient
-
-    from assets.streams.payments import STREAM as PAYMENTS
-
-    held = ours.held
-    payments = replace(PAYMENTS, topic=topic("payments", partitions=2), limits=held.stream.limits)
-    both = Ours(held, ours.instance, build_defs(streams=[held.stream, payments]))
-    booking = {"account_id": "a", "payment_id": "p", "amount": 1.25, "currency": "EUR"}
-    values = [json.dumps({**booking, "booked_at": f"2026-03-01T10:00:0{n}Z"}).encode() for n in range(4)]
-    send(held.bootstrap, payments.topic, [Message(b"a|p", value, n % 2) for n, value in enumerate(values)])
-    held.send(60)
-    keys = {one.partitions_def_name: one.partition_keys for one in both.tick().dynamic_partitions_requests or []}
-    [early], [paid] = keys["orders_slices"], keys["payments_slices"]
-    both.took(paid, paid, "payments")
-    before = {table: read_rows(held.lake.build_table_path("payments", table)) for table in TABLES}
-    assert {row["key"] for row in before["events"]} == {"a|p"}
-    admin = AdminClient({"bootstrap.servers": held.bootstrap})
-    admin.delete_topics([payments.topic])[payments.topic].result(30)
-    wait_until(lambda: both.fault("payments") is not None, 30, "the end of the topic")
-    held.send(60)
-    [behind] = both.planned()
-    both.took(early, behind)
-    held.check_whole()
-    again = both.run(paid, stream="payments")
-    assert again.success, "rows that Kafka cannot give again stay"
-    after = {table: read_rows(held.lake.build_table_path("payments", table)) for table in TABLES}
-    for table in ("raw", "rejects"):
-        assert after[table] == before[table]
-    assert {row["origin_offset"] for row in after["events"]} == {row["origin_offset"] for row in before["events"]}
-
-
-def test_a_recreated_topic(ours: Ours) -> None:
-    held = ours.held
-    held.send(60)
-    [old] = ours.taken()
-    held.send(30)
-    [never_read] = ours.planned()
-    before = rows_by_place(held)
-    ids = [topic_id(held)]
-    recreate(held)
-    ids.append(topic_id(held))
-    # While a partition has no leader yet, no look at the topic counts, and the next tick decides.
-    wait_until(lambda: ours.fault() is not None, 30, "a tick that finds another topic")
-    recreated = ours.fault()
-    assert recreated is not None
-    assert recreated.problem.endswith(f"stored: topic ID {ids[0]}; found: topic ID {ids[1]}")
-    assert recreated.problem.startswith("TopicRecreatedError")
-    assert "accept-loss" in recreated.remedy
-    assert ours.command("plan", "orders").exit_code == PERMANENT
-    reported = failure(ours.run(never_read))
-    assert (reported["error"], reported["stored"], reported["found"]) == ("TopicRecreatedError", *ids)
-    again = ours.run(old)
-    assert again.success, "its rows stay"
-    ensure_rows(held, before)
-    accepted = ours.command("accept-loss", "orders", "--yes", "--by", "anna")
-    assert accepted.exit_code == MENDED, accepted.output
-    held.send(60)
-    assert ours.taken()
-    rows = read_rows(str(held.path("raw")))
-    found = {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in rows if r["generation"] == 1}
-    assert found == read_topic(held.bootstrap, held.stream.topic)
-    assert len(rows) == len(found) + len(before)
-    ensure_decided(held)
-
-
-def topic_id(held: Deployment) -> str:
-    from confluent_kafka import TopicCollection
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": held.bootstrap})
-    name = held.stream.topic
-    return str(admin.describe_topics(TopicCollection([name]))[name].result(60).topic_id)
-
-
-def recreate(held: Deployment) -> None:
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": held.bootstrap})
-    name = held.stream.topic
-    admin.delete_topics([name])[name].result(30)
-    wait_until(lambda: name not in admin.list_topics(timeout=60).topics, 30, f"the end of {name}")
-    create_topic(held.bootstrap, name, PARTITIONS, {})
-
-
-def test_offsets_that_retention_took_before_they_were_planned(ours: Ours) -> None:
-    held = ours.held
-    held.send(60)
-    ours.taken()
-    before = read_topic(held.bootstrap, held.stream.topic)
-    planned = held.slices().popitem()[1][0][1]
-    held.send(60)
-    delete_before(held, 0, planned + 5)
-    [others] = ours.taken()
-    reported = ours.command("plan", "orders")
-    assert reported.exit_code == PERMANENT
-    for text in (
-        f"stored: planned to offset {planned}",
-        f"found:  log start offset {planned + 5}",
-        "accept-loss orders",
-    ):
-        assert text in reported.output
-    assert held.slices()[others][0] == (planned, planned), "the other partitions go on"
-    accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
-    assert accepted.exit_code == MENDED, accepted.output
-    assert ours.taken()
-    ensure_rows(held, before | read_topic(held.bootstrap, held.stream.topic))
-    ensure_decided(held)
-    assert ours.command("plan", "orders").exit_code == MENDED
-
-
-def test_offsets_that_retention_took_before_they_were_read(ours: Ours) -> None:
-    held = ours.held
-    held.send(60)
-    ours.tick()
-    [key] = held.slices()
-    delete_before(held, 0, 5)
-    reported = failure(ours.run(key))
-    end = held.slices()[key][0][1]
-    values = (reported["error"], reported["stored"], reported["found"])
-    assert values == ("OffsetsExpiredError", f"[0, {end})", "log start offset 5")
-    assert "accept-loss" in reported["remedy"]
-    accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
-    assert accepted.exit_code == MENDED, accepted.output
-    ours.repaired()
-    held.check_whole()
-
-
-def delete_before(held: Deployment, partition: int, offset: int) -> None:
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": held.bootstrap})
-    for future in admin.delete_records([TopicPartition(held.stream.topic, partition, offset)]).values():
-        future.result(30)
-
-
-def test_added_partitions_join_the_next_slice(ours: Ours) -> None:
-    from confluent_kafka.admin import AdminClient, NewPartitions
-
-    held = ours.held
-    held.send(60)
-    [before] = ours.planned()
-    admin = AdminClient({"bootstrap.servers": held.bootstrap})
-    name = held.stream.topic
-    admin.create_partitions([NewPartitions(name, PARTITIONS + 1)])[name].result(30)
-    wait_until(lambda: len(admin.list_topics(name, timeout=60).topics[name].partitions) > PARTITIONS, 30, "a partition")
-    send(held.bootstrap, name, [order_message("late", 1, partition=PARTITIONS)])
-    wait_until(lambda: bool(ours.planned()), 30, "a slice of the new partition")
-    joined, ranges = held.slices().popitem()
-    assert ranges[PARTITIONS] == (0, 1)
-    ours.took(before, joined)
-    ensure_rows(held, read_topic(held.bootstrap, name))
-    ensure_decided(held)
 
 
 def test_a_range_of_transaction_markers_alone(ours: Ours) -> None:
@@ -468,7 +156,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     ensure_rows(held, before)
     [gappy], seen = compacted(ours, name)
     start, end = held.slices()[gappy][0]
-    assert 0 < sum(start <= offset < end for _, offset in rows_by_place(held)) < end - start
+    assert 0 < sum(start <= offset < end for _, offset in read_rows_by_place(held)) < end - start
     again = ours.run(first)
     assert again.success, [event for event in again.all_events if event.is_failure]
     reported = [
@@ -477,7 +165,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     notes = [str(metadata["note"].value) for metadata in reported if "note" in metadata]
     assert any("Kafka would give" in note and "the commit recorded 40" in note for note in notes)
     # The cleaner goes on while the slice is read.
-    taken = rows_by_place(held).items()
+    taken = read_rows_by_place(held).items()
     assert (before | read_topic(held.bootstrap, name)).items() <= taken <= (before | seen).items()
     ensure_decided(held)
     # The test's producer pays its orders again and again; compaction alone makes nothing red.
@@ -660,7 +348,7 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     for _ in range(FAILURES):
         ours.tick()
     assert breakers.read_dependency(KAFKA).state == "open"
-    refused = failure(ours.run(key))
+    refused = find_failure(ours.run(key))
     assert refused["error"] == "BreakerOpenError", "and the step waits for nothing"
     assert "kafka is not asked" in refused["problem"]
     mortal.start()

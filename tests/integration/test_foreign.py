@@ -1,11 +1,9 @@
-"""DLQ topics that other systems filled: their headers, whose an origin is, and what becomes of such records.
+"""DLQ topics that other systems filled: whose an origin is, and what becomes of such records.
 
-The headers are bytes as those systems write them: Kafka Connect and Kafka Streams text, Spring big-endian numbers.
-"""
+The headers are bytes as those systems write them: Kafka Connect and Kafka Streams text, Spring big-endian numbers."""
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -18,12 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.streams.orders import STREAM as ORDERS
 from highwater import envelope
 from highwater.assets.foreign import read_main_log
 from highwater.declaration import Foreign
 from highwater.envelope import MAX_BYTES, Envelope, Origin, open_envelope
-from highwater.errors import DeclarationError
 from highwater.foreign import MainLog, NamedOrigin, parse_foreign_origin, resolve_origin
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.reporting.locating import locate
@@ -31,14 +27,30 @@ from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.stream_ticks import select_tiers_to_plan
 from highwater.orchestration.sensing.topic_planner import Planner
-from highwater.plans import Generation, Loss
 from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.ledger import Ledger
 from highwater.routing import build_stream_of_topic as asked
 from highwater.routing import build_tier_stream, find_destination, find_tier, format_topic_option
 from highwater.slices import OffsetRange, Slice
-from highwater.stream_files import load_streams
 from tests.conftest import create_topic
+from tests.helpers.foreign_records import (
+    BAD,
+    DELAY,
+    HOUR,
+    MS,
+    NOW,
+    ONE,
+    SOUND,
+    THREE,
+    TRACE,
+    Headers,
+    connect,
+    generation,
+    lost,
+    retryable,
+    spring,
+    streams,
+)
 from tests.helpers.support import Message, customers, make_stream, order_message
 
 if TYPE_CHECKING:
@@ -46,200 +58,8 @@ if TYPE_CHECKING:
 
     from tests.helpers.support import Bench
 
-DELAY = timedelta(minutes=5)
+
 STREAM = replace(make_stream("orders"), foreign=(Foreign("sink.errors", DELAY),))
-NOW = datetime(2026, 3, 1, tzinfo=UTC)
-MS = int(NOW.timestamp() * 1000)
-Headers = list[tuple[str, bytes | None]]
-
-
-def connect(topic: str, partition: int, offset: int, **more: bytes) -> Headers:
-    """What Kafka Connect's reporter adds, in its order."""
-    reported = {
-        "topic": topic.encode(),
-        "partition": str(partition).encode(),
-        "offset": str(offset).encode(),
-        "connector.name": b"sink",
-        "task.id": b"0",
-        "stage": b"TASK_PUT",
-        "exception.stacktrace": b"java.lang.RuntimeException\n\tat x",
-        **more,
-    }
-    return [(f"__connect.errors.{name}", value) for name, value in reported.items()]
-
-
-def streams(topic: str | None, partition: int, offset: int) -> Headers:
-    """What the exception handlers of Kafka Streams add, in their order."""
-    reported = {
-        "exception": b"org.apache.kafka.common.errors.SerializationException: x",
-        "message": None,
-        "stacktrace": b"org.apache.kafka.common.errors.SerializationException: x\n\tat y",
-        "topic": None if topic is None else topic.encode(),
-        "partition": str(partition).encode(),
-        "offset": str(offset).encode(),
-    }
-    return [(f"__streams.errors.{name}", value) for name, value in reported.items()]
-
-
-def retryable(topic: str, partition: int, offset: int, timestamp: int = MS) -> Headers:
-    """What Spring adds on the topics of `@RetryableTopic`: another prefix, and the attempts."""
-    theirs = spring(topic, partition, offset, timestamp)
-    renamed: Headers = [(name.replace("kafka_dlt-original-", "kafka_original-"), value) for name, value in theirs]
-    return [*renamed, ("retry_topic-attempts", struct.pack(">i", 2)), ("kafka_exception-fqcn", b"java.lang.X")]
-
-
-def spring(topic: str, partition: int, offset: int, timestamp: int = MS) -> Headers:
-    """What Spring's recoverer adds: an int of 4 bytes, longs of 8, the highest byte first."""
-    reported = {
-        "topic": topic.encode(),
-        "partition": struct.pack(">i", partition),
-        "offset": struct.pack(">q", offset),
-        "timestamp": struct.pack(">q", timestamp),
-        "timestamp-type": b"CreateTime",
-    }
-    return [(f"kafka_dlt-original-{name}", value) for name, value in reported.items()]
-
-
-def without(headers: Headers, part: str) -> Headers:
-    return [header for header in headers if not header[0].endswith(part)]
-
-
-def changed(headers: Headers, part: str, value: bytes | None) -> Headers:
-    return [(name, value if name.endswith(part) else old) for name, old in headers]
-
-
-TRACE: Headers = [("trace", b"t1"), ("trace", None)]
-BIG = 2**40 + 5
-# Headers, the type of the record's timestamp (0: its producer's), and what they name; the record's time is 77.
-SOUND: dict[str, tuple[Headers, int, NamedOrigin]] = {
-    "connect": (TRACE + connect("orders", 2, BIG), 0, NamedOrigin("orders", 2, BIG, 77)),
-    "connect, and the broker's clock": (connect("orders", 2, 7), 1, NamedOrigin("orders", 2, 7, None)),
-    "connect, after a second failure": (
-        connect("orders", 2, 7) + connect("errors", 0, 1),
-        0,
-        NamedOrigin("orders", 2, 7, 77),
-    ),
-    "spring": (TRACE + spring("orders", 258, BIG), 0, NamedOrigin("orders", 258, BIG, MS)),
-    "spring, after a second failure": (
-        spring("o.r", 1, 7, 5) + spring("o.r-retry", 0, 1),
-        0,
-        NamedOrigin("o.r", 1, 7, 5),
-    ),
-    "spring, without a timestamp": (without(spring("orders", 1, 7), "timestamp"), 0, NamedOrigin("orders", 1, 7, None)),
-    "spring, of a record without a time": (spring("orders", 1, 7, -1), 0, NamedOrigin("orders", 1, 7, None)),
-    "spring, of a time that no table holds": (spring("orders", 1, 7, 2**62), 1, NamedOrigin("orders", 1, 7, None)),
-    "spring, then connect": (spring("orders", 1, 7) + connect("orders.DLT", 0, 3), 0, NamedOrigin("orders", 1, 7, MS)),
-    "connect, then spring": (connect("orders", 1, 7) + spring("errors", 0, 3), 0, NamedOrigin("orders", 1, 7, 77)),
-    "streams": (TRACE + streams("orders", 2, BIG), 0, NamedOrigin("orders", 2, BIG, 77)),
-    "streams, and the broker's clock": (streams("orders", 2, 7), 1, NamedOrigin("orders", 2, 7, None)),
-    "streams, of a repartition topic": (
-        streams("app-KSTREAM-AGGREGATE-0000000003-repartition", 0, 1),
-        0,
-        NamedOrigin("app-KSTREAM-AGGREGATE-0000000003-repartition", 0, 1, 77),
-    ),
-    "streams, then spring": (streams("orders", 1, 7) + spring("errors", 0, 3), 0, NamedOrigin("orders", 1, 7, 77)),
-    "retryable": (TRACE + retryable("orders", 258, BIG), 0, NamedOrigin("orders", 258, BIG, MS)),
-    "retryable, without a timestamp": (
-        without(retryable("orders", 1, 7), "timestamp"),
-        0,
-        NamedOrigin("orders", 1, 7, None),
-    ),
-    "retryable, then spring": (retryable("orders", 1, 7, 5) + spring("o-dlt", 0, 3), 0, NamedOrigin("orders", 1, 7, 5)),
-    "spring, then retryable": (spring("orders", 1, 7, 5) + retryable("o.DLT", 0, 3), 0, NamedOrigin("orders", 1, 7, 5)),
-    "connect, then retryable": (
-        connect("orders", 1, 7) + retryable("errors", 0, 3),
-        0,
-        NamedOrigin("orders", 1, 7, 77),
-    ),
-    "the greatest numbers": (spring("o", 2**31 - 1, 2**63 - 1), 0, NamedOrigin("o", 2**31 - 1, 2**63 - 1, MS)),
-}
-BAD: dict[str, Headers] = {
-    "nothing": [],
-    "no headers of theirs": TRACE,
-    "connect without a record": connect("", -1, -1),
-    "connect without an offset": without(connect("orders", 0, 1), "offset"),
-    "connect with a null": changed(connect("orders", 0, 1), "partition", None),
-    "connect with bytes": changed(connect("orders", 0, 1), "offset", struct.pack(">q", 1)),
-    "connect, garbled": changed(connect("orders", 0, 1), "offset", b" 1"),
-    "connect, huge": changed(connect("orders", 0, 1), "offset", b"9" * 40),
-    "connect, beyond a long": changed(connect("orders", 0, 1), "offset", str(2**63).encode()),
-    "connect, partition beyond an int": connect("orders", 2**31, 1),
-    "a topic that is none": connect("orders' OR 1=1", 0, 1),
-    "a topic and a line": connect("orders\n", 0, 1),
-    "a topic that is not UTF-8": changed(connect("orders", 0, 1), "topic", b"\xff\xfe"),
-    "a topic of 250 letters": connect("o" * 250, 0, 1),
-    "a null topic": changed(connect("orders", 0, 1), "topic", None),
-    "spring with text": changed(spring("orders", 0, 1), "offset", b"1"),
-    "spring, below 0": spring("orders", -1, 1),
-    "spring, offset below 0": spring("orders", 0, -1),
-    "spring, a long for an int": changed(spring("orders", 0, 1), "partition", struct.pack(">q", 0)),
-    "spring, huge": changed(spring("orders", 0, 1), "offset", b"\x01" * 40),
-    "spring, empty": changed(spring("orders", 0, 1), "partition", b""),
-    "spring without a partition": without(spring("orders", 0, 1), "partition"),
-    "streams, of a punctuation": streams(None, -1, -1),
-    "streams with bytes": changed(streams("orders", 0, 1), "offset", struct.pack(">q", 1)),
-    "streams without an offset": without(streams("orders", 0, 1), "offset"),
-    "retryable with text": changed(retryable("orders", 0, 1), "partition", b"0"),
-    "retryable, and the partition of the other family": [
-        *without(retryable("orders", 0, 1), "partition"),
-        ("kafka_dlt-original-partition", struct.pack(">i", 0)),
-    ],
-    "a bad first one": connect("", -1, -1) + spring("orders", 0, 1),
-}
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_their_headers_name_the_first_failure(name: str) -> None:
-    headers, kind, expected = SOUND[name]
-    assert parse_foreign_origin(headers, 77, kind) == expected
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_names_no_origin_is_none(name: str) -> None:
-    assert parse_foreign_origin(BAD[name], 77, 0) is None
-
-
-# Whose an origin is
-
-
-def generation(number: int, opened: int = 0, topic_id: str = "a", **starts: int | None) -> Generation:
-    at = NOW + timedelta(hours=opened)
-    return Generation("orders", "orders", topic_id, number, {int(p[1:]): s for p, s in starts.items()}, at)
-
-
-def lost(number: int, partition: int, start: int, end: int) -> Loss:
-    return Loss("orders", "orders", number, partition, OffsetRange(start, end), "expired", "ann", NOW)
-
-
-HOUR = 3_600_000
-ONE = MainLog([generation(0, p0=10, p1=0, p2=None)], [lost(0, 1, 20, 30)])
-# Cut off at 40 after 50 was planned: a new generation of the same topic. Then it was recreated.
-THREE = MainLog(
-    [generation(0, p0=0, p1=0), generation(1, 10, p0=50, p1=40), generation(2, 20, "b", p0=0, p1=0)],
-    [lost(0, 0, 5, 6)],
-    {0: {0: 50, 1: 50}, 1: {0: 80, 1: 45}},
-)
-
-
-@pytest.mark.parametrize(
-    ("log", "timestamp", "appended", "expected"),
-    [
-        (ONE, 0, MS, 0),
-        (ONE, None, MS + HOUR, 0),
-        (MainLog([]), MS, MS, None),
-        (THREE, MS + 10 * HOUR - 1, MS + 30 * HOUR, 0),
-        (THREE, MS + 10 * HOUR, MS + 30 * HOUR, 1),
-        (THREE, MS + 20 * HOUR, MS + 30 * HOUR, 2),
-        (THREE, None, MS + 10 * HOUR - 1, 0),
-        (THREE, None, MS + 10 * HOUR, None),
-        (THREE, None, MS + 30 * HOUR, None),
-    ],
-)
-def test_the_generation_is_the_one_open_at_the_time(
-    log: MainLog, timestamp: int | None, appended: int, expected: int | None
-) -> None:
-    """Without the record's own time it is known only as long as there was one: it came before it was appended."""
-    assert log.find_open_offset(timestamp, appended) == expected
 
 
 @pytest.mark.parametrize(
@@ -327,47 +147,6 @@ def test_the_ledger_says_what_its_slices_read_and_an_older_look_can_be_had_again
     assert (len(before.generations), before.losses, before.ends) == (1, [], {})
 
 
-# Declaring, routing, planning
-
-
-@pytest.mark.parametrize(
-    ("foreign", "problem"),
-    [
-        (Foreign("sink.errors", timedelta(0)), "must wait between a second and seven days"),
-        (Foreign("sink.errors", timedelta(days=8)), "must wait between a second and seven days"),
-        (Foreign("sink errors", DELAY), "'sink errors' is no topic name"),
-    ],
-)
-def test_a_declaration_that_cannot_be_meant_is_refused(foreign: Foreign, problem: str) -> None:
-    with pytest.raises(DeclarationError, match=problem):
-        replace(ORDERS, foreign=(foreign,))
-
-
-@pytest.mark.parametrize(
-    ("topics", "named"),
-    [
-        (["orders"], "has the topic 'orders' 2 times"),
-        (["orders.dlq.1"], "has the topic 'orders.dlq.1' 2 times"),
-        (["sink.errors", "sink.errors"], "has the topic 'sink.errors' 2 times"),
-        (["payments"], "the topic 'payments' is declared twice"),
-        (["payments.parked"], "the topic 'payments.parked' is declared twice"),
-    ],
-)
-def test_a_topic_has_one_stream_and_one_part_in_it(tmp_path: Path, topics: list[str], named: str) -> None:
-    """Two that plan the same topic would give their slices the same keys."""
-    text = (
-        "from dataclasses import replace\nfrom datetime import timedelta\nfrom highwater.declaration import Foreign\n"
-    )
-    for name in ("orders", "payments"):
-        foreign = [f"Foreign({topic!r}, timedelta(minutes=1))" for topic in topics if name == "orders"]
-        (tmp_path / f"{name}.py").write_text(
-            f"{text}from assets.streams.{name} import STREAM\n"
-            f"STREAM = replace(STREAM, foreign=({''.join(one + ', ' for one in foreign)}))\n"
-        )
-    with pytest.raises(DeclarationError, match=named):
-        load_streams(tmp_path)
-
-
 def test_what_another_system_rejected_counts_as_rejected_once() -> None:
     assert find_tier(STREAM, "sink.errors") == 1
     assert find_destination(STREAM, "unresolved", 1) == "orders.dlq.2"
@@ -405,9 +184,6 @@ def test_their_topics_wait_for_the_first_plan_of_the_main_topic() -> None:
 def test_an_envelope_may_name_the_namespace_of_its_stream(topic: str, believed: bool) -> None:
     headers = Envelope(topic, 0, 0, 7, MS, 2, "unresolved", "", "sink.errors@0000000", NOW).to_headers()
     assert (open_envelope(headers, STREAM.is_origin) is not None) == believed
-
-
-# With Kafka and Spark
 
 
 def publish(bootstrap: str, topic: str, records: list[tuple[Message, int]]) -> None:

@@ -13,7 +13,7 @@ from highwater.commit_records import from_user_metadata
 from highwater.holds import Release
 from highwater.orchestration.asset_keys import build_table_key
 from tests.helpers.holding import HOLDING
-from tests.helpers.runs import Runs, configure, failure
+from tests.helpers.runs import Runs, configure, find_failure_message
 from tests.helpers.support import Bench, customers, order_message, read_topic
 
 if TYPE_CHECKING:
@@ -59,28 +59,28 @@ def test_a_held_slice_keeps_back_what_follows_and_raw_goes_on(holding: Bench) ->
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("orders_slices", keys)
         runs = Runs(bench, instance)
-        reported = failure(runs.run(keys))
+        reported = find_failure_message(runs.run(keys))
         assert f"SliceHeldError: {keys[1]} is held by 1 record," in reported
         assert f"{bench.stream.topic} partition 0 offset 3" in reported
         assert "unresolved: customer_id is not in reference/customers" in reported
         assert "late" not in reported, "nothing of the record is repeated"
         assert len(bench.rows("raw")) == 9, "raw goes on"
         assert offsets(bench, "events") == [0, 1, 2], "what is before it is committed, nothing behind it"
-        reported = failure(runs.run(keys[2:], "events"))
+        reported = find_failure_message(runs.run(keys[2:], "events"))
         assert f"OutOfTurnError: {keys[2]} may not go into orders/events before {keys[1]}" in reported
         assert "is held since" in reported
         [hold] = bench.ledger.holds.read_open("orders")
         assert (hold.slice_key, hold.found.records, hold.found.reason) == (keys[1], 1, "unresolved")
 
         customers(bench.lake, ["c1", "late"])
-        reported = failure(runs.run(keys, *TABLES))
+        reported = find_failure_message(runs.run(keys, *TABLES))
         assert f"SliceHeldError: {keys[2]} is held by 2 records" in reported
         assert offsets(bench, "events") == [*range(6)]
         assert [one.slice_key for one in bench.ledger.holds.read_open("orders")] == [keys[2]]
 
         assert bench.ledger.holds.release(keys[2], Release(True, "ann", "test data", datetime.now(UTC)))
         result = runs.run(keys, *TABLES)
-        assert result.success, failure(result)
+        assert result.success, find_failure_message(result)
         for table in TABLES:
             assert runs.done(table) == set(keys)
         [record] = instance.fetch_materializations(build_table_key(bench.stream, "events"), limit=1).records

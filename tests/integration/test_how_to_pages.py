@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from dev.dagster_services import prepare_home
 from highwater.orchestration.cli.main import main
-from tests.helpers.pages import shell_blocks
+from tests.helpers.pages import find_shell_blocks
 from tests.helpers.support import order_message
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Terminal:
 
 def commands_of(page: str, replaced: dict[str, str]) -> Iterator[str]:
     """The lines of commands on a page that this machine can run."""
-    for block in shell_blocks(f"docs/{page}.md"):
+    for block in find_shell_blocks(f"docs/{page}.md"):
         for line in block.replace("\\\n", " ").splitlines():
             if not line.strip().startswith(ELSEWHERE):
                 yield reduce(lambda text, pair: text.replace(*pair), replaced.items(), line.strip())

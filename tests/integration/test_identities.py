@@ -21,8 +21,8 @@ from highwater.resources.transactions import Transactions
 from highwater.slices import OffsetRange
 from tests.conftest import create_topic
 from tests.helpers.identities import CLIENT_ID, CLIENT_SECRET, PASSWORD, SCOPE, Authority, Listening, TokenServer
-from tests.helpers.spark_pages import answers, page
-from tests.helpers.support import Message, rest, send
+from tests.helpers.spark_pages import fetch_page, list_answers
+from tests.helpers.support import Message, fetch_rest, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -198,8 +198,8 @@ def test_no_secret_of_a_login_is_shown(
         by_spark(spark, wrong)
     seen = {"our error": f"{caught.value!r} {caught.value} {wrong!r}", "Spark's error": str(caught_in_spark.value)}
     seen["Spark's log"] = spark_server.log.read_text(errors="replace")
-    seen |= {f"page {path}": page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")}
-    seen |= {f"answer {path}": json.dumps(rest(spark_server, path)) for path in answers(spark_server)}
+    seen |= {f"page {path}": fetch_page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")}
+    seen |= {f"answer {path}": json.dumps(fetch_rest(spark_server, path)) for path in list_answers(spark_server)}
     seen["output"], seen["standard error"] = capfd.readouterr()
     assert any("kafka" in text for name, text in seen.items() if name.startswith("answer")), "queries are there"
     assert (401, CLIENT_ID, SCOPE) in listening.tokens.asked

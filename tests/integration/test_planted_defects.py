@@ -9,54 +9,54 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
 
-from highwater.gaps import Gaps
-from highwater.orchestration.checking import checks, gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
-from highwater.orchestration.checking.offset_queries import read_raw_offsets
-from highwater.orchestration.reporting import audit as audit_page
-from highwater.orchestration.reporting import audit_report
-from highwater.orchestration.reporting.consumer_lag import RecordAges
-from highwater.orchestration.reporting.status_report import StreamStatus
-from highwater.plans import Loss, Publication
+from highwater.plans import Publication
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
-from highwater.topic_rules import Setting
+from tests.helpers.planting import (
+    ACCOUNTED,
+    ALONG,
+    EVENT,
+    FOLLOWS,
+    GAPS,
+    LONE,
+    LOSER,
+    MALFORMED,
+    METRICS,
+    MISSING,
+    ONE_CONTENT,
+    PLANNED,
+    PUBLISHED,
+    RECORDED,
+    SENT,
+    TILE,
+    TOMBSTONE,
+    TRANSITIONS,
+    VERSIONS,
+    WINNER,
+    Plant,
+    alter,
+    build_factory,
+    double,
+    drop,
+    look,
+)
 from tests.helpers.support import order
-from tests.helpers.world import FIRST, ID, NOON, RETRIED, TIER, Place, World, slice_
+from tests.helpers.world import FIRST, NOON, RETRIED, TIER, Place, World
 from tests.helpers.world import FULL_STREAM as STREAM
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
 
 
-TILE, PLANNED, GAPS = "slices_tile", "offsets_as_planned", "gaps_explained"
-ACCOUNTED, PUBLISHED = "offsets_accounted_for", "rejects_published"
-RECORDED = "events_as_recorded"
-METRICS = "metrics_follow_events"
-FOLLOWS, VERSIONS = "current_follows_events", "versions_in_order"
-MISSING, SENT = "no_version_missing", "events_published"
-ALONG, ONE_CONTENT, TRANSITIONS = "versions_along_offsets", "one_content_a_version", "transitions_allowed"
-
-
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    """Makes sound tables that nobody has looked at."""
-
-    def made(copies: int = 1) -> World:
-        world = World(tmp_path, copies, STREAM)
-
-        def settings(*_: object) -> dict[str, Setting]:
-            return {"cleanup.policy": Setting(world.topics.cleanup_policy, "DYNAMIC_TOPIC_CONFIG")}
-
-        monkeypatch.setattr(gap_checks, "fetch_topic_settings", settings)
-        return world
-
-    return made
+    return build_factory(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -70,15 +70,6 @@ def looked(make: Callable[..., World]) -> World:
     return look(make())
 
 
-def look(world: World) -> World:
-    world.write()
-    held = read_raw_offsets(world.ledger, world.lake, STREAM, world.keys)
-    found = gap_checks.check_gaps_explained(world.ledger, cast("Kafka", world.topics), held)
-    assert all(result.passed for result in found.values())
-    world.topics.reads.clear()
-    return world
-
-
 def test_sound_tables_turn_nothing_red_and_are_asked_of_kafka_once(looked: World) -> None:
     reported = {key: stored.counts for key, stored in looked.ledger.gaps.read_for_slices(looked.keys).items()}
     nothing = dict.fromkeys(("aborted", "markers", "markers_or_compacted", "lost", "unseen"), 0)
@@ -89,25 +80,6 @@ def test_sound_tables_turn_nothing_red_and_are_asked_of_kafka_once(looked: World
     }
     assert looked.red() == {}
     assert looked.topics.reads == []
-
-
-Plant = Callable[[World, Slice], object]
-
-
-def drop(table: str, *places: Place) -> Plant:
-    def plant(world: World, of: Slice) -> None:
-        for place in places:
-            world.rows[table].remove(world.at(table, of, place))
-
-    return plant
-
-
-def double(table: str, place: Place, **changes: object) -> Plant:
-    return lambda world, of: world.rows[table].append({**world.at(table, of, place), **changes})
-
-
-def alter(table: str, place: Place, **changes: object) -> Plant:
-    return lambda world, of: world.at(table, of, place).update(changes)
 
 
 def alter_all(table: str, **changes: object) -> Plant:
@@ -238,8 +210,8 @@ def each(*plants: Plant) -> Plant:
     return plant
 
 
-EVENT, MALFORMED, TOMBSTONE, WINNER, LOSER, LONE = (0, 0), (0, 2), (0, 3), (1, 3), (1, 0), (1, 2)
 TO_MARKER, FAR = 5, 10_000
+
 
 DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "raw: a row is gone": (drop("raw", EVENT), {GAPS, ACCOUNTED}),
@@ -497,172 +469,3 @@ def test_what_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
     drop("events", EVENT)(looked, FIRST)
     double("rejects", MALFORMED, origin_offset=0, first_failed_at=NOON + timedelta(hours=2))(looked, FIRST)
     assert ACCOUNTED not in looked.red([RETRIED.key])
-
-
-# Gaps
-
-
-def seen(world: World) -> Gaps:
-    world.check_slices()
-    return world.ledger.gaps.read_for_slices([FIRST.key])[FIRST.key]
-
-
-def test_on_a_topic_that_is_compacted_a_marker_is_not_distinguished_from_what_was_compacted(world: World) -> None:
-    world.topics.cleanup_policy = "compact,delete"
-    assert (seen(world).aborted, seen(world).markers, seen(world).markers_or_compacted) == (1, 0, 1)
-    assert world.red() == {}
-
-
-def test_a_topic_that_was_compacted_once_may_have_been_compacted_before_a_read(world: World) -> None:
-    world.topics.cleanup_policy = "compact"
-    world.check_slices([RETRIED.key])
-    world.topics.cleanup_policy = "delete"
-    assert seen(world).markers_or_compacted == 1
-
-
-def test_settings_that_may_not_be_read_leave_it_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
-    assert (seen(world).markers, seen(world).markers_or_compacted) == (0, 1)
-
-
-def test_what_kafka_serves_and_raw_lacks_is_red_at_the_first_look_and_at_every_other(world: World) -> None:
-    drop("raw", (0, 1))(world, FIRST)
-    for _ in range(2):
-        found = world.check_slices()[GAPS][FIRST.key]
-        assert not found.passed
-        assert not found.warning
-        assert [*found.samples] == [{"partition": 0, "start": 1, "end": 2}]
-    assert FIRST.key not in world.ledger.gaps.read_for_slices([FIRST.key]), (
-        "nothing is explained as long as a record is lacking"
-    )
-
-
-def test_a_row_that_went_after_kafka_forgot_it_is_red(looked: World) -> None:
-    looked.topics.log_start = 8
-    drop("raw", (0, 1))(looked, FIRST)
-    found = looked.check_slices()[GAPS]
-    assert [found[key].passed for key in looked.keys] == [False, True, True]
-    assert "others than the 2 of" in found[FIRST.key].text
-
-
-def test_a_row_that_went_after_its_record_was_compacted_is_red(looked: World) -> None:
-    """Also in a slice that had no gap at all."""
-    looked.topics.cleanup_policy = "compact"
-    looked.topics.committed["orders"].remove((0, 6))
-    drop("raw", (0, 0))(looked, looked.second)
-    assert looked.red([looked.second.key])[GAPS] == [looked.second.key]
-
-
-def test_gaps_that_nobody_saw_in_time_are_a_warning(world: World) -> None:
-    world.topics.log_start = 8
-    found = world.check_slices()[GAPS][FIRST.key]
-    assert (found.passed, found.warning, found.numbers["unseen"]) == (False, True, 2)
-    world.topics.log_start, world.topics.topic_id = 0, "B" * 22
-    assert world.ledger.gaps.read_for_slices([FIRST.key])[FIRST.key].unseen == 2, "what was seen first stays"
-
-
-def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world: World) -> None:
-    drop("raw", (0, 0), (0, 1))(world, FIRST)
-    world.alter_slice_commit("raw", FIRST, counts={"lost": 2})
-    world.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(0, 2), "expired", "ann", NOON)])
-    world.topics.log_start = 2
-    found = world.check_slices([FIRST.key])[GAPS][FIRST.key]
-    # The aborted record of partition 1 lies before the log start as well: nobody can say what it was.
-    assert (found.numbers["lost"], found.numbers["markers"], found.numbers["unseen"]) == (2, 1, 1)
-
-
-@pytest.fixture
-def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_report.Audit]:
-    """The audit of a world's tables as they are now, without a topic."""
-    status = StreamStatus(stream="orders", topic="orders", slices=3, generation=0, topic_id=ID)
-    monkeypatch.setattr(audit_page, "read_stream_status", lambda *_: status)
-    monkeypatch.setattr(audit_page, "_measure_ages", lambda *_: RecordAges({}, sure=False))
-    monkeypatch.setattr(audit_page, "_check_main_topic", lambda *_: ([], None, []))
-    monkeypatch.setattr(audit_page, "compare_with_topic", lambda *_: [])
-    monkeypatch.setattr(audit_page, "compare_sent_records", lambda *_: [])
-    monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
-
-    def made(world: World, **asked: Any) -> audit_report.Audit:
-        world.write()
-        return audit_page.audit(world.ledger, cast("Kafka", world.topics), world.lake, STREAM, **asked)
-
-    return made
-
-
-def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
-    make: Callable[..., World], audit: Callable[..., audit_report.Audit]
-) -> None:
-    """It is in two partitions though none was added: between them no order is claimed."""
-    world = make(copies=2)
-    of = world.copies[1]
-
-    def reported() -> tuple[list[str], list[str]]:
-        found = audit(world, records_of=len(world.slices), versions=True, keys=True)
-        return found.errors, [line for line in found.head if line.startswith("warning: ")]
-
-    assert reported() == ([], [])
-    world.rewrite(of, EVENT, LONE, 2)
-    moved = "keys: 1 are in several partitions though none was added for them"
-    assert reported() == ([], [f"warning: {moved}"])
-    assert world.check_slices([of.key])[ALONG][of.key].numbers["keys_in_several_partitions"] == 1
-
-
-def test_the_audit_reports_seams_and_checks_the_newest_slices_again(
-    world: World, audit: Callable[..., audit_report.Audit]
-) -> None:
-    def errors(newest: int) -> list[str]:
-        return audit(world, records_of=newest).errors
-
-    assert errors(3) == []
-    double("current", WINNER)(world, FIRST)
-    assert errors(0) == []
-    [reported] = errors(3)
-    assert reported.startswith(f"{FIRST.key}: {FOLLOWS}: ")
-    world.rows["current"].pop()
-    alter("events", LOSER, amount=Decimal(99))(world, FIRST)
-    reported = "1 of 5 events have other fields than their records in raw"
-    # The minute of the loser is that of a second delivery in the second slice too.
-    red = [one.partition(": ")[2] for one in errors(3)]
-    assert [one for one in red if not one.startswith((METRICS, SENT))] == [f"{RECORDED}: {reported}"]
-    world.ledger.add([slice_(2, p0=(9, 9), p1=(4, 4))])
-    assert "orders@0000002: partition 0 [8, 9) is in no slice, and not recorded as lost" in errors(0)
-
-
-STRANGE: dict[str, Place] = {
-    "raw": EVENT,
-    "events": LOSER,
-    "rejects": MALFORMED,
-    "dlq": MALFORMED,
-    "published": LOSER,
-    "current": WINNER,
-}
-
-
-def test_rows_of_a_slice_that_nobody_planned_are_an_error_of_the_audit(
-    world: World, audit: Callable[..., audit_report.Audit]
-) -> None:
-    assert audit(world).orphan_slices == []
-    sound = deepcopy(world.rows)
-    for table, place in STRANGE.items():
-        world.rows = deepcopy(sound)
-        column = "updated_by_slice" if table == "current" else "slice"
-        world.rows[table].append({**world.at(table, FIRST, place), column: "orders@0000099"})
-        found = audit(world)
-        [reported] = found.orphan_slices
-        assert reported.startswith(
-            f"{table} holds rows of 1 slices that the ledger does not know: orders@0000099; remedy: "
-        )
-        assert reported in found.errors
-
-
-def test_a_row_that_breaks_a_check_hides_nothing_else_from_the_audit(
-    world: World, audit: Callable[..., audit_report.Audit], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def break_down(*_: object) -> NoReturn:
-        raise TypeError("no offset")
-
-    monkeypatch.setattr(checks, "CHECKS", [replace(checks.CHECKS[0], decide=break_down), *checks.CHECKS[1:]])
-    drop("events", LOSER)(world, FIRST)
-    errors = audit(world, records_of=len(world.slices)).errors
-    assert any("slices_tile" in text and "TypeError: no offset" in text for text in errors)
-    assert any(f"{FIRST.key}: {ACCOUNTED}" in text for text in errors)

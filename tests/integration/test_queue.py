@@ -14,7 +14,7 @@ import yaml
 from dagster import instance_for_test
 
 from highwater.orchestration.run_tags import PUBLISH, RETRY
-from tests.helpers.run_queue import TIER, add_runs, dequeued
+from tests.helpers.run_queue import TIER, add_runs, list_dequeued
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 def test_a_new_slice_goes_before_all_retries_that_wait(instance: dg.DagsterInstance) -> None:
     retries = add_runs(instance, [f"{TIER}@{n:07d}" for n in range(RETRIES)], RETRY, dg.DagsterRunStatus.QUEUED)
     [main] = add_runs(instance, ["orders@0000000"], "plan", dg.DagsterRunStatus.QUEUED)
-    first, *others = dequeued(instance)
+    first, *others = list_dequeued(instance)
     assert first == main, "it came last"
     assert len(others) == 1, "of all retries one runs beside it"
     assert others[0] in retries
@@ -43,7 +43,7 @@ def test_a_retry_that_runs_leaves_room_for_new_slices(instance: dg.DagsterInstan
     add_runs(instance, [f"{TIER}@{n:07d}" for n in range(RETRIES)], RETRY, dg.DagsterRunStatus.QUEUED)
     add_runs(instance, [f"{TIER}@9999999"], RETRY, dg.DagsterRunStatus.STARTED)
     mains = add_runs(instance, [f"orders@{n:07d}" for n in range(5)], "plan", dg.DagsterRunStatus.QUEUED)
-    assert dequeued(instance) == mains[:2], "a stream has three places, retries one of them"
+    assert list_dequeued(instance) == mains[:2], "a stream has three places, retries one of them"
 
 
 def test_where_all_places_are_taken_a_new_slice_is_next(instance: dg.DagsterInstance) -> None:
@@ -52,9 +52,9 @@ def test_where_all_places_are_taken_a_new_slice_is_next(instance: dg.DagsterInst
     add_runs(instance, [f"{TIER}@9999999"], RETRY, dg.DagsterRunStatus.STARTED)
     running = add_runs(instance, ["orders@0000000", "orders@0000001"], "plan", dg.DagsterRunStatus.STARTED)
     [main] = add_runs(instance, ["orders@0000002"], "plan", dg.DagsterRunStatus.QUEUED)
-    assert dequeued(instance) == []
+    assert list_dequeued(instance) == []
     instance.report_run_canceled(instance.get_run_by_id(running[0]))  # type: ignore[arg-type]
-    assert dequeued(instance) == [main]
+    assert list_dequeued(instance) == [main]
 
 
 @pytest.mark.parametrize("purpose", [RETRY, PUBLISH])
@@ -66,4 +66,4 @@ def test_a_backlog_that_runs_leaves_a_place_for_what_is_retried_or_published(
     add_runs(instance, [f"orders@{n:07d}" for n in range(2, RETRIES)], "repair", dg.DagsterRunStatus.QUEUED)
     key = f"{TIER}@0000000" if purpose == RETRY else "orders@0000000"
     wanted = add_runs(instance, [key], purpose, dg.DagsterRunStatus.QUEUED)
-    assert dequeued(instance) == wanted
+    assert list_dequeued(instance) == wanted

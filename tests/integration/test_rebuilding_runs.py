@@ -14,7 +14,7 @@ from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from tests.helpers.bench_records import content
+from tests.helpers.bench_records import read_content
 from tests.helpers.support import Bench, Message, customers, order_message, read_topic
 from tests.helpers.ticking import Ticking
 
@@ -58,7 +58,7 @@ def test_dagsters_home_is_lost_with_all_the_rest(
     bench.send(order_message("o1", 1), Message(b"o2", b"garbled", 0), order_message("o1", 2), order_message("o3", 1))
     with deployed(bench, tmp_path / "first") as first:
         assert take(first) == [f"{bench.stream.topic}@0000000"]
-        events, current, sent = content(bench, "events"), bench.current(), read_topic(bench.bootstrap, parked)
+        events, current, sent = read_content(bench, "events"), bench.current(), read_topic(bench.bootstrap, parked)
         assert (len(events), len(sent)) == (3, 1)
     bench.send(order_message("o3", 2))
 
@@ -76,7 +76,7 @@ def test_dagsters_home_is_lost_with_all_the_rest(
         assert held == [{key}] * len(TABLES)
         assert take(second) == [key], "nothing is left to plan"
 
-    after = content(bench, "events")
+    after = read_content(bench, "events")
     assert {origin: after[origin] for origin in events} == events
     assert [row["key"] for origin, row in after.items() if origin not in events] == ["o3"]
     now = bench.current()

@@ -41,7 +41,7 @@ from highwater.resources.ledger import Ledger
 from tests.helpers.bench_records import due, ends, published
 from tests.helpers.reclaiming import Reclaiming, X, Y
 from tests.helpers.support import Bench, Message, customers, order_message
-from tests.helpers.world import FIRST, NOON, PARKED, RETRIED, STREAM, headers_of
+from tests.helpers.world import FIRST, NOON, PARKED, RETRIED, STREAM, build_headers
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -321,7 +321,7 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
     """The check follows each copy: one that was published since must be somewhere."""
     world = taking.world
     world.ledger.reclaims.add("orders", [a_reclaim()])
-    world.read(RETRIED, 0, 1, "o5", headers=[h for h in headers_of(2) if h["key"] != RECLAIMS])
+    world.read(RETRIED, 0, 1, "o5", headers=[h for h in build_headers(2) if h["key"] != RECLAIMS])
     del (
         world.slice_commits["events"][RETRIED.key],
         world.slice_commits["rejects"][RETRIED.key],
@@ -340,7 +340,7 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
 
 def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Reclaiming) -> None:
     world = taking.world
-    world.read(RETRIED, 0, 1, "o5", headers=headers_of(2))
+    world.read(RETRIED, 0, 1, "o5", headers=build_headers(2))
     del (
         world.slice_commits["events"][RETRIED.key],
         world.slice_commits["rejects"][RETRIED.key],

@@ -34,6 +34,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.object_store import build_s3a_conf
 from highwater.resources.spark import close, delta_errors, prepare
 from highwater.resources.spark_tables import create_table
+from tests.helpers.object_stores import open_store
 from tests.helpers.support import Bench, Message, customers, make_stream, order_message, read_rows, read_topic
 
 if TYPE_CHECKING:
@@ -50,11 +51,8 @@ ROUNDS = [3, pytest.param(20, marks=pytest.mark.long)]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    """An S3 server, which this process and its children find by AWS's variables."""
-    with ObjectStore(tmp_path_factory.mktemp("s3")) as found, pytest.MonkeyPatch.context() as patch:
-        for name, value in found.variables.items():
-            patch.setenv(name, value)
-        yield found
+    with open_store(tmp_path_factory.mktemp("s3")) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
 
 from assets.streams.orders import STREAM as ORDERS
+from highwater.declaration import Limits
 from highwater.orchestration.build import build_defs
 from tests.helpers.operator_calls import OTHERS, SAME, WORK, Calls
+from tests.helpers.support import Message, make_stream, send
+from tests.helpers.ticking import Ticking
+
+if TYPE_CHECKING:
+    from tests.conftest import TopicFactory
 
 
 @pytest.fixture
@@ -35,3 +43,32 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 def defs() -> dg.Definitions:
     spark = SimpleNamespace(get_session=lambda: None, interrupt=lambda: None)
     return build_defs(streams=[ORDERS, OTHERS], resources={"spark": spark})
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture
+def ticking(
+    topic: TopicFactory,
+    bootstrap: str,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Ticking]:
+    """Makes streams with some records on a topic, and ticks of their sensors."""
+
+    def make(records: int = 40, **limits: int) -> Ticking:
+        name = topic(partitions=2)
+        monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", bootstrap)
+        monkeypatch.setenv("HIGHWATER_LEDGER_URL", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+        monkeypatch.setenv("HIGHWATER_LAKE", str(tmp_path / "lake"))
+        send(bootstrap, name, [Message(b"k", b"v", partition=n % 2) for n in range(records)])
+        given: dict[str, Any] = {"max_offsets": 10, "slices_per_run": 3, **limits}
+        stream = make_stream(name, limits=Limits(**given))
+        return Ticking(stream, instance, tmp_path)
+
+    return make

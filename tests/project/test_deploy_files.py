@@ -12,7 +12,7 @@ import yaml
 
 from dev.paths import REPOSITORY
 from highwater.orchestration.reporting.prometheus_metrics import FAMILIES
-from tests.helpers.pages import RUNBOOK, anchors, entries, text_of
+from tests.helpers.pages import RUNBOOK, list_anchors, list_entries, read_page
 
 DASHBOARD = json.loads((REPOSITORY / "deploy/grafana/highwater.json").read_text())
 RULES = yaml.safe_load((REPOSITORY / "deploy/prometheus/highwater.rules.yaml").read_text())
@@ -69,7 +69,7 @@ def test_panels_have_their_own_ids_and_places() -> None:
 
 
 def test_rules_have_their_own_names_a_severity_and_an_entry_of_the_runbook() -> None:
-    known = anchors(text_of(RUNBOOK))
+    known = list_anchors(read_page(RUNBOOK))
     for rule in ALL_RULES:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert re.fullmatch(r"Highwater[A-Za-z]+", rule["alert"])
@@ -90,7 +90,7 @@ def test_every_alert_of_the_runbook_has_one_rule_with_its_entry() -> None:
         assert match is not None
         found[match[2]] = rule["annotations"]["runbook_url"].partition("#")[2]
         assert (match[1] == "=~") == match[2].endswith(".+")
-    titles = entries("Alerts")
+    titles = list_entries("Alerts")
     assert found.keys() == {title.replace("…", ".+") for title in titles}
     for title in titles:
-        assert found[title.replace("…", ".+")] in anchors(f"### {title}\n")
+        assert found[title.replace("…", ".+")] in list_anchors(f"### {title}\n")

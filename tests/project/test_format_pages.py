@@ -12,8 +12,8 @@ from highwater.classifying import classify
 from highwater.declaration import Stream
 from highwater.formats import Format, KeyFormat
 from highwater.second_reader import KafkaRecord
-from tests.helpers.format_pages import PAGE_SCHEMAS, SAMPLED, declared, parse_value, read_samples
-from tests.helpers.pages import rows, section, spans
+from tests.helpers.format_pages import PAGE_SCHEMAS, SAMPLED, load_declared_streams, parse_value, read_samples
+from tests.helpers.pages import find_rows, find_section, find_spans
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs/formats").glob("*.md"))
@@ -27,21 +27,21 @@ def types() -> set[str]:
 
 @pytest.mark.parametrize("page", [*EXAMPLES, "docs/streams.md"])
 def test_the_examples_of_a_page_are_accepted(page: str) -> None:
-    streams = declared(page)
+    streams = load_declared_streams(page)
 
     assert streams
     assert all(isinstance(stream, Stream) for stream in streams)
 
 
 def test_no_two_pages_declare_the_same_stream_or_topic() -> None:
-    streams = [stream for page in EXAMPLES for stream in declared(page)]
+    streams = [stream for page in EXAMPLES for stream in load_declared_streams(page)]
 
     assert len({stream.name for stream in streams}) == len(streams)
     assert len({stream.topic for stream in streams}) == len(streams)
 
 
 def test_every_format_has_an_example() -> None:
-    shown = {type(stream.value) for page in EXAMPLES for stream in declared(page)}
+    shown = {type(stream.value) for page in EXAMPLES for stream in load_declared_streams(page)}
 
     assert shown == {*get_args(Format)}
 
@@ -49,8 +49,8 @@ def test_every_format_has_an_example() -> None:
 def test_the_page_of_keys_has_every_format_of_keys() -> None:
     page = "docs/formats/keys.md"
     introduction = (ROOT / page).read_text().partition("\n## ")[0]
-    listed = {name.partition("(")[0] for row in rows(introduction) for name in spans(row[1])}
-    shown = {type(stream.key_format).__name__ for stream in declared(page)}
+    listed = {name.partition("(")[0] for row in find_rows(introduction) for name in find_spans(row[1])}
+    shown = {type(stream.key_format).__name__ for stream in load_declared_streams(page)}
     formats = {kind.__name__ for kind in get_args(KeyFormat)}
 
     assert listed == formats
@@ -64,22 +64,22 @@ def test_the_page_of_formats_lists_every_page() -> None:
 
 
 def test_the_page_of_formats_has_every_type() -> None:
-    parts = section("docs/formats/README.md", "Types").split("\n\n")
+    parts = find_section("docs/formats/README.md", "Types").split("\n\n")
     table = next(part for part in parts if part.startswith("| type |"))
 
-    assert {name for row in rows(table) for name in spans(row[0])} == types()
+    assert {name for row in find_rows(table) for name in find_spans(row[0])} == types()
 
 
 def test_the_page_of_streams_has_every_type_in_its_two_tables() -> None:
-    parts = section("docs/streams.md", "Field").split("\n\n")
+    parts = find_section("docs/streams.md", "Field").split("\n\n")
     tables = [part for part in parts if part.startswith(("| type |", "| further type |"))]
-    listed = [name for table in tables for row in rows(table) for name in spans(row[0])]
+    listed = [name for table in tables for row in find_rows(table) for name in find_spans(row[0])]
 
     assert sorted(listed) == sorted(types())
 
 
 def test_the_page_of_streams_has_every_format() -> None:
-    listed = {spans(row[0])[0].partition("(")[0] for row in rows(section("docs/streams.md", "Value"))}
+    listed = {find_spans(row[0])[0].partition("(")[0] for row in find_rows(find_section("docs/streams.md", "Value"))}
 
     assert listed == {kind.__name__ for kind in get_args(Format)}
 
@@ -98,8 +98,8 @@ def test_the_second_reader_classifies_the_samples_as_the_page_reports(page: str,
 
 
 def test_the_bytes_of_a_declared_schema_are_the_row_that_the_page_shows() -> None:
-    stream = declared("docs/formats/avro.md")[1]
-    line = next(span for span in spans((ROOT / "docs/formats/avro.md").read_text()) if span.startswith("06 6d"))
+    stream = load_declared_streams("docs/formats/avro.md")[1]
+    line = next(span for span in find_spans((ROOT / "docs/formats/avro.md").read_text()) if span.startswith("06 6d"))
 
     found = classify(
         stream, KafkaRecord(parse_value(line), b"k", (), stream.topic, 0, 0, 1767225600000), PAGE_SCHEMAS.get

@@ -26,7 +26,7 @@ from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.resources.ledger import Ledger
 from highwater.settings import LOG_FORMAT
 from highwater.slices import OffsetRange, Slice
-from tests.helpers.pages import rows, section, spans
+from tests.helpers.pages import find_rows, find_section, find_spans
 from tests.helpers.support import make_stream
 
 STREAM = make_stream("orders")
@@ -53,7 +53,7 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.Dag
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """What was written to the console; every line of it is JSON, and has no field that the page does not name."""
     found = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    named = {name for row in rows(section("docs/operations.md", "Logs")) for name in spans(row[0])}
+    named = {name for row in find_rows(find_section("docs/operations.md", "Logs")) for name in find_spans(row[0])}
     assert {name for line in found for name in line} <= named
     return found
 

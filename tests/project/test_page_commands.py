@@ -13,7 +13,7 @@ import pytest
 
 from dev.paths import REPOSITORY
 from highwater.orchestration.cli.main import main
-from tests.helpers.pages import PAGES, SHELL_BLOCK, spans, text_of
+from tests.helpers.pages import PAGES, SHELL_BLOCK, find_spans, read_page
 
 SEPARATORS = {"|", "||", ";", "&&", "&"}
 REDIRECTIONS = {">", ">>", "<"}
@@ -122,13 +122,13 @@ def test_a_wrong_command_line_has_a_fault(line: str, fault: str | None) -> None:
 
 
 def test_the_page_of_commands_has_every_command() -> None:
-    named = {word for span in spans(text_of("docs/commands.md")) for word in re.findall(r"[a-z][a-z-]+", span)}
+    named = {word for span in find_spans(read_page("docs/commands.md")) for word in re.findall(r"[a-z][a-z-]+", span)}
 
     assert set(main.commands) - named == set()
 
 
 def test_every_variable_of_a_command_in_the_runbook_is_set_on_the_page_or_by_the_deployment() -> None:
-    text = text_of("docs/runbook.md")
+    text = read_page("docs/runbook.md")
     blocks = "\n".join(SHELL_BLOCK.findall(text))
     set_here = set(re.findall(r"^(\w+)=", blocks, re.MULTILINE))
     used = set(re.findall(r"\$\{?(\w+)", blocks))

@@ -1,22 +1,18 @@
-"""Every client of ours as it is configured: assigned, committing nothing, and telling no secret."""
+"""Every client as it is configured: assigned, committing nothing, and showing no secret."""
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
 import subprocess
-import sys
-import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import MagicMock
 
 import dagster as dg
@@ -31,7 +27,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater import settings
 from highwater.assets import raw
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
-from highwater.orchestration.resources import ProducerResource, close_session, open_session
+from highwater.orchestration.resources import ProducerResource
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.orchestration.sensing import offset_mirror
 from highwater.plans import Generation
@@ -39,23 +35,19 @@ from highwater.resources import groups
 from highwater.resources.kafka import Kafka
 from highwater.resources.kafka_options import GUARDED
 from highwater.resources.live_producer import list_own_producers
-from highwater.resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
-from highwater.resources.spark_tables import write_slices
+from highwater.resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES
 from highwater.resources.transactions import Transactions
-from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import OffsetRange, Slice
-from tests.helpers.spark_pages import answers, page
+from tests.helpers.spark_pages import fetch_page, list_answers
 from tests.helpers.support import (
-    BOUNDED,
     STAGES,
     Bench,
     Message,
-    committed_offsets,
+    fetch_rest,
     make_bench,
     make_stream,
     order_message,
-    quick,
-    rest,
+    read_committed_offsets,
 )
 from tests.helpers.ticking import Ticking
 
@@ -64,7 +56,10 @@ if TYPE_CHECKING:
 
     from dev.spark_connect import SparkConnect
 
+
 SECRET = "hunter2-planted-secret"
+
+
 STORE_PASSWORD = "of-the-broker-alone"
 
 
@@ -104,6 +99,8 @@ CLIENTS: dict[str, Callable[[Kafka], object]] = {
     "the audit's look at our producer": lambda kafka: list_own_producers(kafka, make_stream("orders")),
     "the producer": send,
 }
+
+
 GROUPS = {
     "the reader": "highwater.reader",
     "the reader of open transactions": "highwater.reader",
@@ -260,10 +257,10 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     slice_ = bench.plan(0, p0=(0, 3))
     for stage in STAGES[:-2]:
         stage.materialise(bench.work(slice_))
-    assert committed_offsets(bench.kafka, topic) == {}
+    assert read_committed_offsets(bench.kafka, topic) == {}
     for expected, last in ((0, STAGES[-2]), (3, STAGES[-1])):
         offset_mirror.tick(bench.ledger, bench.kafka, bench.lake, bench.stream, datetime.now(UTC))
-        found = committed_offsets(bench.kafka, topic)
+        found = read_committed_offsets(bench.kafka, topic)
         assert found == {"highwater.reported": {0: expected}}, "its reject is published by the stage before the last"
         last.materialise(bench.work(slice_))
     groups = {group.group_id for group in admin.list_consumer_groups().result(60).valid}
@@ -272,80 +269,6 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     assert others <= {"highwater.reported", "highwater.orders"}
     assert not {group for group in groups if group.startswith("spark")}
     admin.delete_consumer_groups(["highwater.reported"])["highwater.reported"].result(60)
-
-
-@contextmanager
-def stopped() -> Iterator[str]:
-    """A Connect server that hangs as soon as it is asked for more than settings; its address."""
-    server = subprocess.Popen([sys.executable, "-m", "tests.helpers.connect_child"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        yield f"sc://{LOOPBACK}:{int(server.stdout.readline())}"
-    finally:
-        server.kill()
-        server.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_spark_server_that_hangs_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request before the write was reported in Spark's words, and counted against the stream's breaker."""
-    quick(monkeypatch, seconds=2)
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
-    with stopped() as remote:
-        session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
-        with pytest.raises(DependencyAwayError, match="Spark failed at a/table"):
-            write_slices("a/table", session.range(1), [slice_.key], {}, replace=True, files=1, spread="id")
-        close_session(session)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_spark_server_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""
-    quick(monkeypatch, seconds=2)
-    # Set by PySpark for all that follows in this process.
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with stopped() as remote:
-        session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
-        began = time.monotonic()
-        with pytest.raises(DependencyAwayError, match="Spark failed at a table") as caught, delta_errors("a table"):
-            session.sql("SELECT 1").collect()
-        assert "SPARK_REMOTE" in str(caught.value.remedy)
-        close_session(session)
-        assert time.monotonic() - began < BOUNDED
-        with pytest.raises(DependencyAwayError, match="Spark failed at 127"):
-            open_session(Settings.from_environment({SPARK_REMOTE: remote}))
-
-
-def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collector may come at any time, in any thread, to one that was closed or could not be prepared."""
-    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Answers
-
-    quick(monkeypatch, seconds=2)
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    made: list[Any] = []
-
-    def connected(remote: str) -> Any:
-        made.append(connect(remote))
-        return made[-1]
-
-    monkeypatch.setattr("highwater.resources.spark.connect", connected)
-    away = f"sc://{LOOPBACK}:{free_port()}"
-    with pytest.raises(DependencyAwayError):
-        open_session(Settings.from_environment({SPARK_REMOTE: away}))
-    assert made.pop().is_stopped, "it is not left to the collector"
-    over = connect(away)
-    close(over)
-    seen = weakref.ref(over)
-    # Made by the session of another that works meanwhile.
-    threads = Answers._get_or_create_release_thread_pool()
-    del over
-    gc.collect()
-    assert seen() is None
-    assert threads.submit(int).result(timeout=60) == 0
-    Answers.shutdown()
 
 
 def test_what_is_silent_is_abandoned_within_the_time_that_is_documented() -> None:
@@ -401,8 +324,12 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
             raw.materialise(bench.work(unread))
         reported += [str(caught_in_spark.value), repr(caught_in_spark.value)]
         seen = {"what we say": "\n".join(reported), "Spark's log": spark_server.log.read_text(errors="replace")}
-        seen |= {f"Spark's page {path}": page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")}
-        seen |= {f"Spark's answer {path}": json.dumps(rest(spark_server, path)) for path in answers(spark_server)}
+        seen |= {
+            f"Spark's page {path}": fetch_page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")
+        }
+        seen |= {
+            f"Spark's answer {path}": json.dumps(fetch_rest(spark_server, path)) for path in list_answers(spark_server)
+        }
         for run in instance.get_runs():
             entries = [serialize_value(entry) for entry in instance.all_logs(run.run_id)]
             seen[f"run {run.run_id}"] = "\n".join([serialize_value(run), *entries])

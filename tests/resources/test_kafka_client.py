@@ -14,7 +14,8 @@ import pytest
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.resources.dlq_topics import TopicShape, _create
 from highwater.resources.groups import _request_group
-from highwater.resources.kafka import Kafka, OffsetQuery
+from highwater.resources.kafka import Kafka
+from highwater.resources.offset_requests import OffsetQuery
 from highwater.resources.permissions import fetch_allowed_operations
 from highwater.resources.topic_facts import fetch_topic_settings
 

@@ -39,6 +39,7 @@ from highwater.resources.object_store import (
     refuse_weakening,
 )
 from highwater.resources.spark import STATIC_CONF, translate_error
+from tests.helpers.object_stores import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,10 +50,8 @@ JAVAC = "17"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with ObjectStore(tmp_path_factory.mktemp("s3")) as found, pytest.MonkeyPatch.context() as patch:
-        for name, value in found.variables.items():
-            patch.setenv(name, value)
-        yield found
+    with open_store(tmp_path_factory.mktemp("s3")) as opened:
+        yield opened
 
 
 @pytest.fixture

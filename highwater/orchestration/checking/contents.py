@@ -129,13 +129,13 @@ def _compare_main_slice(
     raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
 ) -> tuple[int, list[_DifferentEvent]]:
     """The number of compared events of a slice, and those that differ; a batch at a time."""
-    mine = {f"{name}_slices": slice_is_one_of([slice_.key], f"{name}.slice") for name in "er"}
+    conditions = {f"{name}_slices": slice_is_one_of([slice_.key], f"{name}.slice") for name in "er"}
     chosen = (
         _build_select_list(columns)
         + _build_version_column(reader.stream)
         + _build_deleted_column(reader.stream, events)
     )
-    sql = _PAIRS.format(chosen=chosen, tombstone=build_tombstone_condition(reader.stream, "r.value"), **mine)
+    sql = _PAIRS.format(chosen=chosen, tombstone=build_tombstone_condition(reader.stream, "r.value"), **conditions)
     compared, unlike = 0, list[_DifferentEvent]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
@@ -172,14 +172,16 @@ def _compare_tier_slice(
     raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
 ) -> tuple[int, list[_DifferentEvent]]:
     """Compare the events of a tier's slice: of several copies of an origin the event is like one at least."""
-    stream, mine = reader.stream, f"{slice_is_one_of([slice_.key])}"
+    stream, slice_condition = reader.stream, f"{slice_is_one_of([slice_.key])}"
     read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({build_tombstone_condition(stream)}) AND {mine}"):
+    for row in stream_rows(
+        raw, f"SELECT {RECORD} FROM t WHERE NOT ({build_tombstone_condition(stream)}) AND {slice_condition}"
+    ):
         origin, *_ = parse_record_envelope(stream, slice_, row)
         read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
     compared, unlike = 0, list[_DifferentEvent]()
     chosen = _build_select_list(columns) + _build_version_column(stream) + _build_deleted_column(stream, events)
-    sql = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
+    sql = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {slice_condition}"
     for row in query(events, sql):
         copies = read[Origin.from_row(row)]
         found = [_select_differing_fields(reader, columns, row, _build_record({**row, **copy})) for copy in copies]

@@ -59,5 +59,5 @@ def check_record_keys(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[s
 
 
 def _read_samples(raw: DeltaTable, events: DeltaTable, key: str) -> list[dict[str, Any]]:
-    mine = {f"{name}_slices": slice_is_one_of([key], f"{name}.slice") for name in "er"}
-    return query_all({"raw": raw, "events": events}, _UNLIKE.format(**mine))
+    conditions = {f"{name}_slices": slice_is_one_of([key], f"{name}.slice") for name in "er"}
+    return query_all({"raw": raw, "events": events}, _UNLIKE.format(**conditions))

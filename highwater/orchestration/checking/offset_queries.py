@@ -86,17 +86,19 @@ def read_raw_rows(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, RawRows
     found = {key: RawRows() for key in planned}
     stretches = query_columns({"raw": raw}, _STRETCHES.format(slices=slice_is_one_of(planned)))
     for key, topic, generation, partition, first, last, rows in zip(*stretches.values(), strict=True):
-        mine, slice_ = found[key], planned[key]
-        mine.rows += rows
+        slice_rows, slice_ = found[key], planned[key]
+        slice_rows.rows += rows
         if first is None:
-            mine.outside.append(f"{topic}, generation {generation}, partition {partition}, {rows:,} without an offset")
+            slice_rows.outside.append(
+                f"{topic}, generation {generation}, partition {partition}, {rows:,} without an offset"
+            )
             continue
         stretch = OffsetRange(first, last + 1)
-        mine.doubled += rows - len(stretch)
+        slice_rows.doubled += rows - len(stretch)
         if (topic, generation) == (slice_.topic, slice_.generation):
-            mine.held.setdefault(partition, []).append(stretch)
+            slice_rows.held.setdefault(partition, []).append(stretch)
             within = slice_.ranges.get(partition, OffsetRange(0, 0))
             if within.start <= stretch.start and stretch.end <= within.end:
                 continue
-        mine.outside.append(f"{topic}, generation {generation}, partition {partition} [{first}, {last + 1})")
+        slice_rows.outside.append(f"{topic}, generation {generation}, partition {partition} [{first}, {last + 1})")
     return found

@@ -96,8 +96,8 @@ def _read_misplaced_origins(
         found[key] += _read_unplanned_origins(tables, stream, slices[key])
     main = [key for key, slice_ in slices.items() if slice_.topic == stream.topic and key not in gone]
     for tombstone in ("false", "value IS NULL"):
-        mine = [key for key in main if _select_tombstone_condition(decisions.get(key)) == tombstone]
-        for row in _query_slices(tables, _MISPLACED, mine, tombstone=tombstone):
+        matching_keys = [key for key in main if _select_tombstone_condition(decisions.get(key)) == tombstone]
+        for row in _query_slices(tables, _MISPLACED, matching_keys, tombstone=tombstone):
             found[row["slice"]].append(describe_sample(_describe_problem(row), Origin.from_row(row)))
     # Values are read of slices with rejects alone.
     rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
@@ -142,8 +142,8 @@ def _query_slices(
 ) -> list[dict[str, Any]]:
     if not keys:
         return []
-    mine = {"slices": slice_is_one_of(keys)} | {f"{x}_slices": slice_is_one_of(keys, f"{x}.slice") for x in "xr"}
-    return query_all(tables, question.format(**mine, **named))
+    conditions = {"slices": slice_is_one_of(keys)} | {f"{x}_slices": slice_is_one_of(keys, f"{x}.slice") for x in "xr"}
+    return query_all(tables, question.format(**conditions, **named))
 
 
 # One pass, which finds records only in raw, records not in raw, and records that exist twice.
@@ -211,11 +211,12 @@ def _read_misplaced_in_tier(
     Several records may have one origin: one counts, the others are superseded. All are superseded where another slice
     accepted the origin, a person discarded it, or they were published before it was reclaimed from the DLQ.
     """
-    mine = f"{slice_is_one_of([slice_.key])}"
+    slice_condition = f"{slice_is_one_of([slice_.key])}"
     rows = stream_rows(
-        tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_select_tombstone_condition(decision)}) AND {mine}"
+        tables["raw"],
+        f"SELECT {RECORD} FROM t WHERE NOT ({_select_tombstone_condition(decision)}) AND {slice_condition}",
     )
-    early = _read_early_records(tables["rejects"], slice_, mine)
+    early = _read_early_records(tables["rejects"], slice_, slice_condition)
     copies = Counter(_copy_of(stream, slice_, row, early) for row in rows)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
     tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row without the number is no error
@@ -227,7 +228,7 @@ def _read_misplaced_in_tier(
     placed, altered = Counter[Origin](), list[tuple[Origin, str]]()
     for name, columns in _select_record_columns(stream).items():
         tried = "retries" if has_column(tables[name], "retries") else "NULL AS retries"
-        for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {tried}, {columns} FROM t WHERE {mine}"):
+        for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {tried}, {columns} FROM t WHERE {slice_condition}"):
             origin = Origin.from_row(row)
             placed[origin] += 1
             same = _build_digest(row) in contents[origin] and row["retries"] in tries[origin]
@@ -281,9 +282,9 @@ class _Copy(NamedTuple):
     as_reject: str
 
 
-def _read_early_records(rejects: DeltaTable, slice_: Slice, mine: str) -> set[tuple[int, int]]:
+def _read_early_records(rejects: DeltaTable, slice_: Slice, slice_condition: str) -> set[tuple[int, int]]:
     """Partition and offset of records whose envelope named an origin before that was decided: by now it may be."""
-    columns = f"origin_partition, origin_offset FROM t WHERE {mine} AND origin_topic = '{slice_.topic}'"
+    columns = f"origin_partition, origin_offset FROM t WHERE {slice_condition} AND origin_topic = '{slice_.topic}'"
     rows = query(rejects, f"SELECT {columns} AND detail = '{NAMED_EARLY}'")
     return {(row["origin_partition"], row["origin_offset"]) for row in rows}
 

@@ -207,11 +207,11 @@ class _TableCounts:
         conditions = [f"origin_topic = '{topic}'"]
         if open_slices:
             conditions.append(f"NOT {slice_is_one_of([slice_.key for slice_ in open_slices])}")
-        mine = [slice_ for slice_ in open_slices if slice_.topic == stream.topic]
+        main_slices = [slice_ for slice_ in open_slices if slice_.topic == stream.topic]
         undecided = [
             (generation, partition, offsets.start, offsets.end)
-            for generation in {slice_.generation for slice_ in mine}
-            for partition, ranges in merge_ranges(one for one in mine if one.generation == generation).items()
+            for generation in {slice_.generation for slice_ in main_slices}
+            for partition, ranges in merge_ranges(one for one in main_slices if one.generation == generation).items()
             for offsets in ranges
         ]
         lost = [(loss.generation, loss.partition, loss.offsets.start, loss.offsets.end) for loss in losses]

@@ -74,15 +74,15 @@ def check_events_published(
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in settled}
     there: dict[str, Counter[str]] = {key: Counter() for key in settled}
     if settled:
-        mine = slice_is_one_of(settled)
-        for row in query_all({"events": events, "published": published}, _UNLIKE.format(slices=mine)):
+        settled_slices = slice_is_one_of(settled)
+        for row in query_all({"events": events, "published": published}, _UNLIKE.format(slices=settled_slices)):
             wrong[row["slice"]].append(describe_sample(_describe_problem(row), Origin.from_row(row)))
         for key in settled:  # one at a time: its values are held
             wrong[key] += [
                 describe_sample("sent with another value", origin)
                 for origin in _read_altered_origins(stream, events, published, key)
             ]
-        for row in query(published, _THERE.format(slices=mine)):
+        for row in query(published, _THERE.format(slices=settled_slices)):
             key, rows = row["slice"], Counter({"rows": row["rows"], _COUNTED.get(row["state"], ""): row["rows"]})
             there[key] += rows + Counter({name: row[name] for name in ("late", "revisions")})
             there[key]["newest"] = max(there[key]["newest"], row["newest"] or 0)

@@ -34,8 +34,8 @@ def read_loss_times(ledger: Ledger, stream: Stream, decided: Collection[str], no
     found = {}
     losses = ledger.list_losses(stream.name)
     for topic, delay in zip(stream.tier_topics, stream.tiers, strict=True):
-        mine = [loss for loss in losses if loss.topic == topic]
-        accepted = _find_last_acceptance(ledger.topics.list_generations(stream.name, topic), mine, delay)
+        topic_losses = [loss for loss in losses if loss.topic == topic]
+        accepted = _find_last_acceptance(ledger.topics.list_generations(stream.name, topic), topic_losses, delay)
         if accepted is None or accepted[1] > now:
             continue
         moment, until = accepted

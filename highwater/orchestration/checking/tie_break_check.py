@@ -51,8 +51,8 @@ class ComparedEvents:
     @classmethod
     def from_slices(cls, slices: Sequence[str]) -> ComparedEvents:
         """The events of some slices."""
-        mine = slice_is_one_of(slices)
-        return cls("slice", mine, f"SELECT DISTINCT key FROM e WHERE {mine}")
+        slices_condition = slice_is_one_of(slices)
+        return cls("slice", slices_condition, f"SELECT DISTINCT key FROM e WHERE {slices_condition}")
 
     @classmethod
     def from_key_range(cls, key_range: str, unsettled: str, slices: str) -> ComparedEvents:

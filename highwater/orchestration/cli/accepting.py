@@ -10,13 +10,13 @@ import click
 
 from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
+    DRY_RUN_NOTE,
     as_json_option,
     by_option,
     deployment_of,
     dry_run_option,
     print_json,
     print_lines,
-    with_dry_run_note,
 )
 from highwater.orchestration.deployment import Deployment
 
@@ -87,4 +87,4 @@ def _accept(
     if found.nothing:
         print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
         return
-    print_lines(with_dry_run_note(lines if dry_run else [*lines, "recorded"], dry_run=dry_run))
+    print_lines([*lines, DRY_RUN_NOTE if dry_run else "recorded"])

@@ -48,14 +48,15 @@ if TYPE_CHECKING:
 @deployment_of
 def audit(
     deployment: Deployment,
+    *,
     streams: Sequence[str],
     records_of: int,
-    versions: bool,  # noqa: FBT001 - click's flags
-    keys: bool,  # noqa: FBT001
+    versions: bool,
+    keys: bool,
     files: Sequence[Path],
     client: str | None,
     client_version: str | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
 ) -> None:
     """Account for every offset and origin of the named STREAMS or all, and check their topics by the rules.
 

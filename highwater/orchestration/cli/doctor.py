@@ -16,7 +16,7 @@ NAMES = ("state", "tried", "found", "remedy")
 @as_json_option
 @deployment_of
 @click.pass_context
-def doctor(context: click.Context, deployment: Deployment, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def doctor(context: click.Context, deployment: Deployment, *, as_json: bool) -> None:
     """Try every connection, permission and setting once, and print the remedy of each that fails."""
     from highwater.orchestration.reporting.doctor import examine
 

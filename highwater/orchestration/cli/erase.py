@@ -15,9 +15,7 @@ from highwater.orchestration.cli.terminal import (
     by_option,
     deployment_of,
     dry_run_option,
-    print_json,
-    print_lines,
-    print_table,
+    print_result,
 )
 from highwater.orchestration.dagster_home import dagster_instance
 from highwater.orchestration.deployment import Deployment
@@ -34,13 +32,14 @@ from highwater.orchestration.deployment import Deployment
 @deployment_of
 def erase(
     deployment: Deployment,
+    *,
     stream: str,
     key: str | None,
     digest: str | None,
     because: str,
     by: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Remove all records of one key from all tables of STREAM. The ledger records your name and the reason.
 
@@ -62,16 +61,10 @@ def erase(
     session: Any = nullcontext(None) if dry_run else use_session(deployment.settings)
     with session as spark, dagster_instance() as instance:
         found = erase_key(deployment.open_work(declared, spark, lines.append), instance, request, datetime.now(UTC))
-    if as_json:
-        rows = {name: dict(counts) for name, counts in found.rows.items()}
-        done = {"erased": [*found.done], "later": dict(found.later)}
-        print_json(
-            {"stream": stream, "done": not dry_run, "digest": request.digest, "rows": rows, **done, "lines": lines}
-        )
-    else:
-        if found.rows:
-            print_table(*found.table)
-        print_lines(lines)
+    plain = {"stream": stream, "done": not dry_run, "digest": request.digest}
+    plain |= {"rows": {name: dict(counts) for name, counts in found.rows.items()}}
+    plain |= {"erased": [*found.done], "later": dict(found.later)}
+    print_result(plain, lines, as_json=as_json, table=found.table)
     if not dry_run and found.later:
         raise TemporaryError(
             "the key is not erased everywhere yet",

@@ -48,15 +48,16 @@ CHOICES = {
 @deployment_of
 def infer(
     deployment: Deployment,
+    *,
     topic: str,
     most: int,
     part: str | None,
     name: str | None,
     subject: str | None,
     out: Path | None,
-    force: bool,  # noqa: FBT001 - click's flags
-    only_print: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    force: bool,
+    only_print: bool,
+    as_json: bool,
 ) -> None:
     """Sample TOPIC, infer its declaration, and write it as a stream's file.
 

@@ -20,7 +20,7 @@ def ledger() -> None:
 @ledger.command("upgrade")
 @as_json_option
 @deployment_of
-def upgrade(deployment: Deployment, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def upgrade(deployment: Deployment, *, as_json: bool) -> None:
     """Bring the ledger's schema to the revision of this Highwater, in one transaction.
 
     Make a backup first. An empty database gets its tables. A schema that is up to date stays as it is.
@@ -46,7 +46,7 @@ def upgrade(deployment: Deployment, as_json: bool) -> None:  # noqa: FBT001 - cl
 @click.argument("file", type=click.Path(path_type=Path))
 @as_json_option
 @deployment_of
-def backup(deployment: Deployment, file: Path, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def backup(deployment: Deployment, *, file: Path, as_json: bool) -> None:
     """Copy the ledger into FILE, a SQLite database, as it is at one moment; runs and sensors go on."""
     from highwater.resources.ledger.backup import back_up
 
@@ -57,7 +57,7 @@ def backup(deployment: Deployment, file: Path, as_json: bool) -> None:  # noqa: 
 @click.argument("file", type=click.Path(path_type=Path))
 @as_json_option
 @deployment_of
-def restore(deployment: Deployment, file: Path, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def restore(deployment: Deployment, *, file: Path, as_json: bool) -> None:
     """Copy the backup FILE into the ledger's database, which must hold no rows.
 
     Stop the sensors first. Then verify: what was planned or committed since the backup is missing in it.
@@ -71,7 +71,7 @@ def restore(deployment: Deployment, file: Path, as_json: bool) -> None:  # noqa:
 @click.argument("streams", nargs=-1)
 @as_json_option
 @deployment_of
-def verify(deployment: Deployment, streams: Sequence[str], as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def verify(deployment: Deployment, *, streams: Sequence[str], as_json: bool) -> None:
     """Compare the ledger with its schema, and with the commits in the lake of the named STREAMS or all.
 
     Exit status 2 if something differs.

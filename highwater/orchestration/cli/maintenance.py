@@ -11,9 +11,7 @@ from highwater.orchestration.cli.terminal import (
     as_json_option,
     deployment_of,
     dry_run_option,
-    print_json,
-    print_lines,
-    print_table,
+    print_result,
 )
 from highwater.orchestration.dagster_home import dagster_instance
 from highwater.orchestration.deployment import Deployment
@@ -26,12 +24,7 @@ _NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "joined", "
 @dry_run_option
 @as_json_option
 @deployment_of
-def maintain(
-    deployment: Deployment,
-    stream: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def maintain(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -> None:
     """Compact small files of STREAM's tables, delete old files and old rows of raw, retire old keys.
 
     Runs may go on meanwhile.
@@ -48,16 +41,12 @@ def maintain(
         report = maintain(
             deployment.open_work(declared, spark, log.append), instance, datetime.now(UTC), dry_run=dry_run
         )
-    if as_json:
-        keys = None if report.keys is None else {"live": report.keys.live, "retired": [*report.keys.retired]}
-        tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]
-        retained = None if report.retained is None else report.retained.to_plain()
-        found = {"tables": tables, "retention": retained, "keys": keys, "lines": report.lines}
-        print_json({"stream": stream, "done": not dry_run, **found})
-        return
-    if report.tables:
-        print_table([*_NAMES], [_build_row(one.row) for one in report.tables])
-    print_lines(report.lines)
+    keys = report.keys and {"live": report.keys.live, "retired": [*report.keys.retired]}
+    tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]
+    plain = {"stream": stream, "done": not dry_run, "tables": tables, "keys": keys}
+    plain |= {"retention": report.retained and report.retained.to_plain()}
+    table = [*_NAMES], [_build_row(one.row) for one in report.tables]
+    print_result(plain, report.lines, as_json=as_json, table=table)
 
 
 def _build_row(row: dict[str, object]) -> list[str]:
@@ -78,14 +67,7 @@ def _build_row(row: dict[str, object]) -> list[str]:
 @dry_run_option
 @as_json_option
 @deployment_of
-def recall_keys(
-    deployment: Deployment,
-    stream: str,
-    first: str,
-    last: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def recall_keys(deployment: Deployment, *, stream: str, first: str, last: str, dry_run: bool, as_json: bool) -> None:
     """Bring the retired keys of STREAM from slice FIRST to LAST back to Dagster, for a backfill.
 
     Both are slices of one topic. They stay for seven days at least. Without DAGSTER_HOME the repair sensor adds them.
@@ -97,7 +79,4 @@ def recall_keys(
     with dagster_instance() as instance:
         now = datetime.now(UTC)
         keys = recall(instance, deployment.open_ledger(), declared, first, last, now, lines.append, dry_run=dry_run)
-    if as_json:
-        print_json({"stream": stream, "done": not dry_run, "keys": keys, "lines": lines})
-    else:
-        print_lines(lines)
+    print_result({"stream": stream, "done": not dry_run, "keys": keys}, lines, as_json=as_json)

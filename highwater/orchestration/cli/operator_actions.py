@@ -13,7 +13,7 @@ from highwater.orchestration.deployment import Deployment
 @click.option("--last", "most", type=click.IntRange(min=1), default=100, show_default=True, help="At most this number.")
 @as_json_option
 @deployment_of
-def operator_actions(deployment: Deployment, stream: str | None, most: int, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def operator_actions(deployment: Deployment, *, stream: str | None, most: int, as_json: bool) -> None:
     """List the actions of operators on STREAM or on all streams: who, when and why; oldest first.
 
     An outcome other than `done` names the error. Without an outcome the action goes on, or its process died.

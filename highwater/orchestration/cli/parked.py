@@ -17,9 +17,7 @@ from highwater.orchestration.cli.terminal import (
     by_option,
     deployment_of,
     dry_run_option,
-    print_json,
-    print_lines,
-    print_table,
+    print_result,
 )
 from highwater.orchestration.deployment import Deployment
 from highwater.slices import SliceKey
@@ -120,14 +118,8 @@ def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Pa
         ReclaimRequest(choice, **options),
         lines.append,
     )
-    plain = {
-        "stream": stream,
-        "done": not options["dry_run"],
-        "lines": lines,
-        "meant": found.to_plain(),
-        "slices": found.slices,
-    }
-    _print(plain if as_json else None, found.table, lines)
+    plain = {"stream": stream, "done": not options["dry_run"], "meant": found.to_plain(), "slices": found.slices}
+    print_result(plain, lines, as_json=as_json, table=found.table)
 
 
 def _redrive_or_discard(
@@ -144,18 +136,8 @@ def _redrive_or_discard(
         ParkedRequest(choice, **options),
         lines.append,
     )
-    plain = {"stream": stream, "done": not options["dry_run"], "lines": lines, "meant": _to_plain(found)}
-    _print(plain if as_json else None, found.table, lines)
-
-
-def _print(plain: object, table: tuple[list[str], list[list[str]]], lines: list[str]) -> None:
-    """As JSON where there is something for it; else the table, if it has rows, and the lines."""
-    if plain is not None:
-        print_json(plain)
-        return
-    if table[1]:
-        print_table(*table)
-    print_lines(lines)
+    plain = {"stream": stream, "done": not options["dry_run"], "meant": _to_plain(found)}
+    print_result(plain, lines, as_json=as_json, table=found.table)
 
 
 def _convert_to_utc(moment: datetime | None) -> datetime | None:

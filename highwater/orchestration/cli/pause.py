@@ -15,9 +15,7 @@ from highwater.orchestration.cli.terminal import (
     by_option,
     deployment_of,
     dry_run_option,
-    print_json,
-    print_lines,
-    with_dry_run_note,
+    print_decision,
 )
 from highwater.orchestration.deployment import Deployment
 from highwater.orchestration.operations.pausing import (
@@ -93,13 +91,9 @@ def _pause_or_resume(
     found = pause_or_resume(
         deployment.open_ledger(), deployment.find_stream(stream), request, datetime.now(UTC), lines.append
     )
-    if as_json:
-        paused = {name or "stream": one.to_plain() for name, one in found.items()}
-        print_json(
-            {"stream": stream, "part": part or None, "was_paused": paused, "done": not request.dry_run, "lines": lines}
-        )
-        return
-    print_lines(with_dry_run_note(lines, dry_run=request.dry_run))
+    paused = {name or "stream": one.to_plain() for name, one in found.items()}
+    plain = {"stream": stream, "part": part or None, "was_paused": paused}
+    print_decision(plain, lines, dry_run=request.dry_run, as_json=as_json)
 
 
 def _pause_or_resume_tier(
@@ -110,10 +104,5 @@ def _pause_or_resume_tier(
     found = pause_or_resume_tier(
         deployment.open_ledger(), deployment.find_stream(stream), request, datetime.now(UTC), lines.append
     )
-    if as_json:
-        paused = None if found is None else found.to_plain()
-        print_json(
-            {"stream": stream, "topic": topic, "was_paused": paused, "done": not request.dry_run, "lines": lines}
-        )
-        return
-    print_lines(with_dry_run_note(lines, dry_run=request.dry_run))
+    plain = {"stream": stream, "topic": topic, "was_paused": found and found.to_plain()}
+    print_decision(plain, lines, dry_run=request.dry_run, as_json=as_json)

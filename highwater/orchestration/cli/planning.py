@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @dry_run_option
 @as_json_option
 @deployment_of
-def plan(deployment: Deployment, stream: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's flags
+def plan(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -> None:
     """Cut the new offsets of STREAM's topic into slices; a dry run unless --yes is given."""
     from highwater.orchestration.sensing.topic_planner import Planner
 
@@ -63,12 +63,7 @@ def plan(deployment: Deployment, stream: str, dry_run: bool, as_json: bool) -> N
 @as_json_option
 @deployment_of
 def slices(
-    deployment: Deployment,
-    stream: str,
-    topic: str | None,
-    after: str | None,
-    newest: int,
-    as_json: bool,  # noqa: FBT001 - click's flag
+    deployment: Deployment, *, stream: str, topic: str | None, after: str | None, newest: int, as_json: bool
 ) -> None:
     """List planned slices of STREAM, oldest first."""
     declared = deployment.find_stream(stream)

@@ -15,6 +15,7 @@ from highwater.orchestration.cli.terminal import (
     dry_run_option,
     print_json,
     print_lines,
+    print_result,
     print_table,
 )
 from highwater.orchestration.dagster_home import dagster_instance
@@ -29,12 +30,7 @@ if TYPE_CHECKING:
 @dry_run_option
 @as_json_option
 @deployment_of
-def rebuild_ledger(
-    deployment: Deployment,
-    stream: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def rebuild_ledger(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -> None:
     """Rebuild the plans of STREAM from the lake, into a ledger that holds none of it.
 
     For a ledger that was lost. Set DAGSTER_HOME, so that no key that Dagster knows is given to another slice.
@@ -46,16 +42,8 @@ def rebuild_ledger(
     lines: list[str] = []
     ledger, lake, kafka = deployment.open_ledger(), deployment.open_lake(), deployment.open_kafka()
     found = rebuild_from_lake(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run)
-    if as_json:
-        plain = {
-            "stream": stream,
-            "written": not dry_run,
-            "slices": [slice_.key for slice_ in found.slices],
-            "lines": lines,
-        }
-        print_json({**plain, "unread": [*found.unread]})
-    else:
-        print_lines(lines)
+    plain = {"stream": stream, "written": not dry_run, "slices": [slice_.key for slice_ in found.slices]}
+    print_result({**plain, "unread": [*found.unread]}, lines, as_json=as_json)
 
 
 @click.command("rebuild-current", cls=OperatorCommand)
@@ -63,12 +51,7 @@ def rebuild_ledger(
 @dry_run_option
 @as_json_option
 @deployment_of
-def rebuild_current(
-    deployment: Deployment,
-    stream: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def rebuild_current(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -> None:
     """Compute the table `current` of STREAM again from its events, while runs go on.
 
     For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
@@ -98,14 +81,7 @@ def rebuild_current(
 @click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them again.")
 @as_json_option
 @deployment_of
-def rebuild_all(
-    deployment: Deployment,
-    stream: str,
-    dry_run: bool,  # noqa: FBT001 - click's flag
-    by: str,
-    again: bool,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, again: bool, as_json: bool) -> None:
     """Start STREAM again from Kafka after ledger and lake are lost.
 
     What tiers, the parked topic and the topic of accepted events hold is read first, and published no second time. What
@@ -119,13 +95,9 @@ def rebuild_all(
     lines: list[str] = []
     ledger, lake, kafka = deployment.open_ledger(), deployment.open_lake(), deployment.open_kafka()
     found = rebuild_from_kafka(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run, by=by, again=again)
-    if as_json:
-        losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
-        print_json(
-            {"stream": stream, "written": not dry_run, "copies": dict(found.copies), "losses": losses, "lines": lines}
-        )
-    else:
-        print_lines(lines)
+    losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
+    plain = {"stream": stream, "written": not dry_run, "copies": dict(found.copies), "losses": losses}
+    print_result(plain, lines, as_json=as_json)
 
 
 def _list_dagster_keys(stream: Stream) -> Sequence[str]:

@@ -15,9 +15,7 @@ from highwater.orchestration.cli.terminal import (
     by_option,
     deployment_of,
     dry_run_option,
-    print_json,
-    print_lines,
-    with_dry_run_note,
+    print_decision,
 )
 from highwater.orchestration.deployment import Deployment
 from highwater.orchestration.operations import accepting_rejects, releasing_holds, retrying_slices
@@ -31,10 +29,7 @@ def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
     def decide(deployment: Deployment, /, *, as_json: bool, **options: Any) -> None:
         lines: list[str] = []
         plain = command(deployment, lines.append, **options)
-        if as_json:
-            print_json({**plain, "done": not options["dry_run"], "lines": lines})
-        else:
-            print_lines(with_dry_run_note(lines, dry_run=options["dry_run"]))
+        print_decision(plain, lines, dry_run=options["dry_run"], as_json=as_json)
 
     decide.__doc__ = command.__doc__
     found: Callable[..., None] = deployment_of(decide)

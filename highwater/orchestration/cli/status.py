@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("streams", nargs=-1)
 @as_json_option
 @deployment_of
-def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def status(deployment: Deployment, *, streams: Sequence[str], as_json: bool) -> None:
     """Show how far the topics are planned, and accepted events are sent, for the named STREAMS or all."""
     from highwater.orchestration.reporting.plan_status import read_stream_status
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,6 +16,9 @@ import click
 from highwater.errors import HighwaterError, TemporaryError
 from highwater.orchestration.deployment import Deployment
 
+Table = tuple[Sequence[str], Sequence[Sequence[object]]]
+
+DRY_RUN_NOTE = "a dry run: nothing was recorded; add --yes --by NAME"
 PERMANENT = 2
 TEMPORARY = 75
 
@@ -52,11 +55,6 @@ by_option = click.option(
 )
 
 
-def with_dry_run_note(lines: Sequence[str], *, dry_run: bool) -> list[str]:
-    """The findings and actions of a decision, with a note if it was a dry run."""
-    return [*lines, "a dry run: nothing was recorded; add --yes --by NAME"] if dry_run else [*lines]
-
-
 def to_plain_error(error: HighwaterError) -> dict[str, Any]:
     values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
     return {"error": type(error).__name__, **{name: value for name, value in values.items() if value is not None}}
@@ -77,6 +75,22 @@ def print_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     for line in [list(names), *cells]:
         click.echo("  ".join(_pad_cell(text, width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_result(plain: Mapping[str, object], lines: Sequence[str], *, as_json: bool, table: Table = ((), ())) -> None:
+    """A result as JSON, with its lines; or the table, if it has rows, and the lines."""
+    if as_json:
+        print_json({**plain, "lines": [*lines]})
+        return
+    if table[1]:
+        print_table(*table)
+    print_lines(lines)
+
+
+def print_decision(plain: Mapping[str, object], lines: Sequence[str], *, dry_run: bool, as_json: bool) -> None:
+    """A decision as JSON, with its lines; or the lines, with a note if it was a dry run."""
+    note = [DRY_RUN_NOTE] if dry_run and not as_json else []
+    print_result({**plain, "done": not dry_run}, [*lines, *note], as_json=as_json)
 
 
 def _pad_cell(text: str, width: int) -> str:

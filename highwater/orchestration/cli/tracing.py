@@ -13,7 +13,7 @@ from highwater.orchestration.deployment import Deployment
 @click.argument("slice_key", metavar="SLICE")
 @as_json_option
 @deployment_of
-def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+def explain(deployment: Deployment, *, slice_key: str, as_json: bool) -> None:
     """Print all facts about SLICE: plan, commits, rejects, publication, leases, and its runs and checks.
 
     Runs and checks need DAGSTER_HOME. Where Dagster does not answer, the rest is printed all the same, and the exit
@@ -42,13 +42,7 @@ def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # n
 @click.argument("offset", type=click.IntRange(min=0))
 @as_json_option
 @deployment_of
-def locate(
-    deployment: Deployment,
-    topic: str,
-    partition: int,
-    offset: int,
-    as_json: bool,  # noqa: FBT001 - click's flag
-) -> None:
+def locate(deployment: Deployment, *, topic: str, partition: int, offset: int, as_json: bool) -> None:
     """Follow the record at OFFSET of PARTITION of TOPIC: its slice, its row in raw, and how its origin ended.
 
     TOPIC is a main topic, a tier or a parked topic. Where Kafka is needed and away, the known facts are printed all the

@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 @as_json_option
 @deployment_of
 def try_stream(
-    deployment: Deployment,
-    stream: str,
-    most: int,
-    file: Path | None,
-    by_spark: bool | None,  # noqa: FBT001 - click's flag
-    as_json: bool,  # noqa: FBT001 - click's flag
+    deployment: Deployment, *, stream: str, most: int, file: Path | None, by_spark: bool | None, as_json: bool
 ) -> None:
     """Classify a sample of STREAM's topic by its declaration, and write nothing.
 

@@ -124,8 +124,10 @@ def pause_or_resume(
         build_name(stream.name, request.part),
         ledger.paused.read_parts_by_stream(stream.name).get(stream.name, {}),
     )
-    mine = [*found] if request.resume and request.part == ALL else [part for part in found if part == request.part]
-    if bool(mine) != request.resume:
+    paused_parts = (
+        [*found] if request.resume and request.part == ALL else [part for part in found if part == request.part]
+    )
+    if bool(paused_parts) != request.resume:
         raise _build_part_state_error(stream, request, found)
     for pause in found.values():
         log(pause.text)
@@ -134,7 +136,7 @@ def pause_or_resume(
     if request.dry_run:
         return found
     if request.resume:
-        done = [part for part in mine if ledger.paused.resume_part(stream.name, part)]
+        done = [part for part in paused_parts if ledger.paused.resume_part(stream.name, part)]
     else:
         done = [request.part] * ledger.paused.pause_part(
             stream.name, request.part, Pause(name, now, request.by, request.because)

@@ -189,11 +189,11 @@ def read_dlq_slices(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
     if "rejects" not in opened:
         return set()
     ensure_all_rows_seen(opened["rejects"])  # a reject that was not seen would let rows of raw go
-    mine, origin = "true", ", ".join(f"r.{name}" for name in ORIGIN)
+    condition, origin = "true", ", ".join(f"r.{name}" for name in ORIGIN)
     rows = query_all(
         opened,
-        f"{build_left_over_clause(opened, mine)} SELECT DISTINCT r.slice, {origin} "
-        f"FROM (SELECT * FROM rejects WHERE {mine}) r JOIN left_over l ON {build_origin_condition('r', 'l')}",
+        f"{build_left_over_clause(opened, condition)} SELECT DISTINCT r.slice, {origin} "
+        f"FROM (SELECT * FROM rejects WHERE {condition}) r JOIN left_over l ON {build_origin_condition('r', 'l')}",
     )
     discarded_origins = {discard.origin for discard in ledger.discards.list_for_stream(stream.name)}
     return {row["slice"] for row in rows if Origin.from_row(row) not in discarded_origins}
@@ -217,8 +217,8 @@ def _remove_expired_rows(work: Work, instance: dg.DagsterInstance, age: timedelt
         recorded = _load_rows_to_erase(work, some)
         erasures.begin(number, [*recorded.values()])
         erasures_table.keep(work.ledger, work.lake, stream.name)
-        mine = replace(work, slices=work.ledger.get(some))
-        taken = take(mine, {key: one.rows[AGED] for key, one in recorded.items()})
+        part_of_work = replace(work, slices=work.ledger.get(some))
+        taken = take(part_of_work, {key: one.rows[AGED] for key, one in recorded.items()})
         returned = _return_needed_rows(work, instance, taken, now)
         gone |= {key: recorded[key].rows[AGED] for key in taken if key not in returned}
         back = [*back, *returned]

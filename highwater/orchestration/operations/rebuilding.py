@@ -133,8 +133,8 @@ def rebuild_plans(
     by_topic: dict[str, list[Slice]] = {}
     for slice_ in some_slices:
         by_topic.setdefault(slice_.topic, []).append(slice_)
-    for topic, mine in sorted(by_topic.items()):
-        ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
+    for topic, topic_slices in sorted(by_topic.items()):
+        ordered = sorted(topic_slices, key=lambda slice_: slice_.ordinal)
         part = _rebuild_topic_plans(stream, ordered, max(highest.get(topic, 0), ordered[-1].ordinal), now)
         found = RebuiltPlans(
             [*found.generations, *part.generations],

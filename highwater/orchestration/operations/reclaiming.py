@@ -265,11 +265,11 @@ def _read_dlq_records(lake: Lake, stream: Stream) -> dict[Origin, DlqRecord]:
     for table in opened.values():
         ensure_all_rows_seen(table)
     topic = stream.topic.replace("'", "''")
-    mine = f"origin_topic = '{topic}'"
-    homes = f"SELECT slice AS home, {_ORIGIN} FROM rejects WHERE {mine} AND starts_with(slice, '{topic}@')"
+    origin_condition = f"origin_topic = '{topic}'"
+    homes = f"SELECT slice AS home, {_ORIGIN} FROM rejects WHERE {origin_condition} AND starts_with(slice, '{topic}@')"
     rows = query_all(
         opened,
-        f"{build_left_over_clause(opened, mine, more=('reason', 'key'))}, homes AS ({homes}) "
+        f"{build_left_over_clause(opened, origin_condition, more=('reason', 'key'))}, homes AS ({homes}) "
         f"SELECT l.*, h.home FROM left_over l JOIN homes h ON {build_origin_condition('l', 'h')} WHERE l.published",
     )
     return {Origin.from_row(row): _build_dlq_record(row) for row in rows}

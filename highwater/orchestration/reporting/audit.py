@@ -220,9 +220,9 @@ def compute_committed_ends(
     if planned is None:
         return {}
     generation = planned.generation
-    mine = [p for p in slices if p.topic == generation.topic and p.generation == generation.number]
+    generation_slices = [p for p in slices if p.topic == generation.topic and p.generation == generation.number]
     found = {p: start for p, start in generation.starts.items() if start is not None}
-    ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
+    ordered = sorted(generation_slices, key=lambda slice_: slice_.ordinal)
     for slice_ in takewhile(lambda slice_: not in_tables.select_missing_tables(slice_.key), ordered):
         found.update({p: offsets.end for p, offsets in slice_.ranges.items()})
     return found

@@ -206,10 +206,10 @@ def _measure_slices(
 ) -> None:
     if slices is None:
         return
-    mine = [slice_.key for slice_ in slices if slice_.topic == view.topic]
-    found.add("highwater_slices", len(mine), view.name, view.topic)
+    topic_keys = [slice_.key for slice_ in slices if slice_.topic == view.topic]
+    found.add("highwater_slices", len(topic_keys), view.name, view.topic)
     if committed is not None:
-        open_ = sum(bool(committed.select_missing_tables(key)) for key in mine)
+        open_ = sum(bool(committed.select_missing_tables(key)) for key in topic_keys)
         found.add("highwater_slices_incomplete", open_, view.name, view.topic)
 
 

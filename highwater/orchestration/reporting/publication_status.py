@@ -330,7 +330,7 @@ def load_published_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Sli
         None if table is None else publication_log.complete(read_slice_commits(table, [slice_.key])).get(slice_.key)
     )
     batch = publication_log.load_current_batch(lake, stream)
-    mine = batch is not None and slice_.key in batch.slices
+    is_in_batch = batch is not None and slice_.key in batch.slices
     states, at = ({}, None) if table is None else _count_states(table, slice_.key)
     settled = slice_commit is not None and decided is not None and slice_commit.attempt == decided.attempt
     return PublishedSlice(
@@ -339,9 +339,9 @@ def load_published_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Sli
         decided=None if decided is None else decided.attempt,
         states=states,
         at=at,
-        batch=batch.attempt if batch is not None and mine else None,
+        batch=batch.attempt if batch is not None and is_in_batch else None,
         mark=ledger.publications.read_for_slices([topic]).get(topic),
-        why_not="" if settled else _describe_unsent(ledger, lake, stream, slice_, decided, batch=mine),
+        why_not="" if settled else _describe_unsent(ledger, lake, stream, slice_, decided, batch=is_in_batch),
     )
 
 

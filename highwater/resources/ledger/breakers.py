@@ -241,9 +241,9 @@ class Breakers(LedgerPart):
         A stream whose breaker is open is probed at once.
         """
         table = schema.accepted_reasons
-        mine = (table.c.stream == stream) & (table.c.reason == accepted.reason)
+        is_reason = (table.c.stream == stream) & (table.c.reason == accepted.reason)
         with self._database.writing() as connection:
-            connection.execute(delete(table).where(mine))
+            connection.execute(delete(table).where(is_reason))
             connection.execute(insert(table).values(stream=stream, **vars(accepted)))
 
         def end_cool_down(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
@@ -254,9 +254,11 @@ class Breakers(LedgerPart):
     def revoke_reason(self, stream: str, reason: str, by: str, at: datetime) -> bool:
         """Store that a reason is accepted no more; False if it was not."""
         table = schema.accepted_reasons
-        mine = (table.c.stream == stream) & (table.c.reason == reason) & table.c.revoked_at.is_(None)
+        is_accepted = (table.c.stream == stream) & (table.c.reason == reason) & table.c.revoked_at.is_(None)
         with self._database.writing() as connection:
-            return connection.execute(update(table).where(mine).values(revoked_by=by, revoked_at=at)).rowcount == 1
+            return (
+                connection.execute(update(table).where(is_accepted).values(revoked_by=by, revoked_at=at)).rowcount == 1
+            )
 
     def read_accepted_reasons(self, stream: str) -> dict[str, AcceptedReason]:
         """The reasons that are accepted for a stream, revoked ones left out."""

@@ -86,10 +86,10 @@ class ExhaustedSlices(LedgerPart):
 
     def release(self, key: str, *, by: str, because: str, now: datetime) -> bool:
         """Record that a person lets a slice be tried again; False if it is not exhausted."""
-        mine = update(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None))
+        statement = update(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None))
         with self._database.writing() as connection:
             values = {"released_at": now, "released_by": by, "because": because}
-            return connection.execute(mine.values(values)).rowcount == 1
+            return connection.execute(statement.values(values)).rowcount == 1
 
     def release_any(self, stream: str, key: str, *, by: str, because: str, now: datetime) -> None:
         """Record that a person lets a slice be tried again, whether it is exhausted or not."""

@@ -55,8 +55,8 @@ class Instances(LedgerPart):
         try:
             with self._database.writing() as connection:
                 connection.execute(delete(_TABLE).where(_TABLE.c.last_seen < now - RETENTION))
-                mine = (_TABLE.c.stream == bindparam("of")) & (_TABLE.c.instance_id == instance_id)
-                connection.execute(delete(_TABLE).where(mine), [{"of": name} for name in due])
+                is_instance = (_TABLE.c.stream == bindparam("of")) & (_TABLE.c.instance_id == instance_id)
+                connection.execute(delete(_TABLE).where(is_instance), [{"of": name} for name in due])
                 connection.execute(insert(_TABLE), rows)
         except IntegrityError:
             return  # another sensor of the same instance recorded it first

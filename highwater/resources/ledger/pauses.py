@@ -103,9 +103,9 @@ class PausedTopics(LedgerPart):
         return True
 
     def _end(self, stream: str, of: str) -> bool:
-        mine = delete(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.topic == of)
+        statement = delete(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.topic == of)
         with self._database.writing() as connection:
-            return connection.execute(mine).rowcount == 1
+            return connection.execute(statement).rowcount == 1
 
 
 def build_name(stream: str, part: str) -> str:

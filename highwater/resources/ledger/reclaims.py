@@ -63,21 +63,17 @@ class Reclaims(LedgerPart):
                 found.setdefault(key, []).append(ReclaimAct(*act))
         return found
 
-    def list_for_stream(
-        self, stream: str, *, acts: int | None = None, after: int = 0, slice_key: str | None = None
-    ) -> list[Reclaim]:
+    def list_for_stream(self, stream: str, *, acts: int | None = None, slice_key: str | None = None) -> list[Reclaim]:
         """The reclaims of a stream, in the order in which they were made.
 
         Args:
             stream: the stream's name.
             acts: only the first acts, up to this number.
-            after: only acts after this number.
             slice_key: only what this slice of the main topic reprocesses.
         """
         table = schema.reclaims
         query = select(table).where(table.c.stream == stream)
         query = query if acts is None else query.where(table.c.act <= acts)
-        query = query.where(table.c.act > after) if after else query
         query = query if slice_key is None else query.where(table.c.slice_key == slice_key)
         with self._database.reading() as connection:
             return [_build_reclaim(row) for row in connection.execute(query.order_by(table.c.act))]

@@ -51,5 +51,5 @@ class RetiredKeys(LedgerPart):
         """Mark retired keys as brought back; other keys are ignored."""
         with self._database.writing() as connection:
             for some in split_by_count(keys, KEYS_PER_STATEMENT):
-                mine = update(_TABLE).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))
-                connection.execute(mine.values(recalled_at=now))
+                statement = update(_TABLE).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))
+                connection.execute(statement.values(recalled_at=now))

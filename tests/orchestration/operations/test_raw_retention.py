@@ -1,243 +1,69 @@
-"""Rows of raw that are old enough go, nothing that somebody needs does, and what has gone is reported as that."""
+"""The step of maintenance that deletes old rows of raw: none that is needed, and what has gone is reported as that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import dagster as dg
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given
-from hypothesis import strategies as st
 
-from highwater.assets import events, raw_expiry, slice_classification
-from highwater.assets.commit import CommittedSlices
-from highwater.assets.raw import _KafkaRows
+from highwater.assets import raw_expiry
 from highwater.assets.work import Work
 from highwater.declaration import Retention, Stream
 from highwater.envelope import Origin
-from highwater.erasing import BY_AGE, ErasedCounts, Erasure, compute_digest, until
-from highwater.errors import DeclarationError, SupersededAttemptError, TemporaryError, UnbalancedError
-from highwater.orchestration.checking import gap_checks
+from highwater.erasing import BY_AGE, ErasedCounts, Erasure
+from highwater.errors import TemporaryError
 from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.checking.offset_queries import RawRows, read_raw_rows
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.maintenance_job import _observe
-from highwater.orchestration.operations import erasing, maintenance, raw_retention, rebuilding
-from highwater.orchestration.operations.erasing import ErasureRequest
+from highwater.orchestration.operations import maintenance, raw_retention, rebuilding
 from highwater.orchestration.operations.key_retirement import complete
 from highwater.orchestration.operations.maintenance import Report, TableReport
-from highwater.orchestration.operations.parked import ParkedSelection
-from highwater.orchestration.operations.raw_retention import RetentionOutcome
-from highwater.orchestration.operations.reclaiming import look as look_to_reclaim
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
-from highwater.plans import Discard
 from highwater.reclaims import Reclaim
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.table_maintenance import TableSize
 from highwater.retention import (
     AGED_FROM,
-    RetentionFacts,
     count_expired_rows,
-    count_records,
-    select_free_slices,
-    select_old_slices,
-    select_planned_before,
 )
-from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
-from tests.helpers.erasure_commits import Committed
+from tests.helpers.retained import (
+    DAY,
+    IN_DLQ,
+    KAFKA,
+    NOTHING,
+    NOW,
+    STORED,
+    Step,
+    discard_parked_record,
+    held,
+    locate_record,
+    make_world,
+    open_step,
+)
 from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
 
-NOTHING = cast("Any", None)
-KAFKA = cast("Any", SimpleNamespace(list_group_names=list))
-AGE = timedelta(days=30)
-STORED = replace(STREAM, retention=Retention(raw=AGE))
-NOW = datetime.now(UTC)
-DAY = timedelta(days=1)
-IN_DLQ = "with records that wait in a tier or are parked"
-
-
-# Deciding
-
-KEYS = st.sets(st.sampled_from("abcdef"))
-
-
-@given(KEYS, KEYS, KEYS, KEYS)
-def test_only_slices_that_nothing_keeps_lose_rows(
-    named: set[str], whole: set[str], in_dlq: set[str], reclaimed: set[str]
-) -> None:
-    found, retained = select_free_slices("abcdef", RetentionFacts(named, whole, in_dlq, reclaimed))
-    assert {*found} == whole - named - in_dlq - reclaimed
-    assert found == sorted(found)
-    assert len(found) + sum(retained.values()) == 6
-
-
-def test_each_slice_reports_why_it_keeps_its_rows() -> None:
-    needed = RetentionFacts(
-        in_unfinished_runs={"a"}, complete={"a", "c", "d", "e"}, in_dlq={"c", "d"}, reclaimed_slices={"d"}
-    )
-    assert select_free_slices("abcde", needed) == (
-        ["e"],
-        {
-            "named by unfinished runs or backfills": 1,
-            "incomplete in some table": 1,
-            IN_DLQ: 1,
-            "reclaimed from the DLQ and not reprocessed yet": 1,
-        },
-    )
-
-
-def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
-    second = timedelta(seconds=1)
-    planned = {"b": NOON - 9 * DAY, "a": NOON - 9 * DAY, "c": NOON - 10 * DAY, "d": NOON - 7 * DAY}
-    assert select_planned_before(planned, 7 * DAY, NOON) == ["c", "a", "b"]
-    published = {
-        "a": NOON - 7 * DAY,
-        "b": NOON - 7 * DAY - second,
-        "c": NOON + DAY,
-        "d": NOON - 999 * DAY,
-    }
-    newest = {key: int(at.timestamp()) * 1_000 for key, at in published.items()}
-    assert select_old_slices(["d", "c", "b", "a", "no rows"], newest, 7 * DAY, NOON) == ["d", "b"]
-
-
-@pytest.mark.parametrize(
-    ("retention", "reported"),
-    [
-        (Retention(raw=timedelta(hours=23)), "raw must be retained for a day at least"),
-        (Retention(raw=AGE, events=AGE), "events are never deleted"),
-        (Retention(rejects=AGE), "rejects are never deleted"),
-    ],
-)
-def test_what_is_not_offered_is_refused(retention: Retention, reported: str) -> None:
-    with pytest.raises(DeclarationError, match=reported):
-        replace(STREAM, retention=retention)
-
-
-def test_what_went_by_its_age_is_no_erased_key() -> None:
-    assert until([Erasure("orders", BY_AGE, "", "", NOON), Erasure("orders", "a", "", "", NOON)]) == {"a": NOON}
-
-
-# The step of maintenance, on tables that are written without a JVM
-
-
-class Step:
-    """Maintenance of a world, whose commits are written as Spark would write them.
-
-    Args:
-        world: its tables.
-        dies: where it dies, one of `POINTS`: the step that was done last.
-    """
-
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.world, self.dies, self.stream = world, "", STORED
-        self.meanwhile: Callable[[], object] = lambda: None
-        self.instance = dg.DagsterInstance.ephemeral()
-        for _ in range(2):  # those that the tables have
-            world.ledger.allocate_attempts(world.keys)
-        monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
-        monkeypatch.setattr(maintenance, "_maintain_table", lambda task: task)
-        monkeypatch.setattr(raw_expiry, "_commit", self.commit)
-        monkeypatch.setattr(raw_expiry, "_read_expired_rows", self.held)
-        for after, (name, before) in {"begin": ("begin", "add"), "done": ("mark_done", "")}.items():
-            monkeypatch.setattr(Erasures, name, self.dying(getattr(Erasures, name), before, after))
-
-    def held(self, work: Work, slice_commits: Mapping[str, SliceCommit]) -> list[dict[str, Any]]:
-        """The rows of the versions that the commit records name."""
-        import pyarrow as pa
-        from deltalake import DeltaTable, QueryBuilder
-
-        rows = []
-        for key, slice_commit in slice_commits.items():
-            table = DeltaTable(work.lake.build_table_path("orders", "raw"), version=slice_commit.counts[AGED_FROM])
-            sql = f"SELECT * FROM t WHERE slice = '{key}'"
-            rows += pa.table(QueryBuilder().register("t", table).execute(sql)).to_pylist()
-        return rows
-
-    def commit(
-        self,
-        work: Work,
-        committed: CommittedSlices,
-        rows: Sequence[Any],
-        slice_commits: Sequence[SliceCommit],
-        *,
-        records: Sequence[int],
-    ) -> None:
-        del work, records
-        self.see("keep")
-        mine = {slice_commit.key: slice_commit for slice_commit in slice_commits}
-        assert {
-            key: slice_commit.attempt > committed.find_attempt(key) for key, slice_commit in mine.items()
-        } == dict.fromkeys(mine, True)
-        self.world.slice_commits["raw"].update(mine)
-        self.world.rows["raw"] = [row for row in self.world.rows["raw"] if row["slice"] not in mine] + [*rows]
-        self.world.write()
-        self.meanwhile()
-        self.see("commit")
-
-    def dying(self, do: Callable[..., None], before: str, after: str) -> Callable[..., None]:
-        """A method of the ledger's record, and the points on both sides of it."""
-
-        def done(*reported: Any) -> None:
-            self.see(before)
-            do(*reported)
-            self.see(after)
-
-        return done
-
-    def see(self, point: str) -> None:
-        if point and self.dies == point:
-            self.dies = ""
-            raise TemporaryError(f"killed at {point}", remedy="none")
-
-    def work(self, ledger: Ledger | None = None) -> Work:
-        spark = cast("Any", SimpleNamespace(createDataFrame=lambda *_: []))
-        return Work(self.stream, [], spark, self.world.lake, ledger or self.world.ledger, KAFKA, print)
-
-    def maintain(self, *, dry_run: bool = False) -> RetentionOutcome:
-        found = maintenance.maintain(self.work(), self.instance, NOW, dry_run=dry_run).retained
-        assert found is not None
-        return found
-
-    def run(self, key: str) -> None:
-        tags = {"dagster/partition": key, "highwater/stream": "orders"}
-        self.instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
-
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    made = World(tmp_path)
-    made.write()
-    return made
+    return make_world(tmp_path)
 
 
 @pytest.fixture
 def step(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
-    made = Step(world, monkeypatch)
-    assert world.red() == {}, "the gaps are looked at while all rows are there"
-    yield made
-    made.instance.dispose()
-
-
-def give_up(world: World) -> None:
-    """The one record of the world that is parked is discarded by a person."""
-    world.ledger.discards.add("orders", [Discard(Origin("orders", 0, 0, 2), "no use", "ann", NOON)])
-
-
-def held(world: World) -> set[str]:
-    return {row["slice"] for row in world.rows["raw"]}
+    with open_step(world, monkeypatch) as made:
+        yield made
 
 
 def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World) -> None:
@@ -261,7 +87,7 @@ def test_nothing_goes_without_a_declaration_or_without_dagster(step: Step, world
 
 
 def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step: Step, world: World) -> None:
-    give_up(world)
+    discard_parked_record(world)
     found = step.maintain()
     assert dict(found.rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
     assert held(world) == set()
@@ -276,7 +102,7 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
     ends = count_ends(world.ledger, world.lake, STORED)
     assert (ends.error, ends.produced, ends.accepted, ends.tombstones, ends.discarded) == (None, 10, 8, 1, 1)
 
-    reported = {offset: at(world, offset) for offset in (0, 2, 3, 5)}
+    reported = {offset: locate_record(world, offset) for offset in (0, 2, 3, 5)}
     assert {offset: one.end for offset, one in reported.items()} == {0: "accepted", 2: "discarded", 3: "aged", 5: "gap"}
     went = f"its row of raw expired, by maintenance at {NOW}: raw is retained for 720 h"
     assert reported[0].facts == [went]
@@ -288,11 +114,6 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
     against = compare_with_topic(world.ledger, cast("Any", world.topics), world.lake, STORED, world.slices)
     assert [one.skipped for one in against] == [f"{n} rows of raw have expired" for n in (8, 2, 3)]
     assert dict(step.maintain().rows) == {}, "they go once"
-
-
-def at(world: World, offset: int) -> Any:
-    [found] = locate(world.ledger, NOTHING, world.lake, STORED, "orders", 0, offset)
-    return found
 
 
 def take_rows(world: World) -> None:
@@ -333,7 +154,7 @@ def test_a_record_explains_nothing_of_rows_that_came_back(step: Step, world: Wor
     assert reported[-1] == "raw was read again since, and holds its records"
     take_rows(world)
     assert {*world.red([world.second.key])} == {"gaps_explained", "offsets_accounted_for"}
-    assert at(world, 6).end == "gap"
+    assert locate_record(world, 6).end == "gap"
 
 
 @pytest.mark.parametrize("what", ["an event is gone", "in two places", "not planned"])
@@ -450,7 +271,7 @@ def test_a_record_that_a_retry_rejected_again_keeps_rows_of_both_slices(world: W
         world.rows[name].append({**row, "slice": RETRIED.key, "retries": 1})
     world.write()
     assert raw_retention.read_dlq_slices(world.ledger, world.lake, STORED) == {FIRST.key, RETRIED.key}
-    give_up(world)
+    discard_parked_record(world)
     assert raw_retention.read_dlq_slices(world.ledger, world.lake, STORED) == set()
 
 
@@ -503,7 +324,7 @@ def test_no_slice_is_looked_at_beyond_those_that_one_maintenance_takes(
     monkeypatch.setattr(raw_retention, "complete", looking)
     monkeypatch.setattr(raw_retention, "MAX_SLICES", 1)
     monkeypatch.setattr(raw_retention, "PAGE", 1)
-    give_up(world)
+    discard_parked_record(world)
     found = step.maintain(dry_run=True)
     assert ([*found.rows], len(found.notes)) == ([FIRST.key], 1)
     assert looked == [FIRST.key, world.second.key], "the second one shows that there are more"
@@ -524,7 +345,7 @@ def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.Monke
     monkeypatch.setattr(raw_retention, "take", taking)
     monkeypatch.setattr(raw_retention, "read_raw_rows", asking)
     step.stream = replace(STORED, limits=replace(STORED.limits, slices_per_run=1))
-    give_up(world)
+    discard_parked_record(world)
     assert dict(step.maintain().rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
     assert (held(world), rounds, asked) == (set(), [3], [1, 1, 1])
     assert world.red() == {}
@@ -552,84 +373,3 @@ def test_an_erasure_that_goes_on_is_waited_for(step: Step, world: World) -> None
         found = step.maintain()
     assert "gave way to another writer" in found.notes[0]
     assert held(world) == {*world.keys}
-
-
-# What comes after
-
-
-def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
-    step: Step, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its event goes; of its second deliveries nothing is known any more, and nothing is claimed."""
-    for name in ("events", "rejects"):
-        counts = world.slice_commits[name][FIRST.key].counts
-        world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
-    give_up(world)
-    step.maintain()
-    assert held(world) == set()
-    rows = dict(world.slice_commits["raw"])
-    retained = Committed(world, monkeypatch)
-    world.slice_commits["raw"].update(rows)
-    world.write()
-    retained.dies_after = "raw"
-    work, asked = step.work(), ErasureRequest(compute_digest(b"o5"), dry_run=False, by="ann", because="asked for")
-    with pytest.raises(TemporaryError, match="killed"):
-        erasing.erase_key(work, None, asked, NOW)
-    retained.dies_after = ""
-    erasing.erase_key(work, None, asked, NOW)
-    assert [name for name in retained.names if name != "forgotten"] == ["raw", "events", "rejects"]
-    assert world.of("events", key="o5") == world.of("rejects", key=b"o5") == []
-    lost = {key: one for key, one in world.slice_commits["raw"].items() if "erased" in one.counts}
-    reported = {key: (count_records(one), one.counts["erased"], AGED_FROM in one.counts) for key, one in lost.items()}
-    assert reported == {FIRST.key: (6, 2, False), RETRIED.key: (2, 1, False)}
-    red = world.red()
-    assert {name: red.get(name) for name in ("gaps_explained", "offsets_accounted_for")} == {
-        "gaps_explained": None, "offsets_accounted_for": None
-    }  # fmt: skip
-    assert (at(world, 4).end, at(world, 0).end) == ("erased", "accepted")
-
-
-def test_records_of_slices_without_rows_are_not_reclaimed(step: Step, world: World) -> None:
-    """A retry that is reprocessed may reject what it had accepted; there is nothing to decide of on the main topic."""
-    found = look_to_reclaim(world.ledger, world.lake, STORED, ParkedSelection())
-    assert (found.slices, found.aged) == ([FIRST.key], 0)
-    world.alter_slice_commit("raw", FIRST, counts={"aged": 8})
-    world.write()
-    found = look_to_reclaim(world.ledger, world.lake, STORED, ParkedSelection())
-    assert (found.slices, found.aged) == ([], 1)
-    assert "1 are of slices whose rows of raw have expired" in found.lines[-1]
-    del step
-
-
-def committed(slice_commit: SliceCommit) -> CommittedSlices:
-    return CommittedSlices({slice_commit.key: slice_commit}, 7)
-
-
-def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
-    gone, whole = committed(SliceCommit(FIRST, 2, 0, {"aged": 8})), committed(SliceCommit(FIRST, 1, 8))
-    assert events._select_undecidable_slices(whole, [FIRST.key], CommittedSlices({}, -1)) == {}
-    decided = committed(SliceCommit(FIRST, 2, 5))
-    assert "raw's retention deleted 8 rows" in events._select_undecidable_slices(gone, [FIRST.key], decided)[FIRST.key]
-    with pytest.raises(UnbalancedError, match="no longer has all rows"):
-        events._select_undecidable_slices(gone, [FIRST.key], CommittedSlices({}, -1))
-
-
-def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> None:
-    work = Work(STORED, [FIRST], NOTHING, world.lake, world.ledger, NOTHING, print)
-    read = CommittedSlices.read(work, "raw")
-    slice_classification._ensure_as_read(work, read, {FIRST.key: 8})
-    slice_classification._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks find
-    world.alter_slice_commit("raw", FIRST, attempt=2, counts={"aged": 8})
-    world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
-    world.write()
-    with pytest.raises(SupersededAttemptError, match="committed again"):
-        slice_classification._ensure_as_read(work, read, {FIRST.key: 0})
-
-
-def test_a_part_of_what_went_does_not_come_back() -> None:
-    """Compaction took records since: events of fewer would be fewer events."""
-    again = _KafkaRows(NOTHING, {}, {FIRST.key: 7})
-    assert "would give 7 records, the commit recorded 8" in str(
-        again.find_refusal(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8}))
-    )
-    assert replace(again, again={FIRST.key: 8}).find_refusal(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8})) is None

@@ -40,7 +40,7 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.conftest import create_topic
-from tests.helpers.bench_records import content, due, published
+from tests.helpers.bench_records import due, published, read_content
 from tests.helpers.scene import Scene, offsets
 from tests.helpers.support import Bench, Message, customers, make_stream, order_message, read_topic, send
 
@@ -333,7 +333,7 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
     held = {name: read_topic(bench.bootstrap, name) for name in topics}
     assert [len(held[name]) for name in topics] == [9, 4, 2, 2]
     events, current, ends = (
-        content(bench, "events"),
+        read_content(bench, "events"),
         bench.current(),
         count_ends(bench.ledger, bench.lake, bench.stream),
     )
@@ -363,7 +363,7 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
     bench.materialise(*slices)
     assert held == {name: read_topic(bench.bootstrap, name) | gone(held, name, topics[0]) for name in topics}
     gone_origin = (topics[0], 0, 2, 0)
-    assert content(bench, "events") == {origin: row for origin, row in events.items() if origin != gone_origin}
+    assert read_content(bench, "events") == {origin: row for origin, row in events.items() if origin != gone_origin}
     without_slice = [
         {key: {n: v for n, v in row.items() if n != "updated_by_slice"} for key, row in rows.items() if key != "o7"}
         for rows in (current, bench.current())

@@ -1,4 +1,4 @@
-"""Which slices the sensor `publisher` asks for, and what a run of the asset reports to Dagster."""
+"""The slices that the sensor `publisher` asks for, and what a run of the asset reports to Dagster."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from assets.streams.payments import STREAM as PAYMENTS
-from highwater.assets import accepted_copies, publication_log, publication_log_writer, published, retraction_guard
+from highwater.assets import retraction_guard
 from highwater.assets.dlq_marks import list_needless_groups
-from highwater.declaration import Field
 from highwater.envelope import Origin
-from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
+from highwater.errors import KAFKA, RetractionError
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.published_checks import check_events_published, describe_publication
+from highwater.orchestration.checking.published_checks import describe_publication
 from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
 from highwater.orchestration.sensing import publishing
@@ -29,13 +27,11 @@ from highwater.orchestration.sensing.publishing import RULES, SLICES_PER_RUN, se
 from highwater.orchestration.sensing.run_requests import Repair
 from highwater.plans import Generation
 from highwater.publishing import PossibleCopy, select_second_deliveries
-from highwater.resources.commit_log import TABLE as COMMITS
-from highwater.resources.delta import query
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slices import Slice
-from tests.helpers.accepted import NOON, Broken, Event, Tables
+from tests.helpers.accepted import NOON
 from tests.helpers.publishing_scene import PublishingScene, open_scene
-from tests.helpers.support import failed_by, make_stream
+from tests.helpers.support import make_stream, report_failed_run
 from tests.helpers.written_tables import Written, a_slice
 
 LATER = datetime.now(UTC) + timedelta(days=2)
@@ -181,7 +177,7 @@ def exhausted_slices(scene: PublishingScene, text: str = "RecordTooLargeError: t
         scene.decide(slice_, n)
     tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: slices[0].key, RANGE_END: slices[1].key}
     for _ in range(RULES.most_runs):
-        failed_by(scene.instance, tags, text)
+        report_failed_run(scene.instance, tags, text)
     return slices
 
 
@@ -229,289 +225,6 @@ def test_what_fails_because_a_coordinator_is_away_is_not_abandoned(
     assert scene.tick().lines == ["2 wait for their next attempt"]
     monkeypatch.setattr(publishing, "datetime", SimpleNamespace(now=lambda _: LATER))
     assert scene.asked() == [(first.key, second.key)], "an hour after the last run"
-
-
-def test_the_check_reports_events_that_were_not_sent_and_rows_that_are_none(scene: PublishingScene) -> None:
-    from deltalake import DeltaTable
-
-    first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
-    scene.decide(first, 0, 1)
-    scene.decide(second, 2, 3)
-    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
-    scene.tables.publish(first)
-    found = check_events_published(ledger, lake, stream, [first.key, second.key])["events_published"]
-    assert found[first.key].numbers == {"events": 2, "sent": 2, "second_deliveries": 0, "retracted": 0, "unlike": 0}
-    assert (found[second.key].passed, found[second.key].text) == (
-        True,
-        "the slice is not published yet: its turn comes",
-    )
-    DeltaTable(lake.build_table_path("orders", "published")).update(
-        {"fingerprint": "'x'"}, predicate="origin_offset = 1"
-    )
-    result = check_events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
-    assert (result.passed, result.text) == (False, "1 sent with another value")
-    assert [row["offset"] for row in result.samples] == [1]
-    DeltaTable(lake.build_table_path("orders", "published")).update(
-        {"origin_offset": "17"}, predicate="origin_offset = 1"
-    )
-    result = check_events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
-    assert not result.passed
-    assert result.text == "1 an event, and neither sent nor a second delivery; 1 sent, and no event"
-    DeltaTable(lake.build_table_path("orders", "published")).delete(predicate="origin_offset = 0")
-    result = check_events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
-    assert "the commit names 2 sent" in result.text
-
-
-def test_a_row_of_published_that_is_there_twice_is_reported(scene: PublishingScene) -> None:
-    import pyarrow as pa
-    from deltalake import DeltaTable, write_deltalake
-
-    slice_ = scene.plan(0, p0=(0, 2))
-    scene.decide(slice_, 0, 1)
-    scene.tables.publish(slice_)
-    table = DeltaTable(scene.tables.lake.build_table_path("orders", "published"))
-    rows = pa.table(table.to_pyarrow_table(filters=[("origin_offset", "=", 1)]))
-    write_deltalake(table, rows, mode="append")
-    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
-    result = check_events_published(ledger, lake, stream, [slice_.key])["events_published"][slice_.key]
-    assert result.text.startswith("1 there twice; the commit names 2 sent")
-
-
-def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
-    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slice whose commit was removed from the table passed as one that waits, rows and all."""
-    from deltalake import DeltaTable
-
-    tables, log = scene.tables, scene.log
-    first, second = scene.plan(0, minute=0, p0=(0, 2)), scene.plan(1, minute=10, p0=(2, 4))
-    retried = scene.plan(0, tables.stream.tier_topics[0], minute=5, p0=(0, 1))
-    for slice_, offsets in ((first, (0, 1)), (second, (2, 3)), (retried, (7,))):
-        scene.decide(slice_, *offsets)
-    every = [first.key, second.key, retried.key]
-
-    def red() -> dict[str, str]:
-        found = check_events_published(tables.ledger, tables.lake, tables.stream, every)["events_published"]
-        return {key: one.text for key, one in found.items() if not one.passed}
-
-    monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
-    for broken in ("before 4", "before 5"):
-        log.breaks = broken
-        with pytest.raises(Broken):
-            tables.publish(first, second)
-        assert red() == {}, "what was interrupted is sent with the next run"
-    assert (
-        tables.lake.load_slice_commits("orders", "published", [second.key])[second.key].attempt
-        == publication_log.INCOMPLETE
-    )
-    tables.publish(first, second)
-    assert red() == {}, "a slice of a tier may come at any time"
-    tables.publish(retried)
-    scene.decide(first, 0, 1)
-    assert red() == {}, "reprocessed"
-    tables.publish(first)
-    assert red() == {}, "its rows stay those of the decision before"
-    scene.decide(second, 2, 3)
-    tables.publish(second)
-    assert red() == {}
-
-    log_of_commits = DeltaTable(tables.lake.build_table_path("orders", COMMITS))
-    log_of_commits.delete(f"\"table\" = 'published' AND slice IN ('{first.key}', '{retried.key}')")
-    gone = "rows, and the commit that they came with is gone: restore the table"
-    assert red() == {first.key: f"the slice has 2 {gone}", retried.key: f"the slice has 1 {gone}"}
-    DeltaTable(tables.lake.build_table_path("orders", "published")).delete(f"slice IN ('{first.key}', '{retried.key}')")
-    assert red() == {first.key: f"the slice is not published, and {second.key} behind it is: restore the table"}
-
-
-def test_values_of_another_declaration_are_not_compared(scene: PublishingScene) -> None:
-    """A field that came to the stream since, or left it, makes another value of every event."""
-    slice_ = scene.plan(0, p0=(0, 2))
-    scene.decide(slice_, 0, 1)
-    scene.tables.publish(slice_)
-    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
-    more = replace(stream, fields=(*stream.fields, Field("currency", "string")))
-    fewer = replace(stream, fields=stream.fields[::-1])
-    for declared in (more, fewer):
-        assert check_events_published(ledger, lake, declared, [slice_.key])["events_published"][slice_.key].passed
-
-
-def test_values_with_a_field_that_came_between_decision_and_publication_are_compared(scene: PublishingScene) -> None:
-    """They were sent with null in it; events with a null were left out, so that nobody saw them altered."""
-    from deltalake import DeltaTable
-
-    slice_, tables = scene.plan(0, p0=(0, 2)), scene.tables
-    scene.decide(slice_, 0, 1)
-    tables.stream = replace(tables.stream, fields=(*tables.stream.fields, Field("currency", "string")))
-    tables.publish(slice_)
-
-    def result() -> CheckResult:
-        found = check_events_published(tables.ledger, tables.lake, tables.stream, [slice_.key])
-        return found["events_published"][slice_.key]
-
-    assert result().passed
-    DeltaTable(tables.lake.build_table_path("orders", "events")).update(
-        {"customer_id": "NULL"}, predicate="origin_offset = 1"
-    )
-    assert (result().passed, result().text) == (False, "1 sent with another value")
-
-
-def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *slices: Slice) -> None:
-    """Die when the commit of `published` is done, while `_sending` still has the batch that it settled."""
-    commit = publication_log_writer._commit
-
-    def killed(*given: Any, **named: Any) -> None:
-        commit(*given, **named)
-        raise Broken("settled")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(publication_log_writer, "_commit", killed)
-        with pytest.raises(Broken, match="settled"):
-            tables.publish(*slices)
-
-
-def test_a_batch_that_is_settled_is_not_settled_a_second_time(
-    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
-    tables, lake, stream = scene.tables, scene.tables.lake, scene.tables.stream
-    slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
-    for n, slice_ in enumerate(slices):
-        scene.decide(slice_, 2 * n, 2 * n + 1)
-    publish_and_die(monkeypatch, tables, *slices)
-    written_down = publication_log.BatchUnderWay.from_json(
-        query(lake.open_existing_table("orders", publication_log.SENDING), BATCHES)[0]["batch"]
-    )
-    assert written_down.slices.keys() == {slices[0].key}
-    assert publication_log.load_current_batch(lake, stream) == publication_log.BatchUnderWay(
-        1, "orders.accepted", "T" * 22, settled={slices[0].key: 1}
-    )
-    assert publication_log.list_sending_slices(lake, stream) == set()
-    settled, version = lake.load_commits_and_version("orders", publication_log.TABLE, [slices[0].key])
-    tables.publish(*slices)
-    assert not [line for line in tables.lines if "was interrupted" in line]
-    assert lake.load_commits_and_version("orders", publication_log.TABLE, [slices[0].key]) == (settled, version + 1)
-    assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
-
-
-BATCHES = "SELECT batch FROM t WHERE batch IS NOT NULL"
-
-
-def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_commit(
-    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Settled a second time, its second delivery stood as before, and the topic lacked a content of the events."""
-    tables = scene.tables
-    slices = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
-    same = [Event(0, n, "o1", minute=n) for n in range(2)]
-    for slice_, event in zip(slices, [*same, Event(0, 2, "o2")], strict=True):
-        tables.decide(slice_, [event])
-    tables.publish(*slices[:2])
-    tables.decide(slices[0], [replace(same[0], changes={"status": "paid"})])
-    tables.decide(slices[1], same[1:])
-    publish_and_die(monkeypatch, tables, *slices[:2])
-    keys = [slice_.key for slice_ in slices]
-
-    def again() -> bool:
-        return (
-            tables.lake.load_slice_commits("orders", publication_log.TABLE, keys)[keys[1]].attempt
-            == publication_log.LOOK_AGAIN
-        )
-
-    assert again()
-    tables.publish(slices[2])
-    assert again()
-    tables.publish(*slices)
-    assert [record.place[1] for record in scene.log.records] == [0, 0, 2, 1]
-    attempts = tables.lake.load_slice_commits("orders", "events", keys)
-    assert [
-        *publication_log.ensure_unchanged(tables.lake, tables.stream, keys, {k: p.attempt for k, p in attempts.items()})
-    ] == keys
-
-
-def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: PublishingScene) -> None:
-    """It is not written down, and its number comes again."""
-    tables, log = scene.tables, scene.log
-    slice_ = scene.plan(0, p0=(0, 2))
-    scene.decide(slice_, 0, 1)
-    tables.publish(slice_)
-    scene.decide(slice_, 0, 1)
-    tables.publish(slice_)
-    assert (len(log.records), publication_log.list_sending_slices(tables.lake, tables.stream)) == (2, set())
-    assert tables.lake.load_slice_commits("orders", publication_log.TABLE, [slice_.key])[slice_.key].attempt == 2
-    scene.decide(slice_, 0, 1, status="paid")
-    log.breaks = f"committed {log.commits + 1}"
-    with pytest.raises(Broken):
-        tables.publish(slice_)
-    assert publication_log.list_sending_slices(tables.lake, tables.stream) == {slice_.key}
-    tables.publish(slice_)
-    assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
-    assert [record.headers.get("highwater.revision") for record in log.records] == [None, None, "1", "1"]
-
-
-def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
-    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody may take its records for sent: decisions that reject them were refused until the next publication."""
-    tables = scene.tables
-    slice_ = scene.plan(0, p0=(0, 2))
-    scene.decide(slice_, 0, 1)
-    ensure_done = published._ensure_done
-
-    def decided_meanwhile(*given: Any) -> None:
-        ensure_done(*given)
-        scene.decide(slice_, 0, status="paid")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(published, "_ensure_done", decided_meanwhile)
-        with pytest.raises(SupersededAttemptError):
-            tables.publish(slice_)
-    assert publication_log.load_current_batch(tables.lake, tables.stream) == publication_log.BatchUnderWay(
-        1, "orders.accepted", "T" * 22
-    )
-    assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
-    assert retraction_guard._list_sent_slices(tables.work(slice_), [slice_.key]) == []
-    tables.publish(slice_)
-    assert [record.place[1] for record in scene.log.records] == [0]
-
-
-def test_a_batch_that_begins_while_an_erasure_looks_stops_it(
-    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = scene.tables
-    slice_ = scene.plan(0, p0=(0, 2))
-    scene.decide(slice_, 0, 1)
-    tables.publish(slice_)
-    scene.decide(slice_, 0, 1, status="paid")
-
-    def begun(*_: object) -> None:
-        scene.log.breaks = f"committed {scene.log.commits + 1}"
-        with pytest.raises(Broken):
-            tables.publish(slice_)
-
-    version = tables.lake.open_existing_table("orders", publication_log.TABLE).version()
-    monkeypatch.setattr(accepted_copies, "forget", begun)
-    with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: a publication of them is under way"):
-        publication_log_writer.forget(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
-    assert tables.lake.open_existing_table("orders", publication_log.TABLE).version() == version
-
-
-def test_what_is_settled_while_a_decision_looks_is_seen(
-    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A look at the table before the batch missed both, and what was sent could be rejected."""
-    tables = scene.tables
-    slice_ = scene.plan(0, p0=(0, 2))
-    scene.decide(slice_, 0, 1)
-    scene.log.breaks = "committed 1"
-    with pytest.raises(Broken):
-        tables.publish(slice_)
-
-    def settled_first(*given: Any) -> set[str]:
-        tables.publish(slice_)
-        return publication_log.list_sending_slices(*given)
-
-    monkeypatch.setattr(retraction_guard, "list_sending_slices", settled_first)
-    assert retraction_guard._list_sent_slices(tables.work(slice_), [slice_.key]) == [slice_.key]
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]

@@ -24,7 +24,7 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
 from tests.helpers.commits import commit_empty
 from tests.helpers.repairing import NAMED, ONE, STREAM, TWO, Repairing
-from tests.helpers.support import failed_by
+from tests.helpers.support import report_failed_run
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RULES = RepairRules()
@@ -169,7 +169,7 @@ def test_what_fails_because_spark_is_away_is_not_abandoned(
 ) -> None:
     ours = repairing_
     time.sleep(0.01)
-    failed_by(ours.instance, {**NAMED, "dagster/partition": ONE.key}, text)
+    report_failed_run(ours.instance, {**NAMED, "dagster/partition": ONE.key}, text)
     _, tick = ours.tick()
     assert measured(ours).over == exhausted
     assert ("waiting for the next attempt" in tick.message) != exhausted
@@ -181,7 +181,7 @@ def test_of_a_run_the_log_is_read_once_while_its_slice_waits(
     """While Spark was away each tick read a log for every slice."""
     ours = repairing_
     time.sleep(0.01)
-    failed_by(ours.instance, {**NAMED, "dagster/partition": ONE.key}, "DependencyAwayError: Spark is away")
+    report_failed_run(ours.instance, {**NAMED, "dagster/partition": ONE.key}, "DependencyAwayError: Spark is away")
     read: list[str] = []
     all_logs = dg.DagsterInstance.all_logs
 
@@ -193,7 +193,7 @@ def test_of_a_run_the_log_is_read_once_while_its_slice_waits(
     for _ in range(3):
         assert f"1 waiting for the next attempt: {ONE.key}" in ours.tick()[1].message
     assert len(read) == 1
-    failed_by(ours.instance, {**NAMED, "dagster/partition": ONE.key}, "UnbalancedError: rows are missing")
+    report_failed_run(ours.instance, {**NAMED, "dagster/partition": ONE.key}, "UnbalancedError: rows are missing")
     ours.tick()
     assert measured(ours).over, "another run is another answer"
     assert len(read) == 2

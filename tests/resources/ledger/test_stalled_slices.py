@@ -18,8 +18,8 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.stalled_slices import StalledSlice
 from tests.helpers.commits import commit_empty
 from tests.helpers.holding import FOUND, STREAM
-from tests.helpers.repairing import NAMED, ONE, OPEN, TWO, Repairing, opened
-from tests.helpers.support import failed_by
+from tests.helpers.repairing import NAMED, ONE, OPEN, TWO, Repairing, open_breaker
+from tests.helpers.support import report_failed_run
 from tests.helpers.written_tables import NOW
 
 ALL = ("events", "rejects", "current")
@@ -131,7 +131,7 @@ def test_a_slice_that_failed_on_and_on_and_is_held_since_is_reported_as_held(in_
 
 
 def test_what_waits_for_the_breaker_is_reported_by_it(in_order: Telling) -> None:
-    opened(in_order.ours.ledger, replace(OPEN, until=NOW.replace(year=2100)))
+    open_breaker(in_order.ours.ledger, replace(OPEN, until=NOW.replace(year=2100)))
     in_order.ours.fail_often(ONE.key)
     in_order.tick()
     assert in_order.kinds() == []
@@ -147,7 +147,9 @@ def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
         ours.fail_often(slice_.key)
     time.sleep(0.01)
     for slice_ in (ONE, TWO):
-        failed_by(ours.instance, {**NAMED, "dagster/partition": slice_.key}, "DependencyAwayError: Spark is away")
+        report_failed_run(
+            ours.instance, {**NAMED, "dagster/partition": slice_.key}, "DependencyAwayError: Spark is away"
+        )
     telling.tick()
     telling.tick()
     assert telling.kinds() == ["alert stalled"]
@@ -156,7 +158,7 @@ def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
     telling.tick()
     assert telling.kinds() == ["alert stalled"], "one waits still"
     time.sleep(0.01)
-    failed_by(ours.instance, {**NAMED, "dagster/partition": TWO.key}, "UnbalancedError: rows are missing")
+    report_failed_run(ours.instance, {**NAMED, "dagster/partition": TWO.key}, "UnbalancedError: rows are missing")
     telling.tick()
     telling.tick()
     assert sorted(telling.kinds()) == ["alert retries exhausted", "alert stalled", "recovery stalled"]

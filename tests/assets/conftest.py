@@ -1,0 +1,29 @@
+"""Fixtures of the tests of published events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from highwater.assets import published
+from highwater.resources.dlq_topics import TopicShape
+from tests.helpers.accepted import Log, Tables
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """A test double for Kafka: a topic of two partitions."""
+    log = Log()
+    monkeypatch.setattr(published, "Transactions", log)
+    shape = TopicShape(2, 1, {"max.message.bytes": "1000000"})
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
+    monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)
+    return log
+
+
+@pytest.fixture
+def tables(tmp_path: Path, log: Log) -> Tables:
+    """The tables of a stream that publishes to that topic."""
+    del log
+    return Tables(tmp_path)

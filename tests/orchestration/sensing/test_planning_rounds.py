@@ -1,0 +1,424 @@
+"""One tick of the planner over many streams: a fault stays with its stream, and idle streams cost little."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+from sqlalchemy import event
+
+from highwater.declaration import Foreign, Limits, Stream
+from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, TopicAbsentError
+from highwater.orchestration import sensors
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.reporting.plan_status import read_stream_status
+from highwater.orchestration.reporting.stalled_work import measure_skipped_streams, measure_stream_files
+from highwater.orchestration.sensing import resting_rounds
+from highwater.orchestration.sensing.rounds import Cursor
+from highwater.orchestration.sensing.stream_ticks import Tick
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.pauses import ALL, PLANNER, RETRIES, Pause
+from highwater.resources.topic_state import PartitionState, TopicState, TopicStates
+from highwater.slices import OffsetRange
+from highwater.stream_files import Declarations
+from tests.helpers.support import make_stream
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+MANY = 100
+
+
+PARTITIONS = 10
+
+
+def named(*names: str) -> list[Stream]:
+    return [replace(make_stream(name), name=name) for name in names]
+
+
+class FakeCluster:
+    """A cluster of topics with ten partitions; it counts what it is asked."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.ends = {name: dict.fromkeys(range(PARTITIONS), 5) for name in names}
+        self.asked: Counter[str] = Counter()
+        self.epoch = 1
+        self.denied = frozenset[str]()
+
+    def list_topic_names(self) -> list[str]:
+        return [*self.ends]
+
+    def read_topic_state(self, topic: str) -> TopicState:
+        self.asked["topic_state"] += 1
+        if topic in self.denied:
+            raise ConfigurationError(f"topic {topic} may not be used by this user", remedy="allow it")
+        if topic not in self.ends:
+            raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
+        return self._state(topic)
+
+    def read_topic_states(self, topics: Collection[str]) -> TopicStates:
+        self.asked["topic_states"] += 1
+        found = {topic: self._state(topic) for topic in topics if topic in self.ends}
+        return TopicStates(found, self.denied & {*topics})
+
+    def look_again(self, topic: str) -> TopicState:
+        return self.read_topic_state(topic)
+
+    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
+        self.asked["read"] += 1
+        return iter([])
+
+    def read_offsets_at(self, *_: object) -> dict[int, int]:
+        return {}
+
+    def get_admin(self) -> Any:
+        raise DependencyAwayError("settings are not known", remedy="none")
+
+    def _state(self, topic: str) -> TopicState:
+        seen = {p: PartitionState(0, at, at, 1, self.epoch) for p, at in self.ends[topic].items()}
+        return TopicState(topic, f"ID of {topic}", seen)
+
+
+class Deployment:
+    """Streams on a cluster, whose sensors are ticked as the daemon does: keys, events and the cursor are kept."""
+
+    def __init__(
+        self, root: Path, instance: dg.DagsterInstance, streams: Sequence[Stream], files: Declarations | None = None
+    ) -> None:
+        self.instance, self.streams = instance, streams
+        self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
+        self.kafka = FakeCluster([stream.topic for stream in streams])
+        self.lake = Lake(str(root / "lake"))
+        self.cursors: dict[str, str | None] = {}
+        resources = {"ledger": self.ledger, "kafka": self.kafka, "lake": self.lake}
+        opened = {name: SimpleNamespace(open=lambda one=one: one) for name, one in resources.items()}
+        self.defs = build_defs(streams=files or streams, resources=opened)
+
+    def tick(self, name: str) -> Any:
+        sensor = self.defs.get_repository_def().get_sensor_def(name)
+        with dg.build_sensor_context(
+            instance=self.instance, cursor=self.cursors.get(name), resources=self.defs.resources
+        ) as context:
+            result = sensor.evaluate_tick(context)
+        self.cursors[name] = result.cursor
+        for request in result.dynamic_partitions_requests or []:
+            self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
+        for one in result.asset_events:
+            self.instance.report_runless_asset_event(one)
+        return result
+
+    def queries(self) -> Counter[str]:
+        """Counts the ledger's statements from now on, by their first word."""
+        counts: Counter[str] = Counter()
+
+        def count(_: Any, __: Any, statement: str, *___: Any) -> None:
+            counts[statement.split(maxsplit=1)[0]] += 1
+
+        event.listen(self.ledger.database.engine, "before_cursor_execute", count)
+        return counts
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Deployment]]:
+    # On a machine that hangs a tick takes longer, and the instance is recorded again.
+    monkeypatch.setattr(sensors, "BUDGET_SECONDS", 3_600.0)
+    monkeypatch.setattr("highwater.resources.ledger.instances.WRITE_EVERY", timedelta(hours=1))
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+
+        def make(many: int = MANY, **changes: Any) -> Deployment:
+            names = [f"s{n:03d}" for n in range(many)]
+            return Deployment(tmp_path, instance, [replace(one, **changes) for one in named(*names)])
+
+        yield make
+
+
+def keys_of(result: Any) -> dict[str, list[str]]:
+    return {one.partitions_def_name: [*one.partition_keys] for one in result.dynamic_partitions_requests or []}
+
+
+def test_a_stream_with_a_fault_is_skipped_and_the_others_are_planned_in_the_same_tick(
+    deployed: Callable[..., Deployment],
+) -> None:
+    """A tick that raises hands on nothing: one absent topic would have stopped all streams."""
+    ours = deployed()
+    del ours.kafka.ends["s042"]
+    result = ours.tick("planner")
+    healthy = [stream for stream in ours.streams if stream.name != "s042"]
+    assert keys_of(result) == {one.partitions_name: [f"{one.topic}@0000000"] for one in healthy}
+    assert Counter(one.job_name for one in result.run_requests) == Counter(f"{one.name}_slice" for one in healthy)
+    [fault] = ours.ledger.sensor_faults.list_all()
+    assert (fault.stream, fault.sensor, fault.remedy) == ("s042", "planner", "create it")
+    status = read_stream_status(ours.ledger, ours.kafka, ours.streams[42], {})  # type: ignore[arg-type]
+    assert any("sensor planner skips s042 since" in line for line in status.lines)
+    assert [one["sensor"] for one in status.to_plain()["sensor_faults"]] == ["planner"]
+    later = fault.since + timedelta(minutes=2)
+    over = [one for one in measure_skipped_streams(ours.ledger, ours.streams, ["planner", "repair"], later) if one.over]
+    assert [(one.stream, one.what, one.remedy) for one in over] == [("s042", "sensor planner", "create it")]
+    ours.kafka.ends["s042"] = dict.fromkeys(range(PARTITIONS), 5)
+    assert keys_of(ours.tick("planner")) == {"s042_slices": ["s042@0000000"]}
+    assert ours.ledger.sensor_faults.list_all() == [], "the fault ends with the first tick that serves the stream"
+
+
+def test_another_system_s_topic_that_may_not_be_described_is_a_fault(deployed: Callable[..., Deployment]) -> None:
+    """It was taken for one that does not exist yet, and no fault was recorded."""
+    ours = deployed(2, foreign=(Foreign("legacy.DLT", timedelta(minutes=1)),))
+    ours.tick("planner")
+    ours.tick("dlq_retries")
+    assert ours.ledger.sensor_faults.list_all() == [], "one that is not there yet is none"
+    ours.kafka.denied = frozenset({"legacy.DLT", ours.streams[0].tier_topics[0]})
+    ours.tick("dlq_retries")
+    faults = ours.ledger.sensor_faults.list_all()
+    assert [(one.stream, one.sensor, one.remedy) for one in faults] == [
+        (stream.name, "dlq_retries", "allow it") for stream in ours.streams
+    ]
+
+
+def test_a_stream_file_with_a_fault_is_recorded_and_the_other_streams_are_planned(
+    tmp_path: Path, deployed: Callable[..., Deployment]
+) -> None:
+    """It stopped the whole code location: no sensor ticked for any stream."""
+    plain = deployed(2)
+    folder = tmp_path / "streams"
+    broken = folder / "broken.py"
+    wrong = DeclarationError("broken.py cannot be read as a declaration", remedy="fix the file")
+    streams = {one.name: one for one in plain.streams}
+    of_broken = Declarations(folder, streams, {broken: wrong})
+    ours = Deployment(tmp_path, plain.instance, plain.streams, of_broken)
+    result = ours.tick("planner")
+    assert keys_of(result) == {f"{name}_slices": [f"{one.topic}@0000000"] for name, one in streams.items()}
+    [fault] = ours.ledger.sensor_faults.list_all()
+    assert (fault.stream, fault.sensor, fault.remedy) == (str(broken), "planner", "fix the file")
+    alert = measure_stream_files(of_broken)
+    assert (alert.over, str(broken) in str(alert.value)) == (True, True)
+    elsewhere = Declarations(tmp_path / "other", streams)
+    Deployment(tmp_path, plain.instance, plain.streams, elsewhere).tick("planner")
+    assert ours.ledger.sensor_faults.list_all() == [fault], "another project knows nothing of this file"
+    fixed = Declarations(folder, streams)
+    Deployment(tmp_path, plain.instance, plain.streams, fixed).tick("planner")
+    assert ours.ledger.sensor_faults.list_all() == []
+    assert not measure_stream_files(fixed).over
+
+
+def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", '{"sasl.password": "swordfish"}')
+    ours, state = deployed(3), FakeCluster._state
+
+    def damaged(self: FakeCluster, topic: str) -> TopicState:
+        found = state(self, topic)
+        broken: Any = {0: "swordfish"}
+        return replace(found, partitions=broken) if topic == "s001" else found
+
+    monkeypatch.setattr(FakeCluster, "_state", damaged)
+    monkeypatch.setattr("highwater.orchestration.sensing.planning_rounds.is_caught_up", lambda *_: False)
+    result = ours.tick("planner")
+    assert sorted(keys_of(result)) == ["s000_slices", "s002_slices"]
+    [fault] = ours.ledger.sensor_faults.list_all()
+    assert fault.problem.startswith("AttributeError")
+    assert "swordfish" not in f"{fault}{result}"
+
+
+def test_an_idle_tick_of_a_hundred_streams_asks_little_and_writes_nothing(
+    deployed: Callable[..., Deployment],
+) -> None:
+    ours = deployed()
+    for name in ("planner", "dlq_retries"):
+        ours.tick(name)
+    ours.tick("planner")
+    ours.kafka.asked.clear()
+    counts = ours.queries()
+    for name in ("planner", "dlq_retries"):
+        before = dict(counts)
+        result = ours.tick(name)
+        assert result.skip_message == f"{MANY} streams: nothing to do"
+        assert not result.asset_events
+        made = Counter(counts) - Counter(before)
+        assert made["SELECT"] <= 12, made
+        assert not {"INSERT", "UPDATE", "DELETE"} & {*made}
+    assert ours.kafka.asked == {"topic_states": 2}
+
+
+def test_a_stream_with_new_records_is_planned_among_idle_ones(deployed: Callable[..., Deployment]) -> None:
+    ours = deployed(20)
+    ours.tick("planner")
+    ours.kafka.ends["s007"][3] = 9
+    result = ours.tick("planner")
+    assert keys_of(result) == {"s007_slices": ["s007@0000001"]}
+    assert [request.job_name for request in result.run_requests] == ["s007_slice"]
+    assert ours.ledger.read_last_slice("s007", "s007").ranges[3] == OffsetRange(5, 9)
+
+
+def test_topics_are_compared_with_their_plan_once_after_an_election(deployed: Callable[..., Deployment]) -> None:
+    """After a restart of the brokers a topic that nobody writes to would be read in every tick."""
+    ours = deployed(3)
+    ours.tick("planner")
+    ours.tick("planner")
+    reads = []
+    for epoch in (1, 2, 2, 3, 3):
+        ours.kafka.epoch = epoch
+        before = ours.kafka.asked["read"]
+        ours.tick("planner")
+        reads.append(ours.kafka.asked["read"] > before)
+    assert reads == [False, True, False, True, False]
+
+
+def test_the_lag_of_a_topic_is_observed_while_something_waits_and_once_after(
+    deployed: Callable[..., Deployment],
+) -> None:
+    ours = deployed(1, limits=Limits(slices_per_tick=1, max_offsets=10))
+    ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 2)
+
+    def lags() -> list[Any]:
+        return [one.metadata["lag"].value for one in ours.tick("planner").asset_events]
+
+    assert lags() == [10]
+    assert lags() == [0]
+    assert (lags(), lags()) == ([], []), "an idle topic costs no write"
+    ours.kafka.ends["s000"][0] = 1
+    assert (len(lags()), len(lags())) == (1, 0), "once a minute while a partition is left out"
+    ours.kafka.ends["s000"][0] = 2
+    assert (lags(), lags()) == ([0], [])
+
+
+def test_keys_that_a_tick_planned_and_did_not_add_are_added_by_the_next(deployed: Callable[..., Deployment]) -> None:
+    """The topic holds what is planned of it, so it looks idle."""
+    ours = deployed(3)
+    sensor = ours.defs.get_repository_def().get_sensor_def("planner")
+    with dg.build_sensor_context(instance=ours.instance, resources=ours.defs.resources) as context:
+        sensor.evaluate_tick(context)
+    assert keys_of(ours.tick("planner")) == {f"s00{n}_slices": [f"s00{n}@0000000"] for n in range(3)}
+    assert keys_of(ours.tick("planner")) == {}
+
+
+def test_one_tick_requests_a_bounded_number_of_runs_and_the_next_ones_the_rest(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensors, "MAX_RUNS", 8)
+    ours = deployed(4, limits=Limits(max_offsets=10, slices_per_run=1))
+    ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 20)
+    first = Counter(one.job_name for one in ours.tick("planner").run_requests)
+    assert sum(first.values()) == 8
+    assert set(first.values()) == {2}, "each stream has the same share"
+    asked = first
+    while more := Counter(one.job_name for one in ours.tick("planner").run_requests):
+        asked += more
+    assert asked == {"s000_slice": 20, "s001_slice": 5, "s002_slice": 5, "s003_slice": 5}
+    for stream in ours.streams:
+        keys = [slice_.key for slice_ in ours.ledger.list_slices(stream.name)]
+        assert list(ours.instance.get_dynamic_partitions(stream.partitions_name)) == keys
+
+
+def test_a_paused_stream_is_skipped_and_the_others_are_planned(deployed: Callable[..., Deployment]) -> None:
+    ours = deployed(4)
+    ours.ledger.paused.pause_part("s001", PLANNER, Pause("", NOW, "ann", "a test"))
+    ours.ledger.paused.pause_part("s002", ALL, Pause("", NOW, "bob"))
+    ours.ledger.paused.pause_part("s003", RETRIES, Pause("", NOW, "eve"))
+    assert sorted(keys_of(ours.tick("planner"))) == ["s000_slices", "s003_slices"]
+    message = ours.tick("planner").skip_message
+    assert "the planner of s001 is paused by ann since 2026-03-01 00:00 UTC: a test" in message
+    assert "stream s002 is paused by bob" in message
+    assert "eve" not in message
+    status = read_stream_status(ours.ledger, ours.kafka, ours.streams[1], {})  # type: ignore[arg-type]
+    assert any(line.endswith("a test, highwater resume s001 planner") for line in status.lines)
+    assert [*status.to_plain()["paused"]] == ["planner"]
+    ours.ledger.paused.resume_part("s001", PLANNER)
+    ours.ledger.paused.resume_part("s002", ALL)
+    assert sorted(keys_of(ours.tick("planner"))) == ["s001_slices", "s002_slices"]
+
+
+def test_a_pause_ends_the_fault_of_a_stream(deployed: Callable[..., Deployment]) -> None:
+    ours = deployed(2)
+    del ours.kafka.ends["s000"]
+    ours.tick("planner")
+    assert ours.ledger.sensor_faults.list_all()
+    ours.ledger.paused.pause_part("s000", ALL, Pause("", NOW, "ann"))
+    ours.tick("planner")
+    assert ours.ledger.sensor_faults.list_all() == []
+
+
+def test_kafka_that_is_away_is_no_empty_topic(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I15: the tick skips with the reason, and leaves the cursor as it is."""
+    ours = deployed(3)
+    ours.cursors["planner"] = Cursor("s001").to_json()
+
+    def away(*_: object) -> None:
+        raise DependencyAwayError("Kafka did not answer", remedy="wait")
+
+    monkeypatch.setattr(ours.kafka, "read_topic_states", away)
+    result = ours.tick("planner")
+    assert "Kafka did not answer" in result.skip_message
+    assert Cursor.parse(result.cursor).begin == "s001"
+    assert ours.ledger.sensor_faults.list_all() == []
+
+
+def test_an_idle_stream_rests_until_something_changes(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, looked = deployed(3), list[str]()
+
+    def look(_: object, __: object, stream: Stream, cursor: str | None) -> Tick:
+        del cursor
+        looked.append(stream.name)
+        return Tick(idle=stream.name != "s002")
+
+    monkeypatch.setattr(resting_rounds, "repair", look)
+
+    def visited() -> list[str]:
+        looked.clear()
+        ours.tick("repair")
+        return sorted(looked)
+
+    everything = ["s000", "s001", "s002"]
+    assert visited() == everything
+    assert visited() == ["s002"], "what is not idle is looked at in every tick"
+    ours.tick("planner")
+    assert visited() == everything, "slices were planned"
+    assert visited() == ["s002"]
+    run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
+    ours.instance.add_run(run)
+    assert visited() == ["s001", "s002"], "a run began or ended"
+    long_ago = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "").to_cursor()
+    ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
+    assert visited() == everything, "the rest is over"
+
+
+def test_streams_that_rest_together_wake_up_apart(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, drawn = deployed(3), iter([0.75, 1.0, 1.25])
+    monkeypatch.setattr(resting_rounds, "repair", lambda *_: Tick(idle=True))
+    draw = SimpleNamespace(uniform=lambda low, high: min(max(next(drawn), low), high))
+    monkeypatch.setattr(resting_rounds, "random", draw)
+    ours.tick("repair")
+    rests = map(resting_rounds.RestingStream.parse, Cursor.parse(ours.cursors["repair"]).streams.values())
+    assert sorted(rest.until - rest.since for rest in rests if rest is not None) == [
+        resting_rounds.REST * share for share in (0.75, 1.0, 1.25)
+    ]
+
+
+def test_a_rest_that_cannot_be_read_is_none() -> None:
+    rest = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "abc")
+    assert resting_rounds.RestingStream.parse(rest.to_cursor()) == rest
+    for text in (
+        None,
+        "",
+        "orders@0000001",
+        "oldest",
+        "rest",
+        "rest 1 2",
+        "rest a b c",
+        "wait 1 2 c",
+        f"rest {10**30} 2 c",
+    ):
+        assert resting_rounds.RestingStream.parse(text) is None

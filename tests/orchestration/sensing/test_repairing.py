@@ -1,0 +1,253 @@
+"""Repair: slices that failed or that Dagster and the lake disagree about are requested or reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+
+from highwater.orchestration.asset_keys import TABLES, build_table_key
+from highwater.orchestration.sensing import dead_workers, repairing, stream_ticks
+from highwater.orchestration.sensing.rounds import Cursor
+from tests.helpers.sensor_ticks import SOON, end_grace
+from tests.helpers.ticking import Ticking
+
+
+def test_a_run_in_flight_keeps_repair_away(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking()
+    ours.tick("planner")
+    end_grace(ours)
+    keys = ours.keys()
+    ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
+    requests = ours.tick("repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[3]]
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker and code server killed together left it started for ever, and its slices in flight."""
+    ours = ticking()
+    ours.tick("planner")
+    end_grace(ours)
+    monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
+    monkeypatch.setattr(dead_workers, "LEASE_SECONDS", 0.0)
+    keys = ours.keys()
+    ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
+    [run] = ours.instance.get_runs()
+    with ours.ledger.lease(f"run orders/{run.run_id}", seconds=60):
+        requests = ours.tick("repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[3]]
+    ours.tick("repair")
+    assert [run.status for run in ours.instance.get_runs()] == [dg.DagsterRunStatus.FAILURE]
+    requests = ours.tick("repair").run_requests
+    asked = {r.tags["dagster/asset_partition_range_start"]: r.tags["highwater/run_number"] for r in requests}
+    assert asked == {keys[0]: "2", keys[3]: "1"}
+
+
+def test_a_backfill_outside_of_the_job_counts_as_work_too(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking()
+    ours.tick("planner")
+    end_grace(ours)
+    keys = ours.keys()
+    run = dg.DagsterRun(
+        job_name="__ASSET_JOB",
+        asset_selection=frozenset({build_table_key(ours.stream, "raw")}),
+        tags={"dagster/partition": keys[0]},
+        status=dg.DagsterRunStatus.STARTING,
+    )
+    ours.instance.add_run(run)
+    requests = ours.tick("repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[1]]
+
+
+def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
+    ticking: Callable[..., Ticking],
+) -> None:
+    """Repair asks the lake, not only run records."""
+    ours = ticking()
+    ours.tick("planner")
+    end_grace(ours)
+    slices = ours.ledger.list_slices("orders")
+    ours.fill(slices[:2], *[table.name for table in TABLES])
+    result = ours.tick("repair")
+    assert [r.tags["dagster/asset_partition_range_start"] for r in result.run_requests] == [slices[2].key]
+    for table in TABLES:
+        stored = ours.instance.get_materialized_partitions(build_table_key(ours.stream, table.name))
+        assert stored == {slice_.key for slice_ in slices[:2]}
+    again = ours.tick("repair")
+    assert not again.asset_events
+
+
+def test_what_dagster_forgot_is_reported_as_the_run_reported_it(ticking: Callable[..., Ticking]) -> None:
+    """It once had its offsets and its attempt alone, which leaves holes in every plot."""
+    ours = ticking(records=10)
+    ours.tick("planner")
+    end_grace(ours)
+    [slice_] = ours.ledger.list_slices("orders")
+    first, last = 1_780_000_000_000_000, 1_780_000_060_000_000
+    span = {"first_event_us": first, "last_event_us": last}
+    ours.fill([slice_], "raw", rows=10)
+    ours.fill([slice_], "events", rows=7, rejects_malformed=2, **span)
+    ours.fill([slice_], "current", rows=7)
+    ours.fill([slice_], "rejects", "dlq", rows=2)
+    reported = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
+    assert {table: one["dagster/partition_row_count"].value for table, one in reported.items()} == {
+        "raw": 10,
+        "events": 7,
+        "rejects": 2,
+        "dlq": 2,
+        "current": 7,
+    }
+    for metadata in reported.values():
+        assert metadata["attempt"].value == 1
+        assert metadata["partitions"].value == 2
+        assert metadata["lag_at_planning"].value == slice_.lag
+        assert metadata["delta_version"].value == 0
+    for table in ("events", "current"):
+        assert reported[table]["rejects/malformed"].value == 2
+        assert reported[table]["event_span_seconds"].value == 60.0
+
+
+def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tick of repair failed by it from then on, so that nothing of the stream was requested again."""
+    ours = ticking()
+    ours.tick("planner")
+    end_grace(ours)
+    slices = ours.ledger.list_slices("orders")
+    last = {"first_event_us": 0, "last_event_us": 253_402_300_799_999_999}
+    ours.fill(slices[:1], *[table.name for table in TABLES], **last)
+    assert len(ours.tick("repair").asset_events) == len(TABLES)
+
+    def fail(*_: object) -> None:
+        raise ValueError("year 10000 is out of range")
+
+    monkeypatch.setattr(repairing, "read_missing_events", fail)
+    found = ours.tick("repair").run_requests
+    assert [request.tags["dagster/asset_partition_range_start"] for request in found] == [slices[1].key]
+
+
+def test_a_slice_that_fails_again_and_again_is_asked_for_by_itself(
+    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be done failed those that were requested with it, until all of them were exhausted."""
+    ours = ticking()
+    ours.tick("planner")
+    end_grace(ours)
+    monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
+    keys = ours.keys()
+    ends = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+    wanted = []
+    for _ in range(3):
+        requests = ours.tick("repair").run_requests
+        wanted.append(sorted(tuple(request.tags[end] for end in ends) for request in requests))
+        ours.run(keys[:3], dg.DagsterRunStatus.FAILURE)
+    together = [(keys[0], keys[2]), (keys[3], keys[3])]
+    assert wanted == [together, together, [(key, key) for key in keys]]
+
+
+def test_what_was_reprocessed_since_it_was_folded_is_reported_without_the_new_numbers(
+    ticking: Callable[..., Ticking],
+) -> None:
+    ours = ticking(records=10)
+    ours.tick("planner")
+    end_grace(ours)
+    [slice_] = ours.ledger.list_slices("orders")
+    ours.fill([slice_], "raw", "current", rows=3)
+    ours.fill([slice_], "events", rows=7, attempt=2, rejects_malformed=2)
+    reported = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
+    assert (reported["current"]["attempt"].value, reported["events"]["attempt"].value) == (1, 2)
+    assert "rejects/malformed" not in reported["current"]
+
+
+def test_a_slice_whose_rejects_do_not_follow_its_events_is_asked_for(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(records=10)
+    ours.tick("planner")
+    end_grace(ours)
+    slices = ours.ledger.list_slices("orders")
+    ours.fill(slices, "raw", "rejects")
+    ours.fill(slices, "events", "current", attempt=2)
+    requests = ours.tick("repair").run_requests
+    assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [slices[0].key]
+
+
+def test_a_lake_that_cannot_be_read_is_not_an_empty_one(ticking: Callable[..., Ticking]) -> None:
+    """I15: repair skips with the reason; it neither reports nor requests."""
+    ours = ticking()
+    ours.tick("planner")
+    end_grace(ours)
+    slices = ours.ledger.list_slices("orders")
+    ours.fill(slices, "raw")
+    log = Path(ours.lake.build_table_path("orders", "raw")) / "_delta_log"
+    for file in log.glob("*.json"):
+        file.write_text("no JSON")
+    result = ours.tick("repair")
+    assert not result.run_requests
+    assert "lake could not be read" in result.skip_message
+
+
+def test_what_dagster_holds_and_the_lake_lost_is_asked_for(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(records=10)
+    ours.tick("planner")
+    end_grace(ours)
+    [slice_] = ours.ledger.list_slices("orders")
+    for table in TABLES:
+        key = build_table_key(ours.stream, table.name)
+        ours.instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=slice_.key))
+    assert len(ours.tick("repair").run_requests) == 1
+
+
+def test_repair_compares_all_slices_in_turn(ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cost must not grow with the number of slices, and yet nothing stays unseen."""
+    monkeypatch.setattr(stream_ticks, "PAGE", 3)
+    ours = ticking(records=80)
+    ours.evaluate("planner")
+    end_grace(ours)
+    keys = [slice_.key for slice_ in ours.ledger.list_slices("orders")]
+    assert len(keys) == 8
+    seen = []
+    for _ in range(3):
+        ours.tick("repair")
+        seen.append(len(ours.keys()))
+    assert seen == [3, 6, 8]
+    assert Cursor.parse(ours.cursors["repair"]).streams == {"orders": stream_ticks.OLDEST}
+
+
+def test_a_key_that_somebody_added_by_hand_is_named_and_holds_nothing_up(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking(records=10)
+    ours.tick("planner")
+    end_grace(ours)
+    ours.instance.add_dynamic_partitions("orders_slices", ["orders@' OR 1=1"])
+    context = ours.evaluate("repair")
+    assert len(context.run_requests) == 1
+    lines = repairing.repair(ours.instance, SimpleNamespace(**(ours.defs.resources or {})), ours.stream, None).lines
+    assert "1 no slices of the stream by the ledger, delete their keys from Dagster: orders@' OR 1=1" in lines
+
+
+def test_a_key_of_another_stream_is_named_and_not_requested(ticking: Callable[..., Ticking]) -> None:
+    """Its runs can only fail, and repair once asked for them until it gave up."""
+    ours = ticking(records=10)
+    ours.tick("planner")
+    end_grace(ours)
+    [own] = ours.ledger.list_slices("orders")
+    foreign = replace(own, stream="payments", topic="payments")
+    assert ours.ledger.add([foreign])
+    ours.instance.add_dynamic_partitions("orders_slices", [foreign.key])
+    resources = SimpleNamespace(**(ours.defs.resources or {}))
+    tick = repairing.repair(ours.instance, resources, ours.stream, None)
+    assert [request.keys for request in tick.requests] == [(own.key,)]
+    assert f"1 no slices of the stream by the ledger, delete their keys from Dagster: {foreign.key}" in tick.lines
+
+
+def test_a_cursor_that_cannot_be_read_does_no_harm(ticking: Callable[..., Ticking]) -> None:
+    ours = ticking()
+    ours.cursors = {"planner": "no JSON", "repair": Cursor(streams={"orders": "orders@9999999"}).to_json()}
+    assert ours.tick("planner").run_requests
+    ours.tick("repair")

@@ -1,0 +1,310 @@
+"""Declarations inferred from the formats of public topics: change events, envelopes, telemetry and text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from highwater.declaration import Deletes, Field
+from highwater.formats import Csv, Json, Lines, Raw
+from highwater.inference import infer
+from highwater.sample_counts import parse_record_lines
+from highwater.schemas import Schema
+from highwater.second_reader import KafkaRecord
+from highwater.sources import Header
+from highwater.stream_source import to_source
+from tests.helpers.inferred import (
+    BEGIN,
+    BEGIN_MS,
+    REGISTRY,
+    build_records,
+    change,
+    changes,
+    field,
+    github_events,
+    list_kinds,
+    list_sentences,
+    list_types,
+    load_stream,
+    opaque,
+    orders,
+    telemetry,
+    text,
+)
+
+FOLDER = Path(__file__).parent / "formats"
+
+
+AVRO = FOLDER / "10-avro-logical-types.schemas.json"
+
+
+def test_debezium_changes_have_the_rows_columns_and_deletes() -> None:
+    pairs = changes()
+    records = build_records(pairs)
+    found = infer("shop.public.orders", records)
+    assert list_types(found) == {
+        "id": "long",
+        "customer": "string",
+        "amount": "string",
+        "note": "string",
+        "created": "timestamp_ntz",
+        "day": "date",
+        "updated_at": "timestamp",
+        "op": "string",
+        "lsn": "long",
+        "source_ts_ms": "timestamp",
+    }
+    stream = found.stream
+    assert (stream.name, stream.value, stream.key, stream.version) == ("shop_public_orders", Json(), ("id",), "lsn")
+    assert (stream.event_time, stream.record_key) == ("source_ts_ms", "ignore")
+    assert stream.deletes == Deletes(field="op", values=("d",))
+    assert field(found, "id").source == ("after.id", "before.id")
+    assert (field(found, "created").unit, field(found, "day").unit) == ("us", "days")
+    assert "Debezium" in found.reasons["envelope"]
+    expected = ["tombstone" if value is None else "delete" if value["op"] == "d" else "event" for _, value in pairs]
+    assert list_kinds(found, records) == expected
+
+
+def mysql(*, files: Sequence[str]) -> list[tuple[Any, Any]]:
+    """Changes with the position in a binary log, all within one second."""
+    source = {"connector": "mysql", "ts_ms": BEGIN_MS, "row": 0, "server_id": 1}
+    found = []
+    for at in range(60):
+        value = change(at % 7, "u" if at >= 7 else "c", at)
+        value["source"] = {**source, "file": files[at * len(files) // 60], "pos": 4 + at}
+        found.append(({"id": at % 7}, value))
+    return found
+
+
+def test_changes_of_mysql_are_ordered_by_file_and_position(tmp_path: Path) -> None:
+    """Its time is often that of a second: of two changes within it the first would stay."""
+    records = build_records(mysql(files=("binlog.000009", "binlog.000010")))
+    found = infer("dbserver1.inventory.products", records)
+    assert (found.stream.key, found.stream.version) == (("id",), ("log", "pos", "row"))
+    assert field(found, "log").expression == "try_cast(substring_index(`file`, '.', -1) AS INT)"
+    assert (field(found, "file").stored, field(found, "pos").type) == (False, "long")
+    assert found.stream.deletes == Deletes(field="op", values=("d",))
+    assert "binary log" in found.reasons["version"]
+    assert "(log, pos, row)" in found.stream.answers.does_order_matter
+    source = to_source(found.stream, summary="A test.", comments=found.comments, field_comments=found.field_reasons)
+    assert load_stream(source, tmp_path) == found.stream
+    assert list_kinds(found, records) == ["event"] * 60
+
+
+@pytest.mark.parametrize("files", [("binlog.000010", "binlog.000009"), ("binlog.000001", "other")])
+def test_a_log_that_began_anew_orders_nothing(files: Sequence[str]) -> None:
+    found = infer("dbserver1.inventory.products", build_records(mysql(files=files)))
+    assert found.stream.version is None
+    assert "source_ts_ms would contradict" in found.reasons["version"]
+
+
+def test_a_truncate_amid_changes_takes_nothing_from_them() -> None:
+    pairs = changes()
+    truncate = {"before": None, "after": None, "source": change(1, "c", 300)["source"], "op": "t", "ts_ms": BEGIN_MS}
+    whole, found = (infer("shop.public.orders", build_records(some)) for some in (pairs, [*pairs, (None, truncate)]))
+    assert (found.stream.key, found.stream.version, found.stream.deletes) == (("id",), "lsn", whole.stream.deletes)
+    assert found.reasons["key"].endswith("; 1 of the sample is of another form")
+    assert list_kinds(found, build_records([(None, truncate)])) == ["reject"]
+
+
+def test_a_change_without_a_log_position_is_ordered_by_the_databases_time() -> None:
+    pairs = [({"id": n}, change(n, "c", n, lsn=None)) for n in range(20)]
+    found = infer("t", build_records(pairs))
+    assert (found.stream.version, found.stream.event_time) == ("source_ts_ms", "source_ts_ms")
+
+
+def connect(kind: str, name: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "optional": True, **({"name": name} if name else {}), **more}
+
+
+def test_the_schema_of_kafka_connect_gives_decimals_and_times() -> None:
+    types_ = {
+        "id": connect("int64"),
+        "customer": connect("string"),
+        "amount": connect("bytes", "org.apache.kafka.connect.data.Decimal", parameters={"scale": "2"}),
+        "note": connect("string"),
+        "created": connect("int64", "io.debezium.time.MicroTimestamp"),
+        "day": connect("int32", "io.debezium.time.Date"),
+        "updated_at": connect("string", "io.debezium.time.ZonedTimestamp"),
+    }
+    row = {"type": "struct", "optional": True, "fields": [{**kind, "field": name} for name, kind in types_.items()]}
+    source = {"type": "struct", "fields": [{"type": "int64", "field": "ts_ms"}, {**connect("int64"), "field": "lsn"}]}
+    whole = [
+        {**row, "field": "before"},
+        {**row, "field": "after"},
+        {**source, "field": "source"},
+        {"type": "string", "field": "op"},
+    ]
+    schema = {"type": "struct", "fields": whole}
+    pairs = [
+        ({"schema": {}, "payload": key}, None if value is None else {"schema": schema, "payload": value})
+        for key, value in changes()
+    ]
+    records = build_records(pairs)
+    found = infer("t", records)
+    assert field(found, "amount") == Field(
+        "amount", "decimal(38,2)", source="payload.after.amount", nullable=True, unscaled=True
+    )
+    assert field(found, "id").source == ("payload.after.id", "payload.before.id")
+    assert (list_types(found)["created"], list_types(found)["day"], list_types(found)["updated_at"]) == (
+        "timestamp_ntz",
+        "date",
+        "timestamp",
+    )
+    assert (found.stream.key, found.stream.version) == (("id",), "lsn")
+    assert "reject" not in list_kinds(found, records)
+
+
+def test_github_events_are_flat_beside_their_polymorphic_payload() -> None:
+    records = build_records(github_events())
+    found = infer("github", records)
+    assert list_types(found) == {
+        "id": "string",
+        "type": "string",
+        "actor_id": "long",
+        "actor_login": "string",
+        "repo_id": "long",
+        "repo_name": "string",
+        "payload": "json",
+        "public": "boolean",
+        "created_at": "timestamp",
+        "org_id": "long",
+        "org_login": "string",
+    }
+    assert (found.stream.key, found.stream.version, found.stream.event_time) == (("id",), None, "created_at")
+    assert (found.stream.deletes, found.stream.record_key) == (None, "ignore")
+    assert field(found, "org_login") == Field("org_login", "string", source="org.login", optional=True)
+    assert list_kinds(found, records) == ["event"] * 200
+
+
+def test_telemetry_has_times_in_milliseconds_and_nan_as_null() -> None:
+    records = build_records(telemetry())
+    found = infer("sensors", records)
+    assert list_types(found) == {
+        "device": "string",
+        "seq": "long",
+        "ts": "timestamp",
+        "temp": "double",
+        "hum": "double",
+        "rssi": "long",
+        "pos_lat": "double",
+        "pos_lon": "double",
+        "fw": "string",
+    }
+    assert field(found, "temp").nan == "null"
+    assert field(found, "ts").unit == "ms"
+    assert (found.stream.key, found.stream.version, found.stream.event_time) == (("device",), "seq", "ts")
+    assert list_kinds(found, records) == ["event"] * 200
+
+
+def test_order_lines_are_an_array_of_structs() -> None:
+    records = build_records(orders())
+    found = infer("orders.v1", records)
+    line = (
+        Field("sku", "string"),
+        Field("qty", "long"),
+        Field("price", "double", text=True),
+        Field("gift", "boolean", optional=True),
+    )
+    assert field(found, "lines") == Field("lines", "array", of=Field("element", "struct", of=line))
+    assert field(found, "total") == Field("total", "decimal(18,2)", text=True)
+    assert field(found, "coupon") == Field("coupon", "string", optional=True, nullable=True)
+    assert (found.stream.key, found.stream.version, found.stream.event_time) == (("order_id",), "version", "updated_at")
+    assert found.stream.record_key == "warn"
+    assert list_kinds(found, records) == ["event"] * 200
+
+
+def test_lines_of_separated_values_have_columns_by_the_first_line() -> None:
+    lines = [b"id,name,price,at", *(f"{n},n{n},{n}.5,2026-01-01T00:00:{n % 60:02d}Z".encode() for n in range(99))]
+    records = build_records((None, line) for line in lines)
+    found = infer("csv", records)
+    assert found.stream.value == Csv(("id", "name", "price", "at"))
+    assert list_types(found) == {"id": "long", "name": "string", "price": "double", "at": "timestamp"}
+    assert (found.stream.key, found.stream.event_time) == (("id",), "at")
+    assert list_kinds(found, records) == ["reject", *["event"] * 99]
+
+
+def test_text_is_a_line_and_other_bytes_are_preserved() -> None:
+    words = build_records(list_sentences())
+    found = infer("log", words)
+    assert isinstance(found.stream.value, Lines)
+    assert (list_types(found), list_kinds(found, words)) == ({"line": "string", "record_key": "string"}, ["event"] * 20)
+    bytes_ = build_records(opaque())
+    found = infer("log", bytes_)
+    assert (found.stream.value, list_types(found)) == (Raw(), {"value": "binary"})
+    assert list_kinds(found, bytes_) == ["event"] * 20
+    several = build_records((None, b"Traceback\n  line") for _ in range(20))
+    found = infer("log", several)
+    assert (found.stream.value, list_types(found)) == (Raw(), {"value": "string"})
+
+
+def test_cloud_events_have_their_data_and_their_time() -> None:
+    def event(number: int) -> dict[str, Any]:
+        at = text(BEGIN + timedelta(seconds=number))
+        data = {"total": number, "id": "inner"}
+        return {"specversion": "1.0", "id": f"e{number}", "source": "/shop", "type": "order", "time": at, "data": data}
+
+    records = build_records((None, event(n)) for n in range(50))
+    found = infer("events", records)
+    assert list_types(found) == {
+        "specversion": "string",
+        "id": "string",
+        "source": "string",
+        "type": "string",
+        "time": "timestamp",
+        "total": "long",
+        "data_id": "string",
+    }
+    assert (found.stream.key, found.stream.event_time) == (("id",), "time")
+    assert list_kinds(found, records) == ["event"] * 50
+
+
+def test_cloud_events_in_headers_have_columns_too() -> None:
+    records = [
+        KafkaRecord(
+            json.dumps({"total": n}).encode(),
+            None,
+            (
+                ("ce_id", f"e{n}".encode()),
+                ("ce_source", b"/shop"),
+                ("ce_type", b"order"),
+                ("ce_time", b"2026-01-01T00:00:00Z"),
+            ),
+            "t",
+            0,
+            n,
+        )
+        for n in range(50)
+    ]
+    found = infer("events", records)
+    assert field(found, "ce_id") == Field("ce_id", "string", source=Header("ce_id"))
+    assert (found.stream.key, found.stream.event_time) == (("ce_id",), "ce_time")
+    assert list_kinds(found, records) == ["event"] * 50
+
+
+PUBLIC: dict[str, tuple[tuple[str, ...], str | None, str | None, list[str]]] = {
+    "01-debezium-postgres-plain": (("id",), "lsn", "source_ts_ms", ["event", "event", "delete", "tombstone"]),
+    "05-github-events": (("id",), None, "created_at", ["event"] * 3),
+    # The device sends seconds after it sent milliseconds, and one device has two record keys.
+    "06-iot-telemetry": ((), None, "ts", ["event", "event", "reject"]),
+    "09-order-lines": (("order_id",), "version", "updated_at", ["event"] * 3),
+    "10-avro-logical-types": (("id",), None, "issued_at", ["event"] * 3),
+    "12-json-schema-registry": (("order_id",), "version", "placed_at", ["event"] * 3),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_format_is_recognised_from_three_records(name: str) -> None:
+    records = parse_record_lines((FOLDER / f"{name}.jsonl").read_text().splitlines(), name)
+    known = dict(REGISTRY)
+    known.update({int(n): Schema(int(n), "AVRO", json.dumps(one)) for n, one in json.loads(AVRO.read_text()).items()})
+    found = infer(name, records, schemas=known.get)
+    stream = found.stream
+    expected = PUBLIC[name]
+    assert (stream.key, stream.version, stream.event_time) == expected[:3]
+    assert list_kinds(found, records, known.get) == expected[3]
