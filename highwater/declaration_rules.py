@@ -34,6 +34,7 @@ from highwater.declaration_parts import (
 from highwater.field_rules import CONTAINERS, NAME, TYPE, find_field_problems
 from highwater.format_rules import find_format_problems, find_key_format_problems
 from highwater.formats import Raw
+from highwater.mask_rules import find_mask_problems
 from highwater.sources import Rest
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def find_problems(stream: Stream) -> list[str]:
     found += _find_retention_problems(stream.retention)
     if not found:
         found += _find_type_problems(stream) + _delete_problems(stream) + _find_expression_problems(stream)
-        found += _find_reference_problems(stream) + _find_unknown_field_problems(stream)
+        found += _find_reference_problems(stream) + _find_unknown_field_problems(stream) + find_mask_problems(stream)
         found += find_format_problems(stream) + find_key_format_problems(stream)
     return found
 
@@ -233,13 +234,7 @@ def _find_expression_problems(stream: Stream) -> list[str]:
     for f in stream.fields:
         if f.expression is not None and (f.source is not None or f.optional or f.default is not None):
             found.append(f"field {f.name!r}: an expression has no source, is not optional and has no default")
-    used = {"metrics": [], "transitions": [], "maintenance: cluster_by": list(stream.maintenance.cluster_by)}
-    used["metrics"] = [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
-    used["transitions"] = [stream.transitions.field] if stream.transitions else []
-    unstored = {f.name for f in stream.fields if not f.stored}
-    return found + [
-        f"{what}: field {name!r} is not stored" for what, names in used.items() for name in names if name in unstored
-    ]
+    return found
 
 
 def _find_reference_problems(stream: Stream) -> list[str]:
@@ -376,9 +371,8 @@ def _find_publication_problems(stream: Stream) -> list[str]:
     found += [
         f"publishes: field {one.name!r} is a {one.type}, which has no form on the topic of accepted events"
         for one in stream.fields
-        if one.type in {*CONTAINERS, "time", "timestamp_ntz"} and one.stored
+        if one.type in {*CONTAINERS, "time", "timestamp_ntz"} and one.mask is None
     ]
-    found += [f"publishes: field {one.name!r} is not stored" for one in stream.fields if not one.stored]
     if accepted.topic in stream.all_topics:
         found.append(f"publishes: {accepted.topic!r} is read by the stream itself")
     if accepted.horizon < timedelta(0):
