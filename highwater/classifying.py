@@ -218,7 +218,7 @@ def _validate_member(declared: Field, value: Any, place: str) -> Any:
 
 def build_key(stream: Stream, values: Mapping[str, Any]) -> str | None:
     """The key that the values of fields give, as text; None where one of them is null, or where none is declared."""
-    parts = [_format_key_part(stream.find_field(name), values.get(name)) for name in stream.key]
+    parts = [format_text(stream.find_field(name), values.get(name)) for name in stream.key]
     if not parts or None in parts:
         return None
     if len(parts) == 1:
@@ -249,7 +249,7 @@ def _format_sortable_time(micros: int) -> str:
     return (_BEGIN + timedelta(microseconds=micros)).isoformat(" ", "microseconds")
 
 
-def _format_key_part(declared: Field, value: Any) -> str | None:
+def format_text(declared: Field, value: Any) -> str | None:
     """A value as Spark casts it to a text."""
     if value is None:
         return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import math
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from highwater.classifying import format_text
 from highwater.second_reader import EPOCH, InfiniteNumber, UnreadableError, parse_document, round_to_single
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ def _is_single(written: Decimal, read: float) -> bool:
         return False
 
 
+def hash_value(field: Field, value: Any) -> str:
+    """The SHA-256 of a value's text, as a masked column holds it."""
+    return hashlib.sha256(str(format_text(field, value)).encode()).hexdigest()
+
+
 def matches_stored(field: Field, read: Any, stored: Any) -> bool:
     """Whether a column of an event holds what was read of its record.
 
@@ -70,6 +77,8 @@ def matches_stored(field: Field, read: Any, stored: Any) -> bool:
     """
     if read is None or stored is None:
         return read is None and stored is None
+    if field.mask == "hash":
+        return bool(stored == hash_value(field, read))
     if field.type == "json":
         try:
             return _matches_document(parse_document(stored.encode()), read)

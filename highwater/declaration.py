@@ -145,6 +145,11 @@ class Stream:
         """The declared field of that name."""
         return next(f for f in self.fields if f.name == name)
 
+    @property
+    def stored_fields(self) -> tuple[Field, ...]:
+        """The fields that are columns of events."""
+        return tuple(f for f in self.fields if f.is_stored)
+
     def select_taken_members(self, path: tuple[str, ...]) -> frozenset[str]:
         """The names of the members that fields are taken from, of the object at a path into the value."""
         paths = [one for f in self.fields if f.expression is None for one in f.sources if isinstance(one, tuple)]

@@ -86,7 +86,9 @@ class Field:
             members, whose sources are paths in the struct.
         expression: the value as an expression of Spark SQL over the other fields, in the place of a source. An
             expression that fails, such as a division by zero, fails the slice: use functions that begin with `try_`.
-        stored: whether it is a column; a field that is not may be used in expressions, and as key or version.
+        mask: what events get in place of the value: `hash`, the SHA-256 of its text in UTF-8, as 64 lower-case
+            hexadecimal digits, null for null; or `drop`, no column. Rules, expressions, lookups and deletes see the
+            value itself. Not for key, version and event time.
     """
 
     name: str
@@ -106,7 +108,7 @@ class Field:
     unscaled: bool = False
     of: Field | tuple[Field, ...] = ()
     expression: str | None = None
-    stored: bool = True
+    mask: Literal["hash", "drop"] | None = None
 
     @property
     def members(self) -> tuple[Field, ...]:
@@ -135,6 +137,11 @@ class Field:
     def may_be_null(self) -> bool:
         """Whether the column of an event may be null."""
         return self.nullable or (self.optional and self.default is None) or self.nan == "null"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the field is a column of events."""
+        return self.mask != "drop"
 
     @property
     def is_number(self) -> bool:

@@ -35,6 +35,7 @@ from highwater.expression_rules import COLUMN_PART, find_expression_problems, fi
 from highwater.field_rules import CONTAINERS, NAME, TYPE, find_field_problems
 from highwater.format_rules import find_format_problems, find_key_format_problems
 from highwater.formats import Raw
+from highwater.mask_rules import find_mask_problems
 from highwater.sources import Rest
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def find_problems(stream: Stream) -> list[str]:
     found += _find_retention_problems(stream.retention)
     if not found:
         found += _find_type_problems(stream) + _find_delete_problems(stream) + find_expression_problems(stream)
-        found += find_reference_problems(stream) + _find_unknown_field_problems(stream)
+        found += find_reference_problems(stream) + _find_unknown_field_problems(stream) + find_mask_problems(stream)
         found += find_format_problems(stream) + find_key_format_problems(stream)
     return found
 
@@ -272,9 +273,8 @@ def _find_publication_problems(stream: Stream) -> list[str]:
     found += [
         f"publishes: field {one.name!r} is a {one.type}, which has no form on the topic of accepted events"
         for one in stream.fields
-        if one.type in {*CONTAINERS, "time", "timestamp_ntz"} and one.stored
+        if one.type in {*CONTAINERS, "time", "timestamp_ntz"} and one.mask is None
     ]
-    found += [f"publishes: field {one.name!r} is not stored" for one in stream.fields if not one.stored]
     if accepted.topic in stream.all_topics:
         found.append(f"publishes: {accepted.topic!r} is read by the stream itself")
     if accepted.horizon < timedelta(0):

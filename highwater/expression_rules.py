@@ -50,13 +50,7 @@ def find_expression_problems(stream: Stream) -> list[str]:
     for f in stream.fields:
         if f.expression is not None and (f.source is not None or f.optional or f.default is not None):
             found.append(f"field {f.name!r}: an expression has no source, is not optional and has no default")
-    used = {"metrics": [], "transitions": [], "maintenance: cluster_by": list(stream.maintenance.cluster_by)}
-    used["metrics"] = [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
-    used["transitions"] = [stream.transitions.field] if stream.transitions else []
-    unstored = {f.name for f in stream.fields if not f.stored}
-    return found + [
-        f"{what}: field {name!r} is not stored" for what, names in used.items() for name in names if name in unstored
-    ]
+    return found
 
 
 def find_reference_problems(stream: Stream) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from highwater.declaration_parts import UNITS, Field
+from highwater.mask_rules import find_field_mask_problems
 from highwater.sources import Meta, Reference, Rest
 
 TYPE = re.compile(
@@ -36,6 +37,7 @@ def find_field_problems(declared: Field, depth: int = 0) -> list[str]:
         return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
     found = _find_source_problems(declared) + _find_notation_problems(declared) + _find_default_problems(declared, kind)
     found += _find_bound_problems(declared, _compute_maximum(declared, kind)) + _find_choice_problems(declared)
+    found += find_field_mask_problems(declared)
     return found + (
         _find_member_problems(declared, depth) if depth < _MAX_DEEP else [_describe_depth_problem(declared)]
     )
@@ -104,7 +106,7 @@ def _find_reference_problems(declared: Field) -> list[str]:
     if declared.type in {*CONTAINERS, "json", "time"}:
         return [f"{named}: a column of the lookup's table cannot be a {declared.type}"]
     plain = Field(declared.name, declared.type)
-    options = ("one_of", "at_least", "default", "text", "unit", "zone", "nan", "rounded", "unscaled", "stored")
+    options = ("one_of", "at_least", "default", "text", "unit", "zone", "nan", "rounded", "unscaled", "mask")
     said = [name for name in options if getattr(declared, name) != getattr(plain, name)]
     return [f"{named}: it is a column of the lookup's table as it is: leave out {', '.join(said)}"] if said else []
 

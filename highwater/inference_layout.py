@@ -204,7 +204,7 @@ def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path
         )
     elif {"file", "pos", "row"} <= source:
         parts = (
-            Field("file", "string", optional=True, nullable=True, stored=False),
+            Field("file", "string", optional=True, nullable=True, mask="drop"),
             Field("pos", "long", optional=True, nullable=True),
             Field("row", "integer", optional=True, nullable=True),
         )

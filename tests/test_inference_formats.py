@@ -87,7 +87,7 @@ def test_changes_of_mysql_are_ordered_by_file_and_position(tmp_path: Path) -> No
     found = infer("dbserver1.inventory.products", records)
     assert (found.stream.key, found.stream.version) == (("id",), ("log", "pos", "row"))
     assert field(found, "log").expression == "try_cast(substring_index(`file`, '.', -1) AS INT)"
-    assert (field(found, "file").stored, field(found, "pos").type) == (False, "long")
+    assert (field(found, "file").mask, field(found, "pos").type) == ("drop", "long")
     assert found.stream.deletes == Deletes(field="op", values=("d",))
     assert "binary log" in found.reasons["version"]
     assert "(log, pos, row)" in found.stream.answers.does_order_matter

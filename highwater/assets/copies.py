@@ -105,7 +105,7 @@ class CopySearch:
 def build_select_list(stream: Stream, events: DeltaTable) -> str:
     """The key and the declared fields in SQL; one that was just declared becomes a column with the next slice."""
     there = {one.name for one in events.schema().fields}
-    names = dict.fromkeys(["key", *(one.name for one in stream.fields)])
+    names = dict.fromkeys(["key", *(one.name for one in stream.stored_fields)])
     return ", ".join(f'"{name}"' if name in there else f'CAST(NULL AS VARCHAR) AS "{name}"' for name in names)
 
 

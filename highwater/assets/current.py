@@ -24,7 +24,7 @@ from highwater.assets.commit import (
 )
 from highwater.assets.events import require_upstream_commits
 from highwater.assets.evolution import adapt_types, with_added_fields
-from highwater.assets.fields import build_sql_type
+from highwater.assets.fields import build_column_type
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP
 from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
 from highwater.assets.small_slices import interpret_if_small
@@ -57,7 +57,7 @@ _SOURCE = "highwater_current_source"
 def build_sql_columns(stream: Stream) -> str:
     """The columns of the stream's table in SQL; it has versions."""
     version = find_version_type(stream)
-    fields = "".join(f", {quote_column(f.name)} {build_sql_type(f)}" for f in select_column_fields(stream))
+    fields = "".join(f", {quote_column(f.name)} {build_column_type(f)}" for f in select_column_fields(stream))
     return (
         f"key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "
         "origin_generation INT, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "

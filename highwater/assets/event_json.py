@@ -28,7 +28,7 @@ def encode_values(stream: Stream, rows: pa.Table) -> pa.Array:
     import pyarrow.compute as pc
 
     parts: list[Any] = []
-    for number, field in enumerate(stream.fields):
+    for number, field in enumerate(stream.stored_fields):
         parts.append(("," if number else "{") + json.dumps(field.name, ensure_ascii=False) + ":")
         parts.append(pc.fill_null(_encode_column(field, rows[field.name].combine_chunks()), "null"))
     whole = pc.binary_join_element_wise(*parts, "}", "")
@@ -58,7 +58,7 @@ def _encode_column(field: Field, column: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if field.type == "string":
+    if field.type == "string" or field.mask == "hash":
         return _quote(pc.cast(column, pa.string()))
     if field.type == "timestamp":
         # In UTC as it is stored: as a time of a zone each would be looked up there, in thirty times the time.

@@ -12,7 +12,7 @@ from highwater.assets import raw
 from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import LEASE_SECONDS, CommittedSlices, commit_with_retries, ensure_table
 from highwater.assets.evolution import adapt_types, evolve
-from highwater.assets.fields import build_sql_type
+from highwater.assets.fields import build_column_type
 from highwater.assets.hold_gate import end_holds
 from highwater.assets.origins import DLQ, select_tier_slices
 from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
@@ -50,7 +50,7 @@ def build_sql_columns(stream: Stream) -> str:
     """The columns of the stream's events table in SQL."""
     version = f"version {find_version_type(stream)}, " if stream.versioned else ""
     deleted = ", deleted BOOLEAN" if stream.deletes else ""
-    fields = "".join(f", {quote_column(f.name)} {build_sql_type(f)}" for f in select_column_fields(stream))
+    fields = "".join(f", {quote_column(f.name)} {build_column_type(f)}" for f in select_column_fields(stream))
     return f"{ORIGIN_COLUMNS}, key STRING, {version}event_time TIMESTAMP{deleted}{fields}"
 
 

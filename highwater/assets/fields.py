@@ -53,7 +53,7 @@ _SQL_TYPES = {
 
 
 def build_sql_type(declared: Field) -> str:
-    """The column type of a field."""
+    """The type of a field's values."""
     inner = [build_sql_type(one) for one in declared.members]
     if declared.type == "array":
         return f"ARRAY<{inner[0]}>"
@@ -63,6 +63,18 @@ def build_sql_type(declared: Field) -> str:
         members = zip(declared.members, inner, strict=True)
         return f"STRUCT<{', '.join(f'`{one.name}`: {kind}' for one, kind in members)}>"
     return _SQL_TYPES.get(declared.type, declared.type.upper())
+
+
+def build_column_type(declared: Field) -> str:
+    """The type of a field's column in events: that of its values, or of their hashes."""
+    return "STRING" if declared.mask == "hash" else build_sql_type(declared)
+
+
+def mask_value(declared: Field, value: Column) -> Column:
+    """The value of a field as events hold it."""
+    from pyspark.sql import functions as F
+
+    return F.sha2(value.cast("string"), 256) if declared.mask == "hash" else value
 
 
 def with_fields(stream: Stream, rows: DataFrame, *, usual: bool = False) -> DataFrame:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def select_column_fields(stream: Stream) -> list[Field]:
     """The fields that are columns of their own, beside `key`, `version` and `event_time`."""
     taken = {"key", "event_time", *(["version"] if stream.versioned else [])}
-    return [f for f in stream.fields if f.stored and f.name not in taken]
+    return [f for f in stream.stored_fields if f.name not in taken]
 
 
 def select_content_fields(stream: Stream) -> list[Field]:

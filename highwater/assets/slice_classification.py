@@ -11,6 +11,7 @@ from highwater.assets import raw
 from highwater.assets.breaker_gate import end_probe, ensure_within_limit
 from highwater.assets.commit import Clock, CommittedSlices, release_quietly
 from highwater.assets.dlq_copies import COPIED_AT
+from highwater.assets.fields import mask_value
 from highwater.assets.hold_gate import HOLDS, aggregate_holds, ensure_none_held, holds_slice, subtract_released_rejects
 from highwater.assets.origins import TIMESTAMP, Seen, read_current_state, with_fate, with_origins, with_superseded
 from highwater.assets.parsing import (
@@ -231,7 +232,8 @@ def _select_needed_columns(stream: Stream, rows: DataFrame) -> DataFrame:
     """The needed columns of the classified rows: all for a reject, fewer for others, so that Spark holds less."""
     from pyspark.sql import functions as F
 
-    fields = [F.col(f"field_{f.name}") for f in stream.fields]
+    # Masked before Spark holds the rows.
+    fields = [mask_value(f, F.col(f"field_{f.name}")).alias(f"field_{f.name}") for f in stream.stored_fields]
     own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason", COPIED_AT)
     tombstone, countable = is_tombstone(stream).alias("tombstone"), F.col("held_reason").isNull().alias("again")
     other_key = ~F.col("key").eqNullSafe(build_key(stream).cast("binary"))

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 FIELDS = (
     Field("id", "string"),
-    Field("file", "string", stored=False),
-    Field("pos", "long", stored=False),
+    Field("file", "string", mask="drop"),
+    Field("pos", "long", mask="drop"),
     Field("version", "long", expression="try_cast(substring_index(file, '.', -1) AS BIGINT) * 1000000 + pos"),
-    Field("email", "string", stored=False, nullable=True),
+    Field("email", "string", mask="drop", nullable=True),
     Field("email_hash", "string", expression="sha2(email, 256)", nullable=True),
     Field("amount", "decimal(12,2)"),
     Field("sort", "string", optional=True),

@@ -141,7 +141,7 @@ def test_a_table_that_does_not_fit_fails_the_slice(
         ([replace(REGION, source=(Reference("region"), "region"))], {}, "its only source"),
         ([replace(REGION, expression="1")], {}, "its only source"),
         ([replace(REGION, type="json")], {}, "cannot be a json"),
-        ([replace(REGION, one_of=("north",), stored=False)], {}, "as it is: leave out one_of, stored"),
+        ([replace(REGION, one_of=("north",), mask="drop")], {}, "as it is: leave out one_of, mask"),
         (
             [replace(ORDERS.fields[3], name="who", nullable=True), REGION],
             {"lookup": replace(ORDERS.lookup, field="who")},  # type: ignore[type-var]

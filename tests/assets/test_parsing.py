@@ -344,7 +344,7 @@ def test_a_published_decimal_is_exact_for_every_precision_and_scale() -> None:
         units = [0, 1, -1, 10**p - 1, 1 - 10**p, 10 ** (p - 1)]
         values = [exact.scaleb(Decimal(one), -s) for one in units]
         table = pa.table({"x": pa.array(values, pa.decimal128(p, s))})
-        written = event_json.encode_values(cast("Stream", SimpleNamespace(fields=(field,))), table)
+        written = event_json.encode_values(cast("Stream", SimpleNamespace(stored_fields=(field,))), table)
         texts = [one.decode() for one in written.to_pylist()]
         assert [json.loads(text, parse_float=Decimal, parse_int=Decimal)["x"] for text in texts] == values
         assert not any("e" in text.lower() for text in texts)

@@ -161,7 +161,7 @@ def _read_altered_origins(stream: Stream, events: DeltaTable, published: DeltaTa
     The value is written as the stream is declared now, with null for a field that came later, as the sender wrote it
     then. Where no event agrees, the declaration was another one when they were sent.
     """
-    fields = ", ".join(f"e.{quote_column(one.name)}" for one in stream.fields)
+    fields = ", ".join(f"e.{quote_column(one.name)}" for one in stream.stored_fields)
     sql = _PRINTS.format(fields=fields, columns=build_select_list(stream, events), slices=slice_is_one_of([key]))
     rows = query_arrow({"events": events, "published": published}, sql)
     prints = event_json.compute_fingerprints(event_json.encode_values(stream, rows))
