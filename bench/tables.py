@@ -372,12 +372,15 @@ def _reasons(chunk: Chunk) -> pa.Array:
 
 def _reject_columns(chunk: Chunk, stream: Stream) -> dict[str, pa.Array]:
     """The columns that `rejects` and `dlq` share."""
+    import pyarrow as pa
+
     many = len(chunk.content)
     return {
         **_origins(chunk, chunk.slice_.key),
         "attempt": _number(1, many),
         "retries": _number(0, many),
         "reason": _reasons(chunk),
+        "rule": pa.nulls(many, pa.string()),
         "detail": _same("", many),
         "next_topic": _sent_to(chunk, stream),
         "first_failed_at": chunk.times,

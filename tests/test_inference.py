@@ -20,14 +20,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.classifying import classify
+from highwater.classifying import Classification, classify
 from highwater.declaration import Answers, Deletes, Field, Limits, OnReject, Start, Stream
 from highwater.declaration_parts import ON_REJECT, RESERVED_COLUMNS
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.inference import Inferred, infer, infer_from_schema
-from highwater.sample_counts import count_sample, parse_record_lines
+from highwater.sample_counts import count_outcomes, count_sample, parse_record_lines
 from highwater.sampling import compute_shares, needs_repeats, select_repeats
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
@@ -1071,6 +1071,20 @@ def test_a_sample_is_counted_with_an_example_of_each_reject() -> None:
     assert (counts.events, counts.deletes, counts.tombstones, counts.rejected) == (2, 0, 1, 2)
     assert {group.reason for group in counts.rejects} == {"malformed"}
     assert min(group.offset for group in counts.rejects) == 0
+
+
+def test_rejects_of_a_sample_are_counted_by_rule() -> None:
+    """Details that differ in numbers alone are alike, so `amount1` and `amount2` were one row."""
+    details = [("amount1", "rule amount1: not amount1 > 0"), ("amount2", "rule amount2: not amount2 > 0")]
+    outcomes = [
+        Classification("reject", "invalid", detail, rule=rule) for rule, detail in [*details, *details, details[0]]
+    ]
+    counts = count_outcomes(keyed(*[b"a"] * 5), outcomes)
+    assert [(group.reason, group.rule, group.count) for group in counts.rejects] == [
+        ("invalid", "amount1", 3),
+        ("invalid", "amount2", 2),
+    ]
+    assert [row[0] for row in counts.rows[3:]] == ["reject: invalid, amount1", "reject: invalid, amount2"]
 
 
 def test_records_are_read_from_lines() -> None:
