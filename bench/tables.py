@@ -372,12 +372,15 @@ def _build_reasons(chunk: Chunk) -> pa.Array:
 
 def _build_reject_columns(chunk: Chunk, stream: Stream) -> dict[str, pa.Array]:
     """The columns that `rejects` and `dlq` share."""
+    import pyarrow as pa
+
     many = len(chunk.content)
     return {
         **_build_origins(chunk, chunk.slice_.key),
         "attempt": _parse_number(1, many),
         "retries": _parse_number(0, many),
         "reason": _build_reasons(chunk),
+        "rule": pa.nulls(many, pa.string()),
         "detail": _repeat("", many),
         "next_topic": _select_target(chunk, stream),
         "first_failed_at": chunk.times,

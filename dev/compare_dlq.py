@@ -108,6 +108,7 @@ def _one(sent: Sent, row: Row, records: Sequence[TopicRecord], diff: Differences
             ("partition", row["origin_partition"], record.place.partition),
             ("timestamp type", 1, record.timestamp_type),
             ("reason", row["reason"], headers.get("reason")),
+            ("rule", row["rule"], headers.get("rule")),
             ("slice", row["slice"], headers.get("slice")),
             ("origin timestamp", row["origin_timestamp_ms"], int(headers.get("origin.timestamp", -1))),
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.decoding import RepeatedNames, Schemas, UnknownSchemaError, decode_record_key, decode_value, read_fields
@@ -43,6 +43,7 @@ class Classification:
         key: the key; None without one.
         version: the version; a timestamp in microseconds since 1970.
         event_time: in microseconds since 1970.
+        rule: of an `invalid` reject the rule or the check of a field that it violates.
     """
 
     kind: Literal["event", "delete", "tombstone", "reject"]
@@ -52,6 +53,7 @@ class Classification:
     key: str | None = None
     version: Any = None
     event_time: int | None = None
+    rule: str | None = None
 
 
 def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Classification:
@@ -89,7 +91,7 @@ def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Cl
     if problem is not None:
         return Classification("reject", reason, problem, values)
     if invalid := _find_invalid_value(stream, values):
-        return Classification("reject", INVALID, invalid, values, key)
+        return Classification("reject", INVALID, invalid.detail, values, key, rule=invalid.rule)
     version = build_version(stream, values)
     time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
     return Classification("delete" if deletes else "event", None, None, values, key, version, time)
@@ -268,16 +270,23 @@ def _find_key_problem(stream: Stream, record: KafkaRecord, key: str | None) -> s
     return None if same else f"the record's key is not {stream.key_separator.join(stream.key)}"
 
 
-def _find_invalid_value(stream: Stream, values: Mapping[str, Any]) -> str | None:
+class _Violation(NamedTuple):
+    """The check that a record violates."""
+
+    rule: str
+    detail: str
+
+
+def _find_invalid_value(stream: Stream, values: Mapping[str, Any]) -> _Violation | None:
     negative = stream.never_negative
     for declared in stream.fields:
         value = values.get(declared.name)
         if value is None:
             continue
         if declared.one_of and value not in declared.one_of:
-            return f"unknown {declared.name}"
+            return _Violation(f"{declared.name}.one_of", f"unknown {declared.name}")
         if declared.at_least is not None and value < declared.at_least:
-            return f"{declared.name} is below {declared.at_least}"
+            return _Violation(f"{declared.name}.at_least", f"{declared.name} is below {declared.at_least}")
         if declared.name in negative and value < 0:
-            return f"{declared.name} is below 0, and a part of the version"
+            return _Violation(f"{declared.name}.version", f"{declared.name} is below 0, and a part of the version")
     return None

@@ -15,6 +15,8 @@ ORIGIN_OFFSET = "highwater.origin.offset"
 ORIGIN_TIMESTAMP = "highwater.origin.timestamp"
 ATTEMPT = "highwater.attempt"
 REASON = "highwater.reason"
+# Of a record that a declared rule or check refused alone.
+RULE = "highwater.rule"
 DETAIL = "highwater.detail"
 SLICE = "highwater.slice"
 FIRST_FAILED_AT = "highwater.first_failed_at"
@@ -35,7 +37,7 @@ VALUE, OWN_HEADERS, KEY = "value", "headers", "key"
 
 # Room that a DLQ topic must have beyond the main topic's largest record.
 MAX_BYTES = 16 * 1024
-# A detail is for people; it is cut at this length, so that the envelope never outgrows its room.
+# A detail is for people; it and a rule's name are cut at this length, so that the envelope never outgrows its room.
 MAX_DETAIL = 1000
 
 # Of numbers that count up: one less than the columns hold, so that the next one has room as well.
@@ -131,6 +133,7 @@ class Envelope:
         detail: the same in words.
         slice_key: the slice that rejected it the last time.
         first_failed_at: when it was rejected the first time, in UTC.
+        rule: the name of the rule or check that refused it; None where another reason did.
         reclaims: how often the origin had been reclaimed from the DLQ when this was published (`highwater.reclaims`).
         reference: where raw holds the record, if this record leaves it out; None for a whole record.
     """
@@ -145,6 +148,7 @@ class Envelope:
     detail: str
     slice_key: str
     first_failed_at: datetime
+    rule: str | None = None
     reclaims: int = 0
     reference: ValueReference | None = None
 
@@ -163,6 +167,7 @@ class Envelope:
             ORIGIN_TIMESTAMP: self.timestamp,
             ATTEMPT: self.attempt,
             REASON: self.reason,
+            **({} if self.rule is None else {RULE: self.rule[:MAX_DETAIL]}),
             DETAIL: self.detail[:MAX_DETAIL],
             SLICE: self.slice_key,
             FIRST_FAILED_AT: self.first_failed_at.isoformat(),
@@ -221,6 +226,7 @@ def open_envelope(headers: Iterable[Header], believed: Callable[[str], bool] | N
         detail=text.get(DETAIL, ""),
         slice_key=text.get(SLICE, ""),
         first_failed_at=_parse_moment(text.get(FIRST_FAILED_AT, "")),
+        rule=text.get(RULE),
         reclaims=reclaims,
         reference=reference,
     )

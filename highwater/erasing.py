@@ -13,6 +13,7 @@ from hashlib import sha256
 
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import Ranges
+from highwater.reject_reasons import BY_REASON, BY_RULE
 
 # The digest of an erasure that is none of a key: rows of raw that expired (`highwater.retention`).
 BY_AGE = ""
@@ -127,7 +128,13 @@ def to_moment(ms: int) -> datetime:
 
 
 def subtract_counts(
-    key: str, counts: Mapping[str, int], raw: int, tombstones: int, events: int, rejects: Mapping[str, int]
+    key: str,
+    counts: Mapping[str, int],
+    raw: int,
+    tombstones: int,
+    events: int,
+    rejects: Mapping[str, int],
+    rules: Mapping[str, int],
 ) -> dict[str, int]:
     """The counts of a decision without some of its records; remaining ones count as superseded.
 
@@ -138,6 +145,7 @@ def subtract_counts(
         tombstones: those of them without a value.
         events: those that were accepted.
         rejects: those that were rejected, by reason.
+        rules: those of them that a rule refused, by rule.
 
     Raises:
         UnbalancedError: fewer would remain than none: the tables do not hold what was decided.
@@ -149,7 +157,7 @@ def subtract_counts(
         "events": events,
         "rejects": rejected,
         "superseded": raw - tombstones - events - rejected,
-        **{f"rejects_{reason}": count for reason, count in rejects.items()},
+        **{f"{BY_REASON}{reason}": count for reason, count in rejects.items()},
     }
     found = {**counts, **{name: counts.get(name, 0) - count for name, count in gone.items()}}
     wrong = [name for name in gone if found[name] < 0] + [name for name, count in gone.items() if count < 0]
@@ -160,4 +168,13 @@ def subtract_counts(
             found=gone[wrong[0]],
             remedy="run highwater audit: a table was changed by something else; fix it, then erase again",
         )
-    return found
+    return {**found, **_subtract_rules(counts, rules)}
+
+
+def _subtract_rules(counts: Mapping[str, int], rules: Mapping[str, int]) -> dict[str, int]:
+    """The counts per rule without some rejects.
+
+    A rule that was renamed between decision and rejects has rows without a count, which must not stop an erasure.
+    """
+    named = {f"{BY_RULE}{rule}": count for rule, count in rules.items()}
+    return {name: max(0, counts[name] - count) for name, count in named.items() if name in counts}

@@ -14,5 +14,16 @@ INVALID = "invalid"
 # The lookup finds no row for it, or the registry does not know its schema yet.
 UNRESOLVED = "unresolved"
 
+# Prefixes of the counts of a slice: rejects by reason, and those of `invalid` by the rule that refused them.
+BY_REASON = "rejects_"
+BY_RULE = "rule_"
+
 REASONS = (MALFORMED, SCHEMA, INVALID, UNRESOLVED)
 PERMANENT = frozenset({MALFORMED, SCHEMA, INVALID})
+
+
+def format_count_name(name: str) -> str:
+    """The name of a count for a person: `rejects/invalid` by reason, `rejects/invalid/amount_positive` by rule."""
+    if name.startswith(BY_RULE):
+        return f"rejects/{INVALID}/{name.removeprefix(BY_RULE)}"
+    return f"rejects/{name.removeprefix(BY_REASON)}" if name.startswith(BY_REASON) else name

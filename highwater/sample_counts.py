@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from highwater.classifying import Classification, classify
@@ -25,12 +25,14 @@ class RejectGroup:
 
     Args:
         reason: the reason that the pipeline would record.
+        rule: the rule or the check of a field that refused them; None where another reason did.
         count: how many there are.
         detail: the detail of the first one.
         partition, offset: where the first one is.
     """
 
     reason: str
+    rule: str | None
     count: int
     detail: str
     partition: int
@@ -71,9 +73,8 @@ class SampleCounts:
         found: list[list[object]] = [[what, f"{n:,}", self._format_share(n), "", ""] for what, n in counted.items()]
         for group in self.rejects:
             place = f"{group.partition}:{group.offset}"
-            found.append(
-                [f"reject: {group.reason}", f"{group.count:,}", self._format_share(group.count), group.detail, place]
-            )
+            what = f"reject: {group.reason}" + (f", {group.rule}" if group.rule else "")
+            found.append([what, f"{group.count:,}", self._format_share(group.count), group.detail, place])
         return found
 
     def _format_share(self, some: int) -> str:
@@ -96,23 +97,19 @@ def count_outcomes(records: Sequence[KafkaRecord], outcomes: Sequence[Classifica
     """Count what becomes of the records of a sample; `outcomes` has one for each record, in their order."""
     kinds: Counter[str] = Counter()
     keys: set[str | None] = set()
-    first: dict[tuple[str, str], RejectGroup] = {}
-    alike: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str | None, str], RejectGroup] = {}
+    alike: Counter[tuple[str, str | None, str]] = Counter()
     for record, outcome in zip(records, outcomes, strict=True):
         kinds[outcome.kind] += 1
         if outcome.kind in {"event", "delete"}:
             keys.add(outcome.key)
         if outcome.kind == "reject":
             reason, detail = outcome.reason or "malformed", outcome.detail or ""
-            group = reason, _VARIABLE.sub("", detail)
+            group = reason, outcome.rule, _VARIABLE.sub("", detail)
             alike[group] += 1
             place = record.partition, record.offset
-            first.setdefault(group, RejectGroup(reason, 0, detail[:DETAIL_LENGTH], *place))
-    rejects = tuple(
-        RejectGroup(one.reason, number, one.detail, one.partition, one.offset)
-        for group, number in alike.most_common()
-        for one in (first[group],)
-    )
+            first.setdefault(group, RejectGroup(reason, outcome.rule, 0, detail[:DETAIL_LENGTH], *place))
+    rejects = tuple(replace(first[group], count=number) for group, number in alike.most_common())
     distinct = len(keys - {None})
     return SampleCounts(len(records), kinds["event"], kinds["delete"], kinds["tombstone"], distinct, rejects)
 

@@ -13,7 +13,7 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.declaration import OnReject, Start
 from highwater.declaration_parts import ON_REJECT
-from highwater.envelope import MAX_BYTES, PREFIX, Envelope, add_envelope, remove_envelope
+from highwater.envelope import MAX_BYTES, PREFIX, Envelope, add_envelope, open_envelope, remove_envelope
 from highwater.errors import DeclarationError
 from highwater.routing import (
     RETRY_JITTER,
@@ -137,8 +137,15 @@ def test_headers_pass_through_and_do_not_grow(own: list[tuple[str, bytes | None]
     assert dict(again)["highwater.attempt"] == b"2"
 
 
+@pytest.mark.parametrize("rule", [None, "amount_positive"])
+def test_an_envelope_names_the_rule_that_refused_its_record(rule: str | None) -> None:
+    sent = envelope(reason="invalid", rule=rule)
+    assert dict(sent.to_headers()).get("highwater.rule") == (None if rule is None else rule.encode())
+    assert open_envelope(sent.to_headers()) == sent
+
+
 def test_an_envelope_stays_within_its_room() -> None:
-    wide = envelope(topic="t" * 249, detail="d" * 100_000, slice_key="s" * 270)
+    wide = envelope(topic="t" * 249, rule="r" * 100_000, detail="d" * 100_000, slice_key="s" * 270)
     assert sum(len(name) + len(value or b"") for name, value in wide.to_headers()) < MAX_BYTES
 
 

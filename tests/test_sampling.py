@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from highwater.classifying import Classification
 from highwater.errors import ConfigurationError
 from highwater.inference import infer
-from highwater.sample_counts import count_sample, parse_record_lines
+from highwater.sample_counts import count_outcomes, count_sample, parse_record_lines
 from highwater.sampling import compute_shares, needs_repeats, select_repeats
 from highwater.second_reader import KafkaRecord
 from tests.helpers.inferred import build_records, orders
@@ -62,6 +63,20 @@ def test_a_sample_is_counted_with_an_example_of_each_reject() -> None:
     assert (counts.events, counts.deletes, counts.tombstones, counts.rejected) == (2, 0, 1, 2)
     assert {group.reason for group in counts.rejects} == {"malformed"}
     assert min(group.offset for group in counts.rejects) == 0
+
+
+def test_rejects_of_a_sample_are_counted_by_rule() -> None:
+    """Details that differ in numbers alone are alike, so `amount1` and `amount2` were one row."""
+    details = [("amount1", "rule amount1: not amount1 > 0"), ("amount2", "rule amount2: not amount2 > 0")]
+    outcomes = [
+        Classification("reject", "invalid", detail, rule=rule) for rule, detail in [*details, *details, details[0]]
+    ]
+    counts = count_outcomes(keyed(*[b"a"] * 5), outcomes)
+    assert [(group.reason, group.rule, group.count) for group in counts.rejects] == [
+        ("invalid", "amount1", 3),
+        ("invalid", "amount2", 2),
+    ]
+    assert [row[0] for row in counts.rows[3:]] == ["reject: invalid, amount1", "reject: invalid, amount2"]
 
 
 def test_records_are_read_from_lines() -> None:

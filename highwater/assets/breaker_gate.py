@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from highwater.breaker import AttemptResult, Circuit, admit, complete_probe, judge
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
+from highwater.reject_reasons import BY_REASON
 from highwater.resources.ledger.breakers import Judgement
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
-# The number of rejects in the numbers of a split; those for a reason have its name behind an underscore.
+# The number of rejects in the numbers of a split.
 REJECTS = "rejects"
 
 
@@ -144,15 +145,15 @@ def _measure_slice(
 ) -> _Counted:
     """Records, rejects, and rejects by reason of a slice, as the breaker counts them."""
     before = committed[slice_.key].counts if slice_.key in committed else {}
-    left_out = {f"{REJECTS}_{reason}" for reason, one in accepted.items() if slice_.ordinal >= one.from_ordinal}
+    left_out = {f"{BY_REASON}{reason}" for reason, one in accepted.items() if slice_.ordinal >= one.from_ordinal}
 
     def count_rejects(found: Mapping[str, int]) -> int:
         return found.get(REJECTS, 0) - sum(found.get(name, 0) for name in left_out)
 
     reasons = {
-        name.removeprefix(f"{REJECTS}_"): max(0, count - before.get(name, 0))
+        name.removeprefix(BY_REASON): max(0, count - before.get(name, 0))
         for name, count in counts.items()
-        if name.startswith(f"{REJECTS}_") and name not in left_out
+        if name.startswith(BY_REASON) and name not in left_out
     }
     records = counts.get("raw", 0) - sum(counts.get(name, 0) for name in left_out)
     return records, max(0, count_rejects(counts) - count_rejects(before)), reasons

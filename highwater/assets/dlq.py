@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 COLUMNS = (
-    f"{ORIGIN_COLUMNS}, reason STRING, detail STRING, next_topic STRING, first_failed_at TIMESTAMP, "
+    f"{ORIGIN_COLUMNS}, reason STRING, rule STRING, detail STRING, next_topic STRING, first_failed_at TIMESTAMP, "
     "published_at TIMESTAMP"
 )
 # Columns in which many rejects of a slice are alike.
-_ALIKE = (*ORIGIN[:-1], "reason", "slice", "first_failed_at", "next_topic")
+_ALIKE = (*ORIGIN[:-1], "reason", "rule", "slice", "first_failed_at", "next_topic")
 STATISTICS_COLUMNS = ("slice", "origin_partition", "origin_offset", "reason", "next_topic")
 # In the slice commit: how many were sent of this decision; the other rows were published of earlier ones.
 SENT = "sent"
@@ -69,7 +69,7 @@ RECORDS_PER_READ = 50_000
 _ORDER = ", ".join(ORIGIN)
 _RECORD = (
     f"slice, {_ORDER}, {MILLISECONDS}, coalesce(retries, 0) AS retries, reason, "
-    "detail, next_topic, first_failed_at, key, value, headers"
+    "rule, detail, next_topic, first_failed_at, key, value, headers"
 )
 
 
@@ -337,6 +337,7 @@ def _build_envelope_template(
     generation: int,
     partition: int,
     reason: str,
+    rule: str | None,
     slice_key: str,
     first_failed_at: datetime,
     next_topic: str,
@@ -358,6 +359,7 @@ def _build_envelope_template(
         detail=detail,
         slice_key=slice_key,
         first_failed_at=first_failed_at,
+        rule=rule,
         reclaims=reclaims,
         reference=came,
     )
@@ -405,7 +407,7 @@ def _commit(
     rows = with_reclaim_number(
         read_table_version(work.spark, work.lake.build_table_path(work.stream.name, rejects.TABLE), version).where(mine)
     )
-    names = ("slice", *ORIGIN, *TIMESTAMP, "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
+    names = ("slice", *ORIGIN, *TIMESTAMP, "attempt", "retries", NUMBER, "reason", "rule", "detail", "next_topic")
     copied = F.col(rejects.PUBLISHED_AT) if rejects.PUBLISHED_AT in rows.columns else F.lit(None).cast("timestamp")
     published_rows = rows.select(*names, "first_failed_at", F.coalesce(copied, F.current_timestamp()).alias("now"))
     if any(committed.find_attempt(decision.key) for decision in decisions):

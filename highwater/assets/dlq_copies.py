@@ -45,6 +45,7 @@ def build_schema() -> pa.Schema:
             ("attempt", pa.int32()),
             (NUMBER, pa.int32()),
             ("reason", pa.string()),
+            ("rule", pa.string()),
             ("detail", pa.string()),
             ("next_topic", pa.string()),
             ("first_failed_at", time),
@@ -93,8 +94,10 @@ def with_copies(work: Work, rows: DataFrame, slices: Sequence[Slice], held: Sequ
     if table is None or not may_have_copies(slices, json.loads(table.metadata().description or "{}")):
         return rows.withColumn(COPIED_AT, F.lit(None).cast("timestamp"))
     joined = rows.join(_select_first_copies(work, rows, held, table.version()), [*_PLACE], "left")
-    filled = {f"held_{name}": F.coalesce(f"held_{name}", f"copy.{name}") for name in held}
-    copied_at = F.when(F.col("held_reason").isNull(), F.col(f"copy.{COPIED_AT}"))
+    unknown = F.col("held_reason").isNull()
+    # All of them or none: the rule of one publication must not join the reason of another.
+    filled = {f"held_{n}": F.when(unknown, F.col(f"copy.{n}")).otherwise(F.col(f"held_{n}")) for n in held}
+    copied_at = F.when(unknown, F.col(f"copy.{COPIED_AT}"))
     filled[NUMBER] = F.when(copied_at.isNotNull(), F.col(f"copy.{NUMBER}")).otherwise(F.col(NUMBER))
     return joined.withColumns({**filled, COPIED_AT: copied_at}).drop("copy")
 

@@ -21,6 +21,7 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, ErasedCounts, subtract_counts
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import Place, merge_places
+from highwater.reject_reasons import BY_REASON, BY_RULE
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import ensure_all_read, query, query_all, slice_is_one_of
 from highwater.resources.spark import delta_errors
@@ -51,7 +52,7 @@ class RowsOfKey:
 
     Args:
         places: for each slice the offsets of its records in raw.
-        rows: for each slice how many rows of each table, with the tombstones, and the rejects by reason as well.
+        rows: for each slice how many rows of each table, with the tombstones, and the rejects by reason and rule.
         newest_ms: the greatest timestamp among the records, in milliseconds; 0 without one.
     """
 
@@ -93,10 +94,7 @@ def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
     brought = f"SELECT updated_by_slice AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"
     for row in _query_if_exists(there, "current", brought):
         found.count_rows(row["slice"], "current", row["n"])
-    by_reason = f"SELECT slice, reason, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason"
-    for row in _query_if_exists(there, "rejects", by_reason):
-        found.count_rows(row["slice"], "rejects", row["n"])
-        found.count_rows(row["slice"], f"rejects_{row['reason']}", row["n"])
+    _count_rejects(found, there, mine)
     for row in _list_aged_origins(there, mine):
         found.count_rows(row["slice"], "raw", 1)
         if row["origin_topic"] == SliceKey.parse(row["slice"]).topic:
@@ -105,6 +103,14 @@ def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
         for row in query_all({"r": there["rejects"], "d": there["dlq"]}, _PUBLISHED.format(digest=digest)):
             found.count_rows(row["slice"], "dlq", row["n"])
     return found
+
+
+def _count_rejects(found: RowsOfKey, there: Mapping[str, DeltaTable], mine: str) -> None:
+    by_rule = f"SELECT slice, reason, rule, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason, rule"
+    for row in _query_if_exists(there, "rejects", by_rule):
+        names = ["rejects", f"{BY_REASON}{row['reason']}"]
+        for name in names if row["rule"] is None else [*names, f"{BY_RULE}{row['rule']}"]:
+            found.count_rows(row["slice"], name, row["n"])
 
 
 def ensure_same_keys(lake: Lake, stream: Stream, digest: str) -> None:
@@ -379,10 +385,13 @@ def _with_attempts(rows: DataFrame, attempts: Mapping[str, int]) -> DataFrame:
 
 
 def _subtract_counts(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> dict[str, int]:
-    reasons = {name.removeprefix("rejects_"): n for name, n in rows.items() if name.startswith("rejects_")}
+    reasons, rules = (
+        {name.removeprefix(prefix): n for name, n in rows.items() if name.startswith(prefix)}
+        for prefix in (BY_REASON, BY_RULE)
+    )
     without_times = {name: value for name, value in counts.items() if name not in _TIMES}
     return subtract_counts(
-        key, without_times, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons
+        key, without_times, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons, rules
     )
 
 

@@ -356,7 +356,13 @@ def _is_repeated(work: Work, same: WindowSpec) -> Column:
     return (F.row_number().over(same) > 1) & (F.col("topic") != work.stream.topic)
 
 
-HELD = {"reason": "string", "detail": "string", "next_topic": "string", "first_failed_at": "timestamp"}
+HELD = {
+    "reason": "string",
+    "rule": "string",
+    "detail": "string",
+    "next_topic": "string",
+    "first_failed_at": "timestamp",
+}
 
 
 def _with_held(work: Work, rows: DataFrame, published: CommittedSlices) -> DataFrame:

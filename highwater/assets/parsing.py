@@ -56,8 +56,9 @@ def is_tombstone(stream: Stream) -> Column:
 
 
 def parse_records(work: Work, raw: DataFrame) -> DataFrame:
-    """Add to raw rows with their origins the parsed columns, and `reason` and `detail`, null for an event.
+    """Add to raw rows with their origins the parsed columns, and `reason`, `rule` and `detail`, null for an event.
 
+    `rule` is null unless the record is `invalid`.
     The column `deleted` says which records delete their key. Columns of a tombstone that deletes nothing say nothing.
 
     Raises:
@@ -80,8 +81,9 @@ def parse_records(work: Work, raw: DataFrame) -> DataFrame:
         .when(F.col("invalid").isNotNull(), INVALID)
         .when(F.coalesce("unknown_schema", "key_unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
     )
-    detail = F.coalesce("malformed", "invalid", "unknown_schema", "key_unknown_schema", "unresolved")
-    return looked_up.withColumns({"reason": reason, "detail": detail})
+    detail = F.coalesce("malformed", "invalid.detail", "unknown_schema", "key_unknown_schema", "unresolved")
+    rule = F.when(F.col("malformed").isNull(), F.col("invalid.rule"))
+    return looked_up.withColumns({"reason": reason, "rule": rule, "detail": detail})
 
 
 def _contradicts_schema(stream: Stream) -> Column:
@@ -219,24 +221,34 @@ def describe_expected_key(stream: Stream) -> str:
 
 
 def _find_value_problem(stream: Stream) -> Column:
+    """The first declared check that a record violates, as a struct of `rule` and `detail`."""
     from pyspark.sql import functions as F
 
-    problems = [F.lit(None).cast("string")]
+    problems = [F.lit(None).cast("struct<rule: string, detail: string>")]
     for declared in stream.fields:
         if declared.reference is not None:
             continue  # has no such rules, and is looked up later
         value = F.col(f"field_{declared.name}")
         if declared.one_of:
-            problems.append(F.when(~value.isin(list(declared.one_of)), F.lit(f"unknown {declared.name}")))
+            unknown = ~value.isin(list(declared.one_of))
+            problems.append(_build_violation(unknown, f"{declared.name}.one_of", f"unknown {declared.name}"))
         if declared.at_least is not None:
             # Of two types Spark would compare in a third one, which cuts digits off.
             least = F.lit(str(declared.at_least)).cast(build_sql_type(declared))
-            problems.append(F.when(value < least, F.lit(f"{declared.name} is below {declared.at_least}")))
+            below = f"{declared.name} is below {declared.at_least}"
+            problems.append(_build_violation(value < least, f"{declared.name}.at_least", below))
         if declared.name in stream.never_negative:
-            problems.append(F.when(value < 0, F.lit(f"{declared.name} is below 0, and a part of the version")))
+            below = f"{declared.name} is below 0, and a part of the version"
+            problems.append(_build_violation(value < 0, f"{declared.name}.version", below))
     for name, condition in stream.rules.items():
-        problems.append(F.when(~F.col(f"rule_{name}"), F.lit(f"rule {name}: not {condition}")))
+        problems.append(_build_violation(~F.col(f"rule_{name}"), name, f"rule {name}: not {condition}"))
     return F.coalesce(*problems)
+
+
+def _build_violation(violated: Column, rule: str, detail: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.when(violated, F.struct(F.lit(rule).alias("rule"), F.lit(detail).alias("detail")))
 
 
 def quote_column(name: str) -> str:

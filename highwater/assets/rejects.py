@@ -22,13 +22,13 @@ from highwater.assets.evolution import with_added_fields
 from highwater.assets.hold_gate import list_slices_to_park
 from highwater.assets.origins import DLQ, filter_first_per_origin, with_fate, with_origins
 from highwater.assets.parsing import is_tombstone, parse_records
-from highwater.assets.slice_classification import build_origin_columns
+from highwater.assets.slice_classification import build_origin_columns, choose_rule
 from highwater.assets.small_slices import interpret_if_small, list_classification_tables
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import combine_pairwise
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
-from highwater.reject_reasons import PERMANENT, REASONS, UNRESOLVED
+from highwater.reject_reasons import BY_REASON, PERMANENT, REASONS, UNRESOLVED
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 TABLE = "rejects"
 COLUMNS = (
-    f"{events.ORIGIN_COLUMNS}, reason STRING, permanent BOOLEAN, detail STRING, key BINARY, value BINARY, "
+    f"{events.ORIGIN_COLUMNS}, reason STRING, rule STRING, permanent BOOLEAN, detail STRING, key BINARY, value BINARY, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING, first_failed_at TIMESTAMP, "
     "published_at TIMESTAMP"
 )
@@ -185,6 +185,7 @@ def _build_rows(
     rows = found.select(
         *build_origin_columns({d.key: d.attempt for d in with_rejects}),
         "reason",
+        "rule",
         F.col("reason").isin(sorted(PERMANENT)).alias("permanent"),
         "detail",
         *slice_classification.PAYLOAD,
@@ -223,13 +224,15 @@ def _classify_again(
     found = parse_records(work, _read_unaccepted_rows(work, decisions, raw_version, events_version, published))
     unknown = F.lit("unknown when the slice was decided, known since")
     # With a schema that was registered since, the result could differ: the decision counted it as unresolved.
-    counted = [(d.key, [name for name in REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
+    counted = [(d.key, [name for name in REASONS if d.counts.get(f"{BY_REASON}{name}")]) for d in decisions]
     pairs = [part for key, names in counted for part in (F.lit(key), F.array(*map(F.lit, names)).cast("array<string>"))]
     was_counted = F.array_contains(F.create_map(*pairs)[F.col("slice")], F.col("reason"))
     found = found.withColumn("reason", F.when(was_counted, F.col("reason")))
+    reason = F.coalesce("held_reason", "reason")
     return found.withColumns(
         {
-            "reason": F.coalesce("held_reason", "reason", F.lit(UNRESOLVED)),
+            "reason": F.coalesce(reason, F.lit(UNRESOLVED)),
+            "rule": F.when(reason.isNotNull(), choose_rule()),
             "detail": F.coalesce("held_detail", "detail", unknown),
             "first_failed_at": F.coalesce("held_first_failed_at", "first_failed_at"),
         }

@@ -47,7 +47,7 @@ def classify_records(work: Work, records: Sequence[KafkaRecord]) -> list[Classif
     raw = work.spark.createDataFrame(cast("Any", rows), _COLUMNS).withColumn(PROBLEM, F.lit(None).cast("string"))
     tombstone = is_tombstone(work.stream).alias("tombstone")
     found = parse_records(work, raw).select(
-        "place", "reason", "detail", "deleted", build_key(work.stream).alias("whole_key"), tombstone
+        "place", "reason", "rule", "detail", "deleted", build_key(work.stream).alias("whole_key"), tombstone
     )
     try:
         with delta_errors(f"the sample of {work.stream.topic}"):
@@ -66,5 +66,5 @@ def _build_classification(row: Any) -> Classification:
     if row["tombstone"]:
         return Classification("tombstone")
     if row["reason"] is not None:
-        return Classification("reject", row["reason"], row["detail"])
+        return Classification("reject", row["reason"], row["detail"], rule=row["rule"])
     return Classification("delete" if row["deleted"] else "event", key=row["whole_key"])

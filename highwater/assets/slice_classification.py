@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import raw
@@ -12,7 +13,14 @@ from highwater.assets.breaker_gate import end_probe, ensure_within_limit
 from highwater.assets.commit import Clock, CommittedSlices, release_quietly
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.fields import mask_value
-from highwater.assets.hold_gate import HOLDS, aggregate_holds, ensure_none_held, holds_slice, subtract_released_rejects
+from highwater.assets.hold_gate import (
+    FIRST,
+    HOLDS,
+    aggregate_holds,
+    ensure_none_held,
+    holds_slice,
+    subtract_released_rejects,
+)
 from highwater.assets.origins import TIMESTAMP, Seen, read_current_state, with_fate, with_origins, with_superseded
 from highwater.assets.parsing import (
     build_event_time,
@@ -26,7 +34,7 @@ from highwater.assets.retraction_guard import block_sending, ensure_no_retractio
 from highwater.assets.work import Work, do_nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError
-from highwater.reject_reasons import REASONS
+from highwater.reject_reasons import BY_REASON, BY_RULE, REASONS
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
@@ -117,7 +125,7 @@ class ClassifiedSlices:
 
 
 def _build_zero_counts() -> dict[str, int]:
-    names = ("raw", "events", "tombstones", "superseded", "rejects", *(f"rejects_{reason}" for reason in REASONS))
+    names = ("raw", "events", "tombstones", "superseded", "rejects", *(f"{BY_REASON}{reason}" for reason in REASONS))
     return dict.fromkeys(names, 0)
 
 
@@ -164,13 +172,13 @@ def classify_slices(
         version = work.lake.open_existing_table(work.stream.name, raw.TABLE).version()
         rows = with_origins(work, read_raw_rows(work, slices, version), slices, seen, published.slice_commits)
         fated = with_fate(work, rows, slices, seen, published)
-        reason = F.coalesce("held_reason", "reason")
-        classified_rows = with_superseded(work, parse_records(work, fated).withColumn("reason", reason), slices)
+        chosen = {"reason": F.coalesce("held_reason", "reason"), "rule": choose_rule()}
+        classified_rows = with_superseded(work, parse_records(work, fated).withColumns(chosen), slices)
         rows = _select_needed_columns(work.stream, classified_rows).persist()
         if work.classified is not None:
             work.classified.keep(rows, {slice_.key: published.find_attempt(slice_.key) for slice_ in slices})
         try:
-            measured = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
+            measured = _measure(work.stream, rows)
             # Chosen before the publication log is read: no other slice is published after that read.
             open_ = list_exposed_slices(work, committed.slice_commits)
             _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
@@ -234,7 +242,7 @@ def _select_needed_columns(stream: Stream, rows: DataFrame) -> DataFrame:
 
     # Masked before Spark holds the rows.
     fields = [mask_value(f, F.col(f"field_{f.name}")).alias(f"field_{f.name}") for f in stream.stored_fields]
-    own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason", COPIED_AT)
+    own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason", "rule", COPIED_AT)
     tombstone, countable = is_tombstone(stream).alias("tombstone"), F.col("held_reason").isNull().alias("again")
     other_key = ~F.col("key").eqNullSafe(build_key(stream).cast("binary"))
     return rows.select(
@@ -252,14 +260,50 @@ def _select_needed_columns(stream: Stream, rows: DataFrame) -> DataFrame:
     )
 
 
-def _measure(stream: Stream, rows: DataFrame) -> DataFrame:
+def choose_rule() -> Column:
+    """The rule that refused a record; of a published reject the published one, which is null for other reasons."""
+    from pyspark.sql import functions as F
+
+    return F.when(F.col("held_reason").isNotNull(), F.col("held_rule")).otherwise(F.col("rule"))
+
+
+# How the numbers of the groups of a slice become one; all others are added up.
+_COMBINE = {
+    "first_event_us": partial(min, default=None),
+    "last_event_us": partial(max, default=None),
+    FIRST: partial(min, default=None),
+}
+
+
+def _measure(stream: Stream, rows: DataFrame) -> dict[str, dict[str, Any]]:
+    """The numbers of the split, by slice; rejects by the rules that refused them as `rule_<name>`.
+
+    Published rejects may name rules that are no longer declared, so Spark groups by rule too.
+    """
+    groups: dict[str, dict[str | None, dict[str, Any]]] = {}
+    for row in _aggregate_by_rule(stream, rows).collect():
+        group = row.asDict()
+        groups.setdefault(group.pop("slice"), {})[group.pop("rule")] = group
+    return {key: _combine_groups(mine) for key, mine in groups.items()}
+
+
+def _combine_groups(groups: Mapping[str | None, Mapping[str, Any]]) -> dict[str, Any]:
+    """The numbers of a slice from those of its groups, one for each rule and one for all other records."""
+    by_rule = {f"{BY_RULE}{rule}": group["rejects"] for rule, group in groups.items() if rule is not None}
+    names = next(iter(groups.values()))
+    values = {name: [group[name] for group in groups.values() if group[name] is not None] for name in names}
+    return {**{name: _COMBINE.get(name, sum)(found) for name, found in values.items()}, **by_rule}
+
+
+def _aggregate_by_rule(stream: Stream, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     alive = _is_event_or_reject()
     accepted = alive & F.col("reason").isNull()
     time = F.when(accepted, F.unix_micros(build_event_time(stream)))
-    by_reason = [F.count_if(alive & (F.col("reason") == r)).alias(f"rejects_{r}") for r in REASONS]
-    return rows.groupBy("slice").agg(
+    by_reason = [F.count_if(alive & (F.col("reason") == r)).alias(f"{BY_REASON}{r}") for r in REASONS]
+    rule = F.when(alive, F.col("rule")).alias("rule")
+    return rows.groupBy("slice", rule).agg(
         F.count("*").alias("raw"),
         F.count_if(accepted).alias("events"),
         F.count_if("tombstone").alias("tombstones"),

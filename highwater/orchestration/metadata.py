@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from highwater.reject_reasons import format_count_name
+
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport
     from highwater.breaker import Circuit
@@ -99,9 +101,7 @@ def _build_duration_metadata(seconds: Mapping[str, float], together: int) -> Met
 
 def _build_count_metadata(counts: Mapping[str, int]) -> Metadata:
     return {
-        name.replace("rejects_", "rejects/"): dg.MetadataValue.int(count)
-        for name, count in counts.items()
-        if name not in _TIMES
+        format_count_name(name): dg.MetadataValue.int(count) for name, count in counts.items() if name not in _TIMES
     }
 
 

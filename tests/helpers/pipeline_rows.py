@@ -95,6 +95,6 @@ def by_pipeline(
         columns.append(value.alias(f"v_{declared.name}"))
     return (
         parse_records(work, raw)
-        .select("name", "reason", "detail", build_key(stream).alias("event_key"), *columns)
+        .select("name", "reason", "rule", "detail", build_key(stream).alias("event_key"), *columns)
         .collect()
     )

@@ -124,6 +124,7 @@ def add_rows(world: World, ending: Ending, place: Place, stored: TopicRecord) ->
         row = {
             **origin(place, stored),
             "reason": ending.reason,
+            "rule": "amount.at_least" if ending.reason == "invalid" else None,
             "permanent": ending.permanent,
             "next_topic": next_topic,
         }
@@ -144,6 +145,7 @@ def publish(world: World, row: dict[str, Any], stored: TopicRecord) -> None:
         "origin.timestamp": str(stored.timestamp),
         "attempt": str(row["retries"] + 1),
         "reason": row["reason"],
+        **({"rule": row["rule"]} if row["rule"] else {}),
         "slice": row["slice"],
         "reclaims": str(row.get("reclaims", 0)),
     }

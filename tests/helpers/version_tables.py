@@ -292,6 +292,6 @@ def _events() -> pa.Schema:
 def _rejects() -> pa.Schema:
     import pyarrow as pa
 
-    texts = [(name, pa.string()) for name in ("reason", "next_topic")]
+    texts = [(name, pa.string()) for name in ("reason", "rule", "next_topic")]
     binary = [(name, pa.binary()) for name in ("key", "value")]
     return pa.schema([*_origin(), *_numbers(), *texts, *binary])

@@ -369,7 +369,8 @@ def unlike_outcomes(stream: Stream, theirs: Classification, ours: dict[str, Any]
     ):
         return ours["reason"], ours["detail"], theirs
     if ours["reason"] is not None:
-        return None
+        both_invalid = ours["reason"] == theirs.reason == "invalid"
+        return (ours["rule"], theirs.rule) if both_invalid and ours["rule"] != theirs.rule else None
     unlike = {
         declared.name: (theirs.values[declared.name], ours[f"v_{declared.name}"])
         for declared in stream.fields

@@ -164,10 +164,10 @@ def test_rules_expressions_and_lookups_are_tried_in_spark(
     found = json.loads(result.output)
     counts = [found[name] for name in ("events", "deletes", "tombstones", "keys", "left_out")]
     assert counts == [2, 1, 1, 3, []]
-    assert {(one["reason"], one["offset"]) for one in found["rejects"]} == {
-        ("invalid", 3),
-        ("unresolved", 4),
-        ("malformed", 5),
+    assert {(one["reason"], one["rule"], one["offset"]) for one in found["rejects"]} == {
+        ("invalid", "few", 3),
+        ("unresolved", None, 4),
+        ("malformed", None, 5),
     }
     assert "few" in next(one["detail"] for one in found["rejects"] if one["reason"] == "invalid")
     without = run("try", "computed", "--file", str(file), "--no-spark", bootstrap="127.0.0.1:1")

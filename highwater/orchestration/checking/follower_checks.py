@@ -14,7 +14,7 @@ from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import describe_sample
 from highwater.orchestration.checking.plan_checks import find_commit_difference, find_plan_difference
 from highwater.orchestration.checking.tie_break_check import IS_LATER
-from highwater.reject_reasons import PERMANENT
+from highwater.reject_reasons import BY_REASON, BY_RULE, PERMANENT, format_count_name
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import has_column, query_all, read_count, select_common_columns, slice_is_one_of
 
@@ -57,7 +57,7 @@ def check_rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Se
 
 
 _ORIGIN = ", ".join(ORIGIN)
-_AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp_ms, attempt, retries, reason, detail, next_topic, first_failed_at"
+_AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp_ms, attempt, retries, reason, rule, detail, next_topic, first_failed_at"
 # dlq does not keep it: it follows from the reason.
 _PERMANENT = "reason IN (" + ", ".join(f"'{reason}'" for reason in sorted(PERMANENT)) + ")"
 # A changed row appears on both sides.
@@ -88,6 +88,7 @@ def _build_rejects_result(
 ) -> CheckResult:
     numbers = {
         "rejects": (decided.rows or 0) if decided else 0,
+        **(_select_reject_counts(decided.counts) if decided else {}),
         "in_dlq": (slice_commit.rows or 0) if slice_commit else 0,
         "sent": sent.sent if sent else 0,
         "unlike": len(wrong),
@@ -100,6 +101,11 @@ def _build_rejects_result(
         return CheckResult(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
     text = f"{numbers['rejects']:,} rejects, each published once" if numbers["rejects"] else "nothing was rejected"
     return CheckResult(passed=True, text=text, numbers=numbers)
+
+
+def _select_reject_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """The rejects of a decision by reason and by rule, as metadata names them."""
+    return {format_count_name(n): count for n, count in counts.items() if count and n.startswith((BY_REASON, BY_RULE))}
 
 
 def _find_publication_problem(

@@ -374,6 +374,7 @@ def _build_row(topic: str, envelope: Envelope, copied_ms: int) -> dict[str, Any]
         "attempt": envelope.attempt,
         NUMBER: envelope.reclaims,
         "reason": envelope.reason,
+        "rule": envelope.rule,
         "detail": envelope.detail,
         "next_topic": topic,
         "first_failed_at": envelope.first_failed_at,

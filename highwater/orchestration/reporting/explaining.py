@@ -77,9 +77,10 @@ class SliceRun:
 
 @dataclass(frozen=True)
 class RejectSummary:
-    """Rejects of the slice: their reason, where they go from here, and how many they are."""
+    """Rejects of the slice: their reason and rule, where they go from here, and how many they are."""
 
     reason: str
+    rule: str | None
     next_topic: str
     records: int
 
@@ -171,8 +172,8 @@ class ExplainedSlice:
         """Ranges, commits, rejects, runs and checks as names of columns and rows."""
         found = [(["partition", "start", "end", "leader epoch"], self._ranges), (_COMMITS, self._commits)]
         if self.rejects:
-            rejects = [[one.reason, f"{one.records:,}", one.next_topic] for one in self.rejects]
-            found.append((["rejected because", "records", "goes to"], rejects))
+            rejects = [[one.reason, one.rule or "", f"{one.records:,}", one.next_topic] for one in self.rejects]
+            found.append((["rejected because", "rule", "records", "goes to"], rejects))
         if self.runs:
             rows = [
                 [r.run, r.status, "" if r.began is None else f"{r.began:%Y-%m-%d %H:%M:%S}", r.purpose, r.worker]
@@ -355,10 +356,10 @@ def _load_rejects(lake: Lake, stream: Stream, key: str) -> list[RejectSummary]:
     ensure_all_rows_seen(table, [key])
     found = query(
         table,
-        "SELECT reason, next_topic, count(*) AS records FROM t WHERE "
-        f"{slice_is_one_of([key])} GROUP BY reason, next_topic ORDER BY reason, next_topic",
+        "SELECT reason, rule, next_topic, count(*) AS records FROM t WHERE "
+        f"{slice_is_one_of([key])} GROUP BY reason, rule, next_topic ORDER BY reason, rule, next_topic",
     )
-    return [RejectSummary(str(row["reason"]), str(row["next_topic"]), int(str(row["records"]))) for row in found]
+    return [RejectSummary(**{name: row[name] for name in ("reason", "rule", "next_topic", "records")}) for row in found]
 
 
 def _is_stream_lease(lease: str, stream: Stream) -> bool:

@@ -189,12 +189,12 @@ def test_leases_and_rejects_by_reason_are_reported(tmp_path: Path) -> None:
     key, other = (slice_.key for slice_ in slices)
     parked, tier = stream.parked_topic, stream.tier_topics[0]
     rows = [
-        (key, "malformed", parked),
-        (key, "unresolved", tier),
-        (key, "unresolved", tier),
-        (other, "invalid", parked),
+        (key, "invalid", "status.one_of", parked),
+        (key, "unresolved", None, tier),
+        (key, "unresolved", None, tier),
+        (other, "invalid", "status.one_of", parked),
     ]
-    schema = pa.schema([(name, pa.string()) for name in ("slice", "reason", "next_topic")])
+    schema = pa.schema([(name, pa.string()) for name in ("slice", "reason", "rule", "next_topic")])
     found = [dict(zip(schema.names, row, strict=True)) for row in rows]
     plant(
         lake.build_table_path("orders", "rejects"), pa.Table.from_pylist(found, schema), [SliceCommit(slices[0], 1, 3)]
@@ -206,14 +206,13 @@ def test_leases_and_rejects_by_reason_are_reported(tmp_path: Path) -> None:
         ledger.lease("alerts", seconds=60),
     ):
         reported = explain(ledger, lake, stream, key, None)
-    assert [(one.reason, one.records, one.next_topic) for one in reported.rejects] == [
-        ("malformed", 1, parked),
-        ("unresolved", 2, tier),
+    assert [(one.reason, one.rule, one.records, one.next_topic) for one in reported.rejects] == [
+        ("invalid", "status.one_of", 1, parked),
+        ("unresolved", None, 2, tier),
     ]
     assert list(reported.leases) == ["commit orders/raw", "merge orders/current"]
     assert all(0 < (ends - datetime.now(UTC)).total_seconds() <= 60 for ends in reported.leases.values())
     assert any(line.startswith("lease: 'merge orders/current' is held until") for line in reported.lines)
-    assert (["rejected because", "records", "goes to"], [["malformed", "1", parked], ["unresolved", "2", tier]]) in (
-        reported.tables
-    )
+    rejects = [["invalid", "status.one_of", "1", parked], ["unresolved", "", "2", tier]]
+    assert (["rejected because", "rule", "records", "goes to"], rejects) in reported.tables
     assert explain(ledger, lake, stream, key, None).leases == {}

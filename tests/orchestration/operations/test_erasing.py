@@ -50,12 +50,21 @@ O1 = hashlib.sha256(b"o1").hexdigest()
 
 def test_a_decision_without_some_records_adds_up() -> None:
     counts = {"raw": 10, "events": 5, "rejects": 3, "tombstones": 1, "superseded": 1, "rejects_malformed": 3, "x": 7}
-    found = subtract_counts("a", counts, raw=4, tombstones=1, events=1, rejects={"malformed": 1})
+    found = subtract_counts("a", counts, raw=4, tombstones=1, events=1, rejects={"malformed": 1}, rules={})
     assert found == {
         "raw": 6, "events": 4, "rejects": 2, "tombstones": 0, "superseded": 0, "rejects_malformed": 2, "x": 7
     }  # fmt: skip
     with pytest.raises(UnbalancedError, match="more events would be erased"):
-        subtract_counts("a", counts, raw=6, tombstones=0, events=6, rejects={})
+        subtract_counts("a", counts, raw=6, tombstones=0, events=6, rejects={}, rules={})
+
+
+def test_a_decision_without_some_records_has_fewer_rejects_of_their_rules() -> None:
+    """A rule that was renamed between decision and rejects stops no erasure."""
+    counts = {"raw": 6, "rejects": 6, "rejects_invalid": 6, "rule_amount_positive": 4, "rule_sort_is_short": 2}
+    rules = {"amount_positive": 1, "sort_is_short": 3, "renamed": 1}
+    found = subtract_counts("a", counts, raw=5, tombstones=0, events=0, rejects={"invalid": 5}, rules=rules)
+    left = {"rejects": 1, "rejects_invalid": 1, "rule_amount_positive": 3, "rule_sort_is_short": 0}
+    assert {name: found[name] for name in found if name.startswith("r") and name != "raw"} == left
 
 
 def test_a_key_is_erased_up_to_its_last_erasure() -> None:

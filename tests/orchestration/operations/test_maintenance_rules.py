@@ -219,7 +219,7 @@ class Deployment:
         if table == "current":
             commit_current(self.lake, "orders", {s.key: attempt for s in slices})
             return
-        rows = pa.table({name: pa.array([], pa.string()) for name in ("slice", "reason", "next_topic")})
+        rows = pa.table({name: pa.array([], pa.string()) for name in ("slice", "reason", "rule", "next_topic")})
         slice_commits = [SliceCommit(s, attempt, 0) for s in slices]
         plant(self.lake.build_table_path("orders", table), rows, slice_commits, replace=True)
 
