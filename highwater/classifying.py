@@ -206,7 +206,8 @@ def _validate_value(declared: Field, value: Any) -> Any:
         raise MisfitError(f"it does not fit {declared.type}")
     if declared.type.startswith("decimal"):
         precision, scale = map(int, declared.type[len("decimal(") : -1].split(","))
-        if value and (value.adjusted() >= precision - scale or value != round(value, scale)):
+        # The reader has given it its digits after the point.
+        if value and value.adjusted() >= precision - scale:
             raise MisfitError(f"it does not fit {declared.type}")
     return value
 

@@ -428,6 +428,18 @@ def test_a_decimal_with_more_digits_than_its_schema_is_not_rounded() -> None:
     assert "without bytes" in avro(kind, b"", Field("x", "decimal(12,2)"), physical="bytes")
 
 
+@pytest.mark.parametrize("digits", ["9" * 28 + "." + "9" * 10, "-0." + "0" * 37 + "1", "1" * 29])
+def test_a_decimal_has_as_many_digits_as_its_type(digits: str) -> None:
+    """One of more than 28 digits ended in `decimal.InvalidOperation`."""
+    for kind in ("decimal(38,10)", "decimal(38,38)", "decimal(38,0)"):
+        found = classify(lined(Json(), Field("x", kind)), KafkaRecord(f'{{"x": {digits}}}'.encode()), None)
+        scale = int(kind.partition(",")[2][:-1])
+        fits = len(digits.lstrip("-").partition(".")[0].lstrip("0")) <= 38 - scale
+        fits &= len(digits.partition(".")[2]) <= scale
+        assert (found.values == {"x": Decimal(digits)}) is fits, kind
+        assert (found.kind == "event") is fits, kind
+
+
 def test_a_logical_type_that_cannot_be_is_ignored() -> None:
     """So Avro's specification says; a declared schema is refused for it, one of the registry is read."""
     kind = {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 4}
