@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from highwater.assets.decoding import with_json
-from highwater.assets.expressions import with_expressions
+from highwater.assets.expressions import build_failure, with_expressions
 from highwater.assets.fast_expressions import filter_unusual, has_usual_records
 from highwater.assets.field_parts import describe_unknown_members
 from highwater.assets.field_problems import find_problem as problem_of
@@ -55,11 +55,16 @@ def is_tombstone(stream: Stream) -> Column:
     return F.lit(False) if stream.tombstones_delete else F.col("value").isNull()  # noqa: FBT003 - a literal column
 
 
-def parse_records(work: Work, raw: DataFrame) -> DataFrame:
+def parse_records(work: Work, raw: DataFrame, *, guarded: bool = False) -> DataFrame:
     """Add to raw rows with their origins the parsed columns, and `reason`, `rule` and `detail`, null for an event.
 
     `rule` is null unless the record is `invalid`.
     The column `deleted` says which records delete their key. Columns of a tombstone that deletes nothing say nothing.
+
+    Args:
+        work: the connections.
+        raw: the rows.
+        guarded: a record for which an expression fails is a reject, instead of failing the query.
 
     Raises:
         DependencyAwayError: the table that the stream looks things up in cannot be read (I15).
@@ -68,7 +73,7 @@ def parse_records(work: Work, raw: DataFrame) -> DataFrame:
 
     stream = work.stream
     read = with_fields(stream, with_json(work, with_key(work, raw)), usual=has_usual_records(stream))
-    parsed = with_deleted(stream, with_expressions(stream, read))
+    parsed = with_deleted(stream, with_expressions(stream, read, guarded=guarded))
     # Without its schema nothing is known of a value or a key, so nothing is wrong with it.
     known = F.coalesce("unknown_schema", "key_unknown_schema").isNull()
     structure = F.coalesce(_find_structure_problem(stream), _find_key_problem(stream), describe_unknown_members(stream))
@@ -141,10 +146,12 @@ def _find_field_problem(stream: Stream, declared: Field) -> Column:
     from pyspark.sql import functions as F
 
     needed = stream.required_fields
+    if declared.expression is not None:
+        failed = F.lit(f"field {declared.name}: its expression fails on this record: {declared.expression}")
+        problem = F.coalesce(F.when(build_failure("field", declared.name), failed), problem_of(stream, declared))
+        return problem if stream.deletes is None or declared.name in needed else F.when(~F.col("deleted"), problem)
     if stream.deletes is None or declared.name in needed:
         return problem_of(stream, declared)
-    if declared.expression is not None:
-        return F.when(~F.col("deleted"), problem_of(stream, declared))
     lacks = F.col(f"json_{declared.name}").isNull() | (F.col(f"kind_{declared.name}") == "VOID")
     return F.when(~F.col("deleted") | ~lacks, problem_of(stream, declared))
 
@@ -241,6 +248,8 @@ def _find_value_problem(stream: Stream) -> Column:
             below = f"{declared.name} is below 0, and a part of the version"
             problems.append(_build_violation(value < 0, f"{declared.name}.version", below))
     for name, condition in stream.rules.items():
+        failed = f"rule {name} fails on this record: {condition}"
+        problems.append(_build_violation(build_failure("rule", name), name, failed))
         problems.append(_build_violation(~F.col(f"rule_{name}"), name, f"rule {name}: not {condition}"))
     return F.coalesce(*problems)
 

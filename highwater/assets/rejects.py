@@ -19,6 +19,7 @@ from highwater.assets.commit import (
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.events import require_upstream_commits
 from highwater.assets.evolution import with_added_fields
+from highwater.assets.expressions import GUARDED, has_expressions
 from highwater.assets.hold_gate import list_slices_to_park
 from highwater.assets.origins import DLQ, filter_first_per_origin, with_fate, with_origins
 from highwater.assets.parsing import is_tombstone, parse_records
@@ -30,6 +31,7 @@ from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.reject_reasons import BY_REASON, PERMANENT, REASONS, UNRESOLVED
 from highwater.resources.delta import slice_is_one_of
+from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
 from highwater.routing import find_destination
@@ -93,7 +95,8 @@ def _follow_decision(
         _ensure_conserved(read, [decisions[key] for key in open_])
         rows, tasks = _build_rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
         interpreted = interpret_if_small(work, list_classification_tables(work))
-        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), interpreted:
+        guarded = session_settings(work.spark, GUARDED if has_expressions(work.stream) else {})
+        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), interpreted, guarded:
             version = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
     slice_commits = {key: _build_slice_commit(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
@@ -221,7 +224,8 @@ def _classify_again(
     """
     from pyspark.sql import functions as F
 
-    found = parse_records(work, _read_unaccepted_rows(work, decisions, raw_version, events_version, published))
+    left = _read_unaccepted_rows(work, decisions, raw_version, events_version, published)
+    found = parse_records(work, left, guarded=True)
     unknown = F.lit("unknown when the slice was decided, known since")
     # With a schema that was registered since, the result could differ: the decision counted it as unresolved.
     counted = [(d.key, [name for name in REASONS if d.counts.get(f"{BY_REASON}{name}")]) for d in decisions]

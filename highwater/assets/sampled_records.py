@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from highwater.assets.expressions import GUARDED
 from highwater.assets.origins import PROBLEM
 from highwater.assets.parsing import build_key, is_tombstone, parse_records
 from highwater.classifying import Classification
 from highwater.errors import ConfigurationError
+from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import delta_errors
 
 if TYPE_CHECKING:
@@ -46,18 +48,17 @@ def classify_records(work: Work, records: Sequence[KafkaRecord]) -> list[Classif
         return []
     raw = work.spark.createDataFrame(cast("Any", rows), _COLUMNS).withColumn(PROBLEM, F.lit(None).cast("string"))
     tombstone = is_tombstone(work.stream).alias("tombstone")
-    found = parse_records(work, raw).select(
+    found = parse_records(work, raw, guarded=True).select(
         "place", "reason", "rule", "detail", "deleted", build_key(work.stream).alias("whole_key"), tombstone
     )
     try:
-        with delta_errors(f"the sample of {work.stream.topic}"):
+        with delta_errors(f"the sample of {work.stream.topic}"), session_settings(work.spark, GUARDED):
             collected = found.collect()
     except PySparkException as error:
         raise ConfigurationError(
             f"Spark could not classify the sample of {work.stream.topic}",
             found=str(error).splitlines()[0][:300],
-            remedy="correct the expressions and rules; what fails for some values has a form that gives null, such as "
-            "try_divide",
+            remedy="correct the expressions and rules",
         ) from error
     return [_build_classification(row) for row in sorted(collected, key=lambda row: row["place"])]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from highwater.assets import raw
 from highwater.assets.breaker_gate import end_probe, ensure_within_limit
 from highwater.assets.commit import Clock, CommittedSlices, release_quietly
 from highwater.assets.dlq_copies import COPIED_AT
+from highwater.assets.expressions import GUARDED, has_expressions
 from highwater.assets.fields import mask_value
 from highwater.assets.hold_gate import (
     FIRST,
@@ -33,10 +34,11 @@ from highwater.assets.parsing import (
 from highwater.assets.retraction_guard import block_sending, ensure_no_retraction, list_exposed_slices
 from highwater.assets.work import Work, do_nothing
 from highwater.envelope import ORIGIN
-from highwater.errors import SliceHeldError, SupersededAttemptError
+from highwater.errors import HighwaterError, SliceHeldError, SupersededAttemptError
 from highwater.reject_reasons import BY_REASON, BY_RULE, REASONS
 from highwater.resources.delta import slice_is_one_of
-from highwater.resources.spark import delta_errors
+from highwater.resources.session_settings import session_settings
+from highwater.resources.spark import delta_errors, translate_error
 from highwater.resources.spark_tables import read_table_version
 from highwater.slice_commits import SliceCommit
 
@@ -164,21 +166,15 @@ def classify_slices(
     Raises:
         DependencyAwayError: Spark or the lake is away.
     """
-    from pyspark.sql import functions as F
-
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("classify"):
         seen = {slice_.key: read_current_state(work, slice_, committed.version) for slice_ in slices}
         # Spark may compute the split more than once until it is committed: all that it reads is of one version.
         version = work.lake.open_existing_table(work.stream.name, raw.TABLE).version()
         rows = with_origins(work, read_raw_rows(work, slices, version), slices, seen, published.slice_commits)
-        fated = with_fate(work, rows, slices, seen, published)
-        chosen = {"reason": F.coalesce("held_reason", "reason"), "rule": choose_rule()}
-        classified_rows = with_superseded(work, parse_records(work, fated).withColumns(chosen), slices)
-        rows = _select_needed_columns(work.stream, classified_rows).persist()
+        rows, measured = _classify_and_measure(work, with_fate(work, rows, slices, seen, published), slices)
         if work.classified is not None:
             work.classified.keep(rows, {slice_.key: published.find_attempt(slice_.key) for slice_ in slices})
         try:
-            measured = _measure(work.stream, rows)
             # Chosen before the publication log is read: no other slice is published after that read.
             open_ = list_exposed_slices(work, committed.slice_commits)
             _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
@@ -190,6 +186,44 @@ def classify_slices(
             release_quietly(rows.unpersist, work)
             raise
         return made
+
+
+def _classify_and_measure(
+    work: Work, rows: DataFrame, slices: Sequence[Slice]
+) -> tuple[DataFrame, dict[str, dict[str, Any]]]:
+    """The classified rows, which Spark holds, and their numbers by slice.
+
+    An expression that fails on a record must not stop the others: the query then runs again with guarded expressions.
+    """
+    try:
+        return _hold_and_measure(work.stream, _classify(work, rows, slices, guarded=False))
+    except HighwaterError:
+        raise
+    except Exception as error:
+        if not has_expressions(work.stream) or translate_error(work.stream.name, str(error)) is not None:
+            raise
+        cause = next(iter(str(error).splitlines()), type(error).__name__)
+        work.log(f"an expression fails on a record, such records become rejects: {cause[:300]}")
+    with session_settings(work.spark, GUARDED):
+        return _hold_and_measure(work.stream, _classify(work, rows, slices, guarded=True))
+
+
+def _classify(work: Work, rows: DataFrame, slices: Sequence[Slice], *, guarded: bool) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    chosen = {"reason": F.coalesce("held_reason", "reason"), "rule": choose_rule()}
+    parsed = parse_records(work, rows, guarded=guarded).withColumns(chosen)
+    return _select_needed_columns(work.stream, with_superseded(work, parsed, slices))
+
+
+def _hold_and_measure(stream: Stream, rows: DataFrame) -> tuple[DataFrame, dict[str, dict[str, Any]]]:
+    rows = rows.persist()
+    try:
+        return rows, _measure(stream, rows)
+    except BaseException:
+        with suppress(Exception):  # a session that died has dropped the rows
+            rows.unpersist()
+        raise
 
 
 def _ensure_as_read(work: Work, read: CommittedSlices, found: Mapping[str, int]) -> None:

@@ -82,6 +82,36 @@ def test_columns_rules_versions_and_deletes_by_expression(bench: Bench) -> None:
 
 
 @pytest.mark.slow
+def test_a_record_on_which_an_expression_fails_is_a_reject_and_the_others_go_on(bench: Bench) -> None:
+    """A division by zero, a text that is no number, and a failing rule; Spark would fail the whole query."""
+    share, number = "100 / amount", "CAST(sort AS INT)"
+    fields = (*FIELDS[:8], Field("share", "double", expression=share), Field("n", "long", expression=number))
+    rules = {"known": "CAST(email AS INT) > 0"}
+    changes = {"fields": (*fields, FIELDS[9]), "rules": rules, "record_key": "ignore"}
+    bench.stream = make_stream(bench.stream.topic, **{**MORE, **changes})
+    common = '"file": "bin.000001", "pos": 1, "email"'
+    bench.send(
+        record(f'{{"id": "a", {common}: null, "amount": 4, "sort": "7"}}'),
+        record(f'{{"id": "b", {common}: null, "amount": 0, "sort": "7"}}'),
+        record(f'{{"id": "c", {common}: null, "amount": 4, "sort": "seven"}}'),
+        record(f'{{"id": "d", {common}: "nobody", "amount": 4, "sort": "7"}}'),
+        record(f'{{"id": "e", {common}: "12", "amount": 5, "sort": "8"}}'),
+    )
+    slice_ = bench.plan(0, p0=(0, 5))
+    bench.materialise(slice_)
+    assert sorted((row["key"], row["share"], row["n"]) for row in bench.rows("events")) == [("a", 25, 7), ("e", 20, 8)]
+    rejects = sorted((row["origin_offset"], row["reason"], row["rule"], row["detail"]) for row in bench.rows("rejects"))
+    failed = "its expression fails on this record"
+    assert rejects == [
+        (1, "malformed", None, f"field share: {failed}: {share}"),
+        (2, "malformed", None, f"field n: {failed}: {number}"),
+        (3, "invalid", "known", f"rule known fails on this record: {rules['known']}"),
+    ]
+    again = bench.rejects_from_raw(slice_)
+    assert sorted((row["origin_offset"], row["reason"], row["rule"], row["detail"]) for row in again) == rejects
+
+
+@pytest.mark.slow
 def test_an_expression_that_spark_refuses_is_named(bench: Bench) -> None:
     """The error has the field, the text and Spark's reason."""
     bench.stream = make_stream(bench.stream.topic, **{**MORE, "rules": {"known": "abs(nothing_of_that_name) = 1"}})

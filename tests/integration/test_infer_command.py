@@ -141,7 +141,7 @@ STREAM = Stream(
     version="n",
     record_key="ignore",
     deletes=Deletes("gone", (True,)),
-    rules={"few": "n < 10"},
+    rules={"few": "n < 10", "spread": "100 / (n - 7) <> 0"},
     lookup=Lookup("id", "reference/customers", "customer_id"),
     answers=Answers("By key.", "Once.", "A person reads them."),
 )
@@ -154,7 +154,7 @@ def test_rules_expressions_and_lookups_are_tried_in_spark(
 ) -> None:
     (folder / "computed.py").write_text(COMPUTED)
     customers(Lake(str(tmp_path / "lake")))
-    values = [{"id": "c1", "n": n} for n in (1, 2, 0, 11)] + [{"id": "nobody", "n": 1}, {"id": "c1"}, None]
+    values = [{"id": "c1", "n": n} for n in (1, 2, 0, 11, 7)] + [{"id": "nobody", "n": 1}, {"id": "c1"}, None]
     file = tmp_path / "records.jsonl"
     lines = [{"key_hex": None, "value_hex": None if one is None else json.dumps(one).encode().hex()} for one in values]
     file.write_text("\n".join(map(json.dumps, lines)))
@@ -166,12 +166,15 @@ def test_rules_expressions_and_lookups_are_tried_in_spark(
     assert counts == [2, 1, 1, 3, []]
     assert {(one["reason"], one["rule"], one["offset"]) for one in found["rejects"]} == {
         ("invalid", "few", 3),
-        ("unresolved", None, 4),
-        ("malformed", None, 5),
+        ("invalid", "spread", 4),
+        ("unresolved", None, 5),
+        ("malformed", None, 6),
     }
-    assert "few" in next(one["detail"] for one in found["rejects"] if one["reason"] == "invalid")
+    details = {one["offset"]: one["detail"] for one in found["rejects"]}
+    assert details[3] == "rule few: not n < 10"
+    assert details[4] == "rule spread fails on this record: 100 / (n - 7) <> 0"
     without = run("try", "computed", "--file", str(file), "--no-spark", bootstrap="127.0.0.1:1")
-    assert "left out: field whole, field gone, rule few, the lookup of id; --spark" in without.output
+    assert "left out: field whole, field gone, rule few, rule spread, the lookup of id; --spark" in without.output
 
 
 @pytest.mark.parametrize(
