@@ -2,7 +2,7 @@
 
 # The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`,
 # the fields of such records (see `highwater.assets.fast_expressions`). For other records `json` is the variant, null
-# where there is none; `unread` is the fault; and `markable` (see `highwater.assets.documents.needs_number_marks`).
+# where there is none; `unread` is the fault; and `mark` (see `highwater.assets.documents.build_number_mark`).
 # `unknown_schema` is the schema that the registry does not know yet.
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.avro_values import has_valid_utf8, with_nullable_doubles, without_members
 from highwater.assets.documents import (
+    build_number_mark,
     describe_invalid_utf8,
     describe_refusal,
     extract_valid_part,
     mark_inexact_numbers,
     may_have_lone_surrogate,
-    needs_number_marks,
     scan_document,
 )
 from highwater.assets.fast_expressions import (
@@ -46,10 +46,6 @@ if TYPE_CHECKING:
 # The first character of a sound document shows that it is an object.
 _OBJECT = r"^[ \t\r\n]*\{"
 _END = "end of the value"
-# Values in a line that Spark's parser takes.
-_MAX_COLUMNS = 20_480
-# Replaces an empty value without quotes in a line of separated values.
-_EMPTY = "\ue001"
 
 
 def with_json(work: Work, raw: DataFrame) -> DataFrame:
@@ -91,9 +87,8 @@ def _parse_documents(stream: Stream, rows: DataFrame) -> DataFrame:
     """The payload as a variant, null where it is not one JSON document in UTF-8, and `scan` where that is in doubt.
 
     `try_parse_json` stops at the end of the first document and would drop what follows in silence. Read as the first
-    element of an array whose second one is ours, trailing text moves ours from its place. A payload that holds ours
-    itself is scanned, and so is one that the parser refuses, or whose strings may have half of a surrogate pair: the
-    parser reads that as `?`.
+    element of an array whose second one is ours, trailing text moves ours from its place. A payload that the parser
+    refuses is scanned, and so is one whose strings may have half of a surrogate pair: the parser reads that as `?`.
     """
     from pyspark.sql import functions as F
 
@@ -102,16 +97,17 @@ def _parse_documents(stream: Stream, rows: DataFrame) -> DataFrame:
     infinite = can_hold_infinity(stream) or isinstance(stream.value, Protobuf)
     rows = _with_usual(stream, rows.withColumn("is_text", F.is_valid_utf8(text)), text)
     left = ~F.col("usual")
-    markable = F.col("markable")
-    marked = rows.withColumn("markable", F.when(left, needs_number_marks(text, infinite=infinite)))
-    pair = F.when(left & F.col("is_text"), _parse_with_end(mark_inexact_numbers(text, markable, infinite=infinite)))
+    mark = F.col("mark")
+    marked = rows.withColumn("mark", F.when(left, build_number_mark(text, infinite=infinite)))
+    exact = mark_inexact_numbers(text, mark, infinite=infinite)
+    pair = F.when(left & F.col("is_text"), _parse_with_end(exact, text))
     whole = F.when(_is_sound(text, "json_and_end"), F.try_variant_get("json_and_end", "$[0]", "variant"))
     read = marked.withColumn("json_and_end", pair).withColumn("whole", whole)
     refused = left & F.col("whole").isNull() & F.col("is_text")
     parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, extract_valid_part(text))})
     scan = F.when(F.col("text").isNotNull(), scan_document("text", "sound", *_select_scanned_names(stream)))
     scans = parts.withColumn("scan", evaluate_once(scan))
-    fields = F.try_parse_json(mark_inexact_numbers(F.col("scan.fields"), markable, infinite=infinite))
+    fields = F.try_parse_json(mark_inexact_numbers(F.col("scan.fields"), mark, infinite=infinite))
     fields = F.when(F.col("scan.problem").isNull(), fields)
     found = scans.withColumn("json", evaluate_once(F.coalesce("whole", fields)))
     return found.withColumn("unread", F.when(left, F.coalesce("misframed", _find_document_problem(stream))))
@@ -123,7 +119,7 @@ def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
 
     if not has_usual_records(stream):
         return rows.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
-    read = rows.withColumn("rounded", F.when(F.col("is_text"), _parse_with_end(text)))
+    read = rows.withColumn("rounded", F.when(F.col("is_text"), _parse_with_end(text, text)))
     values = with_usual_fields(stream, read, "rounded", "$[0]")
     is_object = F.startswith(text, F.lit("{")) | text.rlike(_OBJECT)
     usual = has_usual_values(stream, "rounded", "$[0]") & _is_sound(text, "rounded") & is_object
@@ -131,19 +127,26 @@ def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
     return values.withColumn("usual", F.coalesce(usual, F.lit(False)))  # noqa: FBT003 - a literal column
 
 
-def _parse_with_end(text: Column) -> Column:
-    """A document and our text behind it as a variant."""
+def _parse_with_end(document: Column, text: Column) -> Column:
+    """A document, which may be marked, and our text behind it as a variant."""
     from pyspark.sql import functions as F
 
-    return F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
+    return F.try_parse_json(F.concat(F.lit("["), document, F.lit(',"'), _build_end(text), F.lit('"]')))
+
+
+def _build_end(text: Column) -> Column:
+    """Our text behind a document; where a string of the document may be that text, another one that depends on it."""
+    from pyspark.sql import functions as F
+
+    return F.when(F.contains(text, F.lit(_END)), F.hex(F.xxhash64(text))).otherwise(F.lit(_END))
 
 
 def _is_sound(text: Column, pair: str) -> Column:
     """Whether one document was read to its end, and nothing in it as another character."""
     from pyspark.sql import functions as F
 
-    alone = F.try_variant_get(pair, "$[1]", "string") == _END
-    return alone & ~F.contains(text, F.lit(_END)) & ~may_have_lone_surrogate(text)
+    alone = F.try_variant_get(pair, "$[1]", "string") == _build_end(text)
+    return alone & ~may_have_lone_surrogate(text)
 
 
 def _select_scanned_names(stream: Stream) -> tuple[Sequence[str] | None, Sequence[str]]:
@@ -227,7 +230,7 @@ def with_avro(work: Work, declared: Avro, raw: DataFrame, *, usual: bool = True)
             .otherwise(problem)
         )
     left = ~F.col("usual")
-    rows = rows.withColumns({"json": evaluate_once(F.when(left, json_)), "markable": no})
+    rows = rows.withColumns({"json": evaluate_once(F.when(left, json_)), "mark": F.lit(None).cast("string")})
     unread = F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem))
     return rows.withColumn("unread", F.when(left, unread))
 
@@ -355,42 +358,34 @@ def _parse_csv(stream: Stream, rows: DataFrame) -> DataFrame:
 
     declared = stream.value
     assert isinstance(declared, Csv)
-    names = [f"c{at}" for at, _ in enumerate(declared.columns)]
-    kinds = ", ".join(f"{name} STRING" for name in (*names, "refused"))
-    options = {
-        "mode": "PERMISSIVE",
-        "columnNameOfCorruptRecord": "refused",
-        "sep": declared.delimiter,
-        "quote": declared.quote,
-        "escape": declared.quote,
-        "nullValue": _EMPTY,
-        "emptyValue": "",
-        "maxCharsPerColumn": "-1",
-    }
-    text = _with_line(rows)
-    # Beyond its limit Spark's parser fails the query instead of the record.
-    most = max(_MAX_COLUMNS, len(names) + 1)
-    options["maxColumns"] = str(most)
-    delimiters = F.length("line") - F.length(F.replace("line", F.lit(declared.delimiter), F.lit("")))
-    read = F.from_csv(F.when(delimiters < most - 1, F.col("line")), kinds, options)
-    rows = text.withColumn("read", evaluate_once(read))
-    values = [F.coalesce(F.col(f"read.{name}"), F.lit("")) for name in names]
+    value, separator = _build_csv_pattern(declared), re.escape(declared.delimiter)
+    # Spark's own parser drops a zero byte at the end of a line.
+    line = F.concat(F.lit(declared.delimiter), F.col("line"))
+    parts = F.regexp_extract_all(line, F.lit(f"{separator}({value})"), F.lit(1))
+    sound = F.col("line").rlike(rf"\A{value}(?:{separator}{value})*+\z")
+    read = _with_line(rows).withColumn("parts", evaluate_once(F.when(sound, parts)))
+    values = [_unquote(F.get("parts", F.lit(at)), declared.quote) for at, _ in enumerate(declared.columns)]
     if declared.null is not None:
-        values = [F.when(value != declared.null, value) for value in values]
-    whole = F.struct(*[value.alias(name) for value, name in zip(values, declared.columns, strict=True)])
-    few = (F.col("line") == "") & F.lit(len(names) > 1)
-    # Spark reads a quote that is not doubled as it likes.
-    quoted = ~F.col("line").rlike(_build_csv_pattern(declared))
-    wrong = F.col("read").isNull() | F.col("read.refused").isNotNull() | few | quoted
-    problem = F.when(wrong, F.lit(f"no line of {len(names)} values separated by {declared.delimiter!r}"))
-    return _with_text_object(rows, whole, problem)
+        values = [F.when(one != declared.null, one) for one in values]
+    whole = F.struct(*[one.alias(name) for one, name in zip(values, declared.columns, strict=True)])
+    wanted = len(declared.columns)
+    wrong = F.coalesce(F.size("parts") != wanted, F.lit(True))  # noqa: FBT003 - a literal column
+    problem = F.when(wrong, F.lit(f"no line of {wanted} values separated by {declared.delimiter!r}"))
+    return _with_text_object(read, whole, problem)
+
+
+def _unquote(part: Column, quote: str) -> Column:
+    """A value without the quotes around it."""
+    from pyspark.sql import functions as F
+
+    inside = part.substr(F.lit(2), F.length(part) - 2)
+    return F.when(F.startswith(part, F.lit(quote)), F.replace(inside, F.lit(quote * 2), F.lit(quote))).otherwise(part)
 
 
 def _build_csv_pattern(declared: Csv) -> str:
-    """The lines whose quotes are around whole values, and doubled inside of them."""
+    """A value whose quotes are around all of it, and doubled inside of it."""
     delimiter, quote = re.escape(declared.delimiter), re.escape(declared.quote)
-    value = f"(?:{quote}(?:[^{quote}]|{quote}{quote})*+{quote}|(?!{quote})[^{delimiter}]*+)"
-    return rf"\A{value}(?:{delimiter}{value})*+\z"
+    return f"(?:{quote}(?:[^{quote}]++|{quote}{quote})*+{quote}|(?!{quote})[^{delimiter}]*+)"
 
 
 def _parse_lines(stream: Stream, rows: DataFrame) -> DataFrame:
@@ -429,7 +424,7 @@ def _with_text_object(rows: DataFrame, whole: Column, problem: Column) -> DataFr
     unread = F.when(F.col("value").isNotNull(), F.coalesce(broken, several, problem))
     marked = rows.withColumn("unread", evaluate_once(unread))
     json_ = F.when(F.col("unread").isNull() & F.col("value").isNotNull(), F.to_variant_object(whole))
-    return marked.withColumns({"json": evaluate_once(json_), "markable": F.lit(False)})  # noqa: FBT003 - a literal column
+    return marked.withColumns({"json": evaluate_once(json_), "mark": F.lit(None).cast("string")})
 
 
 def _wrap_raw_value(stream: Stream, rows: DataFrame) -> DataFrame:
@@ -438,5 +433,5 @@ def _wrap_raw_value(stream: Stream, rows: DataFrame) -> DataFrame:
 
     del stream
     whole = F.when(F.col("value").isNotNull(), F.to_variant_object(F.struct("value")))
-    nothing, no = F.lit(None).cast("string"), F.lit(False)  # noqa: FBT003 - a literal column
-    return rows.withColumns({"json": whole, "unread": nothing, "markable": no})
+    nothing = F.lit(None).cast("string")
+    return rows.withColumns({"json": whole, "unread": nothing, "mark": nothing})

@@ -60,9 +60,9 @@ def may_have_lone_surrogate(text: Column) -> Column:
     return (F.contains(text, F.lit(r"\ud")) | F.contains(text, F.lit(r"\uD"))) & text.rlike(_PERHAPS_HALF)
 
 
-# Is put before a number that the variant parser would read as a double, in a string that is put in its place.
-EXACT = "\ue000number:"
-# How a document may write the first character of that itself: its numbers are left as they are.
+# A mark is put before a number that the variant parser would read as a double, in a string that is put in its place.
+EXACT = "\ue000number as written"
+# How a document may write the first character of that itself. Its mark depends on all of it, and is as long.
 _OWN = r"\x{e000}|\\u[eE]000"
 # Where such a number may be: the text before it in a document is hardly ever similar.
 _ROUNDED = r"[:,\[ \t\r\n]-?+(?:[0-9.]++[eE]|[0-9.]{39}%s)"
@@ -82,23 +82,28 @@ def may_round_numbers(text: Column, *, infinite: bool = False) -> Column:
     return text.rlike(_ROUNDED % ("|NaN|Infinity" if infinite else ""))
 
 
-def needs_number_marks(text: Column, *, infinite: bool) -> Column:
-    """Whether numbers of a document are to be marked, and no string in it can begin with `EXACT` by itself."""
-    return may_round_numbers(text, infinite=infinite) & ~text.rlike(_OWN)
+def build_number_mark(text: Column, *, infinite: bool) -> Column:
+    """The mark of a document's numbers, with which no string in it begins; null if the parser rounds none of them."""
+    from pyspark.sql import functions as F
+
+    hashed = F.lpad(F.hex(F.xxhash64(text)), len(EXACT) - 1, "0")
+    mark = F.when(text.rlike(_OWN), F.concat(F.lit(EXACT[0]), hashed)).otherwise(EXACT)
+    return F.when(may_round_numbers(text, infinite=infinite), mark)
 
 
-def mark_inexact_numbers(text: Column, marked: Column, *, infinite: bool) -> Column:
-    """A document with strings, which begin with `EXACT`, in the place of numbers that the variant parser would round.
+def mark_inexact_numbers(text: Column, mark: Column, *, infinite: bool) -> Column:
+    """A document with strings, which begin with a mark, in the place of numbers that the variant parser would round.
 
     Args:
         text: the document in UTF-8, JSON or not.
-        marked: what `needs_number_marks` says of it; otherwise it stays as it is.
+        mark: what `build_number_mark` gives; where it is null the document stays as it is.
         infinite: whether NaN, Infinity and -Infinity, which are no JSON, become such strings too.
     """
     from pyspark.sql import functions as F
 
     names = "|NaN|-?Infinity" if infinite else ""
-    return F.when(marked, F.regexp_replace(text, _INEXACT % names, rf'$1"{EXACT}$2"')).otherwise(text)
+    marked = F.concat(F.lit('$1"'), mark, F.lit('$2"'))
+    return F.when(mark.isNotNull(), F.regexp_replace(text, F.lit(_INEXACT % names), marked)).otherwise(text)
 
 
 def describe_invalid_utf8(value: Column) -> Column:

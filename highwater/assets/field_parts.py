@@ -29,6 +29,7 @@ class FieldPart:
         number: of a number its digits, plain and exact.
         declared: the field.
         textual: whether the format has texts alone, so that numbers and booleans are written as such.
+        mark: the mark of numbers in the document that has the value; null where none is marked.
         written: the value as text where that is known to be its type.
     """
 
@@ -37,6 +38,7 @@ class FieldPart:
     number: Column
     declared: Field
     textual: bool
+    mark: Column
     written: Column | None = None
 
     @cached_property
@@ -53,7 +55,7 @@ class FieldPart:
 
         if self.written is not None:
             return F.lit(False)  # noqa: FBT003 - a literal column
-        return F.col("markable") & (self.kind == "STRING") & F.startswith(self.text, F.lit(EXACT))
+        return self.mark.isNotNull() & (self.kind == "STRING") & F.startswith(self.text, self.mark)
 
     @cached_property
     def behind_mark(self) -> Column:
@@ -65,7 +67,7 @@ class FieldPart:
     @cached_property
     def is_infinite(self) -> Column:
         """Whether the value is NaN or an infinity in a document."""
-        return self.is_inexact & self.text.isin([EXACT + name for name in _INFINITE])
+        return self.is_inexact & self.behind_mark.isin(list(_INFINITE))
 
     def get_as(self, kind: str) -> Column:
         """The value as a type of SQL; null where it is another."""
@@ -108,7 +110,22 @@ def build_part(stream: Stream, declared: Field) -> FieldPart:
     from pyspark.sql import functions as F
 
     name, textual = declared.name, isinstance(stream.value, Csv | Lines)
-    return FieldPart(F.col(f"json_{name}"), F.col(f"kind_{name}"), F.col(f"number_{name}"), declared, textual)
+    columns = F.col(f"json_{name}"), F.col(f"kind_{name}"), F.col(f"number_{name}")
+    return FieldPart(*columns, declared, textual, _build_mark(stream, declared))
+
+
+def _build_mark(stream: Stream, declared: Field) -> Column:
+    """The mark of numbers where a field's value is part of the document: a header or a key may begin as it does."""
+    from pyspark.sql import functions as F
+
+    is_part = [isinstance(one, tuple | Rest) for one in declared.sources]
+    if all(is_part):
+        return F.col("mark")
+    found = [
+        F.when(from_source(stream, one).isNotNull(), F.lit(part))
+        for one, part in zip(declared.sources, is_part, strict=True)
+    ]
+    return F.when(F.coalesce(*found), F.col("mark")) if any(is_part) else F.lit(None).cast("string")
 
 
 def _select_unknown_members(stream: Stream, path: tuple[str, ...]) -> Column:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from highwater.assets.documents import EXACT
 from highwater.assets.field_parts import (
     FieldPart,
     build_part,
@@ -203,7 +202,15 @@ def convert_text(text: Column, declared: Field) -> Column:
     from pyspark.sql import functions as F
 
     nothing = F.lit(None).cast("variant")
-    part = FieldPart(nothing, F.lit("STRING"), F.lit(None).cast("string"), declared, textual=False, written=text)
+    part = FieldPart(
+        nothing,
+        F.lit("STRING"),
+        F.lit(None).cast("string"),
+        declared,
+        textual=False,
+        mark=nothing.cast("string"),
+        written=text,
+    )
     return _READERS[declared.type.split("(")[0]](part)
 
 
@@ -246,9 +253,9 @@ def _to_json(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     written = F.to_json(part.json)
-    marked = F.contains(written, F.lit(EXACT)) & F.col("markable")
-    restored = F.regexp_replace(written, f'"{EXACT}([^"]*+)"', "$1")
-    return F.when(part.kind != "VOID", F.when(marked, restored).otherwise(written))
+    marked = F.concat(F.lit('"'), part.mark, F.lit('([^"]*+)"'))
+    restored = F.when(F.contains(written, part.mark), F.regexp_replace(written, marked, F.lit("$1")))
+    return F.when(part.kind != "VOID", F.coalesce(restored, written))
 
 
 def _convert_floating(part: FieldPart) -> Column:
@@ -315,7 +322,7 @@ def build_inner_part(part: FieldPart, declared: Field, json: Column) -> FieldPar
     """The part of a field inside of another one, which has no columns."""
     from pyspark.sql import functions as F
 
-    bare = FieldPart(json, F.schema_of_variant(json), F.lit(None).cast("string"), declared, part.textual)
+    bare = FieldPart(json, F.schema_of_variant(json), F.lit(None).cast("string"), declared, part.textual, part.mark)
     if not needs_digits(declared):
         return bare
     return replace(bare, number=_extract_digits(bare, _to_plain_number(bare.behind_mark)))

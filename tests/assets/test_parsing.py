@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from highwater.assets import event_json
-from highwater.assets.documents import mark_inexact_numbers
+from highwater.assets.documents import EXACT, mark_inexact_numbers
 from highwater.assets.field_parts import build_part
 from highwater.assets.fields import _extract_digits, _to_plain_number, convert_value
 from highwater.assets.origins import PROBLEM
@@ -328,8 +328,8 @@ def test_a_decimal_is_exact_or_malformed_for_every_precision_and_scale(spark: Sp
     rows = spark.createDataFrame([(text,) for text in texts], "text STRING")
     stream = make_stream("numbers")
     any_ = build_part(stream, Field("x", "decimal(1,0)"))
-    read = rows.withColumn("markable", F.lit(True))
-    exact = mark_inexact_numbers(F.col("text"), F.col("markable"), infinite=False)
+    read = rows.withColumn("mark", F.lit(EXACT))
+    exact = mark_inexact_numbers(F.col("text"), F.col("mark"), infinite=False)
     read = read.withColumn("json_x", F.try_parse_json(exact))
     read = read.withColumn("kind_x", F.schema_of_variant("json_x"))
     read = read.withColumn("number_x", _extract_digits(any_, _to_plain_number(any_.behind_mark)))

@@ -14,10 +14,11 @@ from highwater.declaration import Field, Stream
 from highwater.schemas import Schema
 from tests.helpers import protobuf_orders
 from tests.helpers.format_pages import PAGE_SCHEMAS
-from tests.helpers.format_streams import FORMATS, find_schema
+from tests.helpers.format_streams import FORMATS
+from tests.helpers.format_streams import find_schema as find_format_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -28,7 +29,7 @@ def bare(value: Any, *fields: Field, **more: Any) -> Stream:
 
 
 def schema_of(one: int | str) -> Schema | None:
-    known = protobuf_orders.find_schema(one) or find_schema(one)
+    known = protobuf_orders.find_schema(one) or find_format_schema(one)
     return known or KEY_SCHEMAS.get(cast("int", one)) or PAGE_SCHEMAS.get(one)
 
 
@@ -73,6 +74,7 @@ def by_pipeline(
     values: Sequence[bytes | None],
     keys: Sequence[bytes | None] = (),
     headers: Sequence[Any] = (),
+    find_schema: Callable[[int | str], Schema | None] = schema_of,
 ) -> list[Any]:
     from pyspark.sql import functions as F
 
@@ -86,7 +88,7 @@ def by_pipeline(
         "origin_topic STRING, origin_partition INT, origin_offset BIGINT, origin_timestamp_ms BIGINT",
     ).withColumn(PROBLEM, F.lit(None).cast("string"))
     nothing = cast("Any", None)
-    work = Work(stream, (), spark, nothing, nothing, nothing, nothing, schemas=schema_of)
+    work = Work(stream, (), spark, nothing, nothing, nothing, nothing, schemas=find_schema)
     columns = []
     for declared in stream.fields:
         value = F.col(f"field_{declared.name}")
