@@ -34,23 +34,11 @@ from highwater.slice_commits import SliceCommit
 from tests.helpers.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)
-
-
 KAFKA = cast("Any", SimpleNamespace(list_group_names=list))
-
-
 AGE = timedelta(days=30)
-
-
 STORED = replace(STREAM, retention=Retention(raw=AGE))
-
-
 NOW = datetime.now(UTC)
-
-
 DAY = timedelta(days=1)
-
-
 IN_DLQ = "with records that wait in a tier or are parked"
 
 
