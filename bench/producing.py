@@ -215,7 +215,7 @@ def _send_reliably(
         send(producer, topic, records, payload, acknowledged)
     took = Took(first, time.perf_counter() - begin)
     if send is not _send_all:
-        acknowledged.see(records)
+        acknowledged.check(records)
     return took
 
 
@@ -230,7 +230,7 @@ class Acknowledged:
         self.number += 1
         self.last = record_id
 
-    def see(self, records: int) -> None:
+    def check(self, records: int) -> None:
         if self.number != records:
             raise RuntimeError(f"{self.number} of {records} records were acknowledged")
 
@@ -298,5 +298,5 @@ def _send_barely(
     producer.flush(120)
     took = Took(first, time.perf_counter() - begin)
     acknowledged.number += delivered
-    acknowledged.see(records + WARMING)
+    acknowledged.check(records + WARMING)
     return took

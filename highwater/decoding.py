@@ -178,24 +178,30 @@ def _parse_json_key(key: bytes) -> Any:
     def reject_constant(name: str) -> Any:
         raise MisfitError(f"not JSON: {name}")
 
+    found = _load_json(key, "not JSON", _parse_key_number, reject_constant, build_strict_object)
+    if HALF_OF_A_PAIR.search(json.dumps(found, ensure_ascii=False, default=str)):
+        raise MisfitError("the value has half of a surrogate pair")
+    return found
+
+
+def _load_json(
+    value: bytes,
+    fault: str,
+    number: Callable[[str], Any],
+    constant: Callable[[str], Any],
+    pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]],
+) -> Any:
+    """A document with numbers, constants and objects as these functions build them; `fault` begins a parser's error."""
     try:
-        text = key.decode()
-        found = json.loads(
-            text,
-            parse_int=_parse_key_number,
-            parse_float=_parse_key_number,
-            parse_constant=reject_constant,
-            object_pairs_hook=build_strict_object,
+        return json.loads(
+            value.decode(), parse_int=number, parse_float=number, parse_constant=constant, object_pairs_hook=pairs
         )
     except MisfitError:
         raise
     except UnicodeDecodeError as error:
         raise MisfitError(f"the value is not UTF-8 at byte {error.start}") from error
     except ValueError as error:
-        raise MisfitError(f"not JSON: {error}") from error
-    if HALF_OF_A_PAIR.search(json.dumps(found, ensure_ascii=False, default=str)):
-        raise MisfitError("the value has half of a surrogate pair")
-    return found
+        raise MisfitError(f"{fault}: {error}") from error
 
 
 def _parse_key_number(text: str) -> Decimal | float:
@@ -241,20 +247,7 @@ def _parse_json(value: bytes, *, infinite: bool) -> dict[str, Any]:
             raise MisfitError(f"the value is no JSON: {name}, which no field takes")
         return InfiniteNumber(name)
 
-    try:
-        found = json.loads(
-            value.decode(),
-            parse_int=parse_number,
-            parse_float=parse_number,
-            parse_constant=convert_constant,
-            object_pairs_hook=_build_object,
-        )
-    except MisfitError:
-        raise
-    except UnicodeDecodeError as error:
-        raise MisfitError(f"the value is not UTF-8 at byte {error.start}") from error
-    except ValueError as error:
-        raise MisfitError(f"the value is no JSON: {error}") from error
+    found = _load_json(value, "the value is no JSON", parse_number, convert_constant, _build_object)
     if not isinstance(found, dict):
         raise MisfitError("the value is no JSON object")
     return found

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
 WAS = PlannedFacts(end=10, epoch=3, fingerprint=Fingerprint(9, "a"))
 
 

@@ -38,8 +38,6 @@ from tests.helpers.inferred import (
 )
 
 FOLDER = Path(__file__).parent / "formats"
-
-
 AVRO = FOLDER / "10-avro-logical-types.schemas.json"
 
 

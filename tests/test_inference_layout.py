@@ -82,14 +82,8 @@ NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True).filter(
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=90)
-
-
 SCALARS = st.sampled_from(["string", "long", "integer", "double", "boolean", "date", "binary", "json", "decimal(12,2)"])
-
-
 STEPS = st.from_regex(r'[^"\\\x00-\x1f\x7f]{1,20}', fullmatch=True)
-
-
 SOURCES = st.one_of(
     st.none(),
     STEPS.map(lambda step: f'["{step}"]'),

@@ -41,7 +41,10 @@ def stage_records(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> 
     name = f"{datetime.now(UTC):{_MOMENT}}-{uuid.uuid4().hex}"
     path = work.lake.build_table_path(work.stream.name, f"{FOLDER}/{name}")
     rewrite_table(
-        path, _build_schema(), _read_batches(work.kafka, topic, ranges), f"ranges of {topic}, while a run reads them"
+        path,
+        build_record_schema(),
+        _read_batches(work.kafka, topic, ranges),
+        f"ranges of {topic}, while a run reads them",
     )
     return path
 
@@ -77,7 +80,8 @@ def remove_left_over(lake: Lake, stream: str, age: timedelta = LEFT_OVER) -> int
     return len(old)
 
 
-def _build_schema() -> pa.Schema:
+def build_record_schema() -> pa.Schema:
+    """The columns of a record that raw has too."""
     import pyarrow as pa
 
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])

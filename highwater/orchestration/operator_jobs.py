@@ -269,33 +269,35 @@ def retry_slice(run: JobRun, config: RetrySlice) -> None:
 
 def pause_tier(run: JobRun, config: PauseTier) -> None:
     """Plan nothing more of a tier until it is resumed."""
-    from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
-
-    request = TierPauseRequest(config.topic, resume=False, dry_run=config.dry_run, by=config.by, because=config.because)
-    pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
+    _pause_or_resume_tier(run, config, resume=False)
 
 
 def resume_tier(run: JobRun, config: PauseTier) -> None:
     """Plan the due records of a paused tier again."""
+    _pause_or_resume_tier(run, config, resume=True)
+
+
+def _pause_or_resume_tier(run: JobRun, config: PauseTier, *, resume: bool) -> None:
     from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
 
-    request = TierPauseRequest(config.topic, resume=True, dry_run=config.dry_run, by=config.by)
+    request = TierPauseRequest(config.topic, resume, config.dry_run, config.by, "" if resume else config.because)
     pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
 def pause(run: JobRun, config: PausePart) -> None:
     """Plan and request nothing more of a stream, or of a part of it, until it is resumed."""
-    from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
-
-    request = PauseRequest(config.part, resume=False, dry_run=config.dry_run, by=config.by, because=config.because)
-    pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
+    _pause_or_resume(run, config, resume=False)
 
 
 def resume(run: JobRun, config: PausePart) -> None:
     """Plan and request a paused stream, or a part of it, again."""
+    _pause_or_resume(run, config, resume=True)
+
+
+def _pause_or_resume(run: JobRun, config: PausePart, *, resume: bool) -> None:
     from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
 
-    request = PauseRequest(config.part, resume=True, dry_run=config.dry_run, by=config.by)
+    request = PauseRequest(config.part, resume, config.dry_run, config.by, "" if resume else config.because)
     pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 

@@ -437,7 +437,7 @@ class ReliableProducer:
         try:
             self._drain(seconds, past_errors=True)
         except BaseException as error:  # Ctrl-C
-            self._leave(error)
+            self._end_after_error(error)
             raise
         undelivered = self._end(seconds)
         raised = self._raised.take()
@@ -451,11 +451,11 @@ class ReliableProducer:
 
     def _end(self, seconds: float) -> UndeliveredError | None:
         """Abandon records that are outstanding after this many seconds; returns the error that names them."""
-        late = self._give_up()
+        late = self._abandon_outstanding()
         complete = not (self.counts.failed or self.counts.outstanding)
         return None if complete else build_undelivered_error(self.counts, seconds, late)
 
-    def _leave(self, error: BaseException) -> None:
+    def _end_after_error(self, error: BaseException) -> None:
         """End the remaining records at once, and report them beside an error that goes on."""
         self._drain(POLL_SECONDS, past_errors=True)
         undelivered = self._end(POLL_SECONDS)
@@ -465,7 +465,7 @@ class ReliableProducer:
         if raised is not None:
             error.add_note(f"a callback raised {raised!r}")
 
-    def _give_up(self) -> Counter[str]:
+    def _abandon_outstanding(self) -> Counter[str]:
         """End outstanding records; returns how many of each topic there were."""
         late = self._late = Counter(record.topic for record, _ in self._queue)
         while self._queue:
@@ -497,4 +497,4 @@ class ReliableProducer:
         if error is None:
             self.close()
         else:  # the caller's own error goes on
-            self._leave(error)
+            self._end_after_error(error)

@@ -191,7 +191,7 @@ class SchemaRegistry:
         try:
             return SchemaRegistryClient(dict(self._properties))
         except (ValueError, TypeError, OSError) as error:
-            found = self._hide(f"{type(error).__name__}: {error}")
+            found = self._redact(f"{type(error).__name__}: {error}")
         raise ConfigurationError(
             "the client of the schema registry refuses its configuration",
             found=found,
@@ -207,9 +207,9 @@ class SchemaRegistry:
             return f"status {fault.http_status_code}, error code {fault.error_code}"
         if isinstance(fault, OAuthTokenError):
             return "no access token was given for the login of the configuration"
-        return self._hide(f"{type(fault).__name__}: {fault}")
+        return self._redact(f"{type(fault).__name__}: {fault}")
 
-    def _hide(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         return redact_values(text, {str(number): secret for number, secret in enumerate(self._secrets)})
 
     def _build_away_error(self, found: str, status: int | None = None) -> DependencyAwayError:

@@ -119,7 +119,7 @@ def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
 ) -> None:
     seen = AcceptedFacts({0: OffsetRange(start, start + 5)})
     for one in copies:
-        seen.see(one, 0, 100, "orders")
+        seen.add(one, 0, 100, "orders")
     assert seen.select_unknown_ranges(number, {0: OffsetRange(5, 20)}) == unknown
     for ms in (99, 100):
         seen.ensure_on_tier("orders.dlq.1", 0, ms)

@@ -132,7 +132,7 @@ def test_events_are_summed_by_minute_and_status(measured: Measured) -> None:
     # The hour that ends with 13:00 begins at 12:01: the five of 12:00 are no longer in it.
     assert (later["hour_events"], later["hour_amount"]) == (2, Decimal("10000000000.01"))
     assert later["hour_mean"] == Decimal("5000000000.005")
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_a_late_event_corrects_old_minutes_and_the_hours_that_see_them(measured: Measured) -> None:
@@ -142,7 +142,7 @@ def test_a_late_event_corrects_old_minutes_and_the_hours_that_see_them(measured:
     measured.decide(1, Event("o4", 1, 0, amount="40.00"), Event("o5", 1, -day - 60, amount="1.00"))
     measured.measure(1)
     assert measured.table()[NOON + timedelta(minutes=30)]["hour_amount"] == Decimal("70.00")
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_an_hour_reaches_over_midnight(measured: Measured) -> None:
@@ -152,7 +152,7 @@ def test_an_hour_reaches_over_midnight(measured: Measured) -> None:
     measured.decide(1, Event("o2", 1, midnight - 60, amount="30.00"))
     measured.measure(1)
     assert measured.table()[NOON + timedelta(hours=12, minutes=1)]["hour_mean"] == Decimal(20)
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_a_second_delivery_counts_once_wherever_it_is(measured: Measured) -> None:
@@ -165,7 +165,7 @@ def test_a_second_delivery_counts_once_wherever_it_is(measured: Measured) -> Non
     measured.decide(0)
     measured.measure(0)
     assert measured.table()[NOON]["events"] == 1
-    measured.see()
+    measured.ensure_followed()
 
 
 @pytest.mark.parametrize("later", [0, 1])
@@ -177,7 +177,7 @@ def test_of_two_contents_in_two_slices_the_earliest_origin_counts(measured: Meas
     measured.decide(later, events[later])
     measured.measure(later)
     assert [*measured.table()] == [NOON + timedelta(days=1)]
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_a_loser_counts_when_the_winner_is_gone(measured: Measured) -> None:
@@ -189,7 +189,7 @@ def test_a_loser_counts_when_the_winner_is_gone(measured: Measured) -> None:
     measured.decide(0, Event("o2", 1, 0))
     measured.measure(0)
     assert measured.table()[NOON + timedelta(days=1)]["events"] == 2
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_a_minute_without_an_event_that_counts_still_hangs_together_with_others(measured: Measured) -> None:
@@ -201,7 +201,7 @@ def test_a_minute_without_an_event_that_counts_still_hangs_together_with_others(
     measured.measure(0)
     measured.measure(1)
     assert [*measured.table()] == [NOON]
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_a_slice_reprocessed_takes_its_old_minutes_back(measured: Measured) -> None:
@@ -231,7 +231,7 @@ def test_days_that_stay_as_they_are_are_not_written(measured: Measured) -> None:
     measured.measure(1)
     last = measured.commits()[0]["operationMetrics"]
     assert (last["num_added_files"], last["num_removed_files"]) == (1, 1)
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_the_commit_of_minutes_records_the_slice_and_its_minutes(measured: Measured) -> None:
@@ -254,7 +254,7 @@ def test_slices_that_were_decided_before_the_table_came_are_taken_in_at_once(mea
     assert measured.lacking() == [0, 1, 2, 3]
     assert [report.slice_.key for report in measured.measure(2)] == [measured.slice_(2).key]
     assert measured.lacking() == []
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_another_declaration_makes_the_table_again(measured: Measured) -> None:
@@ -299,7 +299,7 @@ def test_a_writer_that_was_overtaken_writes_nothing_and_looks_again(measured: Me
 
     measured.measure(1, before_commit=overtaken)
     assert measured.table()[NOON]["events"] == 3
-    measured.see()
+    measured.ensure_followed()
 
 
 @pytest.mark.slow
@@ -330,7 +330,7 @@ def test_many_events_are_asked_for_in_parts(measured: Measured, monkeypatch: pyt
     measured.measure(0, 1, 2)
     measured.decide(0, *[Event(f"o{n}", 1, 7200 * (n + 1), offset=0) for n in range(30)])
     measured.measure(0)
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_a_part_does_not_speak_for_minutes_between_its_own(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_a_part_does_not_speak_for_minutes_between_its_own(measured: Measured, m
     measured.decide(0, *events)
     measured.measure(0)
     assert sorted(measured.table()) == [NOON, NOON + timedelta(minutes=5000)]
-    measured.see()
+    measured.ensure_followed()
 
 
 def test_the_newest_minutes_are_shown(measured: Measured) -> None:
@@ -447,7 +447,7 @@ class History(RuleBasedStateMachine):
             for ordinal in reversed(self.measured.lacking()):
                 self.measured.measure(ordinal)
             self.measured.measure(*self.measured.held)
-            self.measured.see()
+            self.measured.ensure_followed()
             self.look()
 
 

@@ -35,8 +35,6 @@ pytestmark = pytest.mark.slow
 
 
 POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]
-
-
 RESTARTED, HELD = 0, 1 << 20
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dev.planted import plant
+from highwater.assets.client_reads import build_record_schema
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.resources.commit_log_writer import complete
 from highwater.resources.lake import Lake
@@ -78,19 +79,6 @@ def commit_empty(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
 def store_raw(lake: Lake, slice_: Slice, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
 
-    schema = pa.schema(
-        [
-            ("slice", pa.string()),
-            ("topic", pa.string()),
-            ("generation", pa.int32()),
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp_ms", pa.int64()),
-            ("timestamp_type", pa.int32()),
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        ]
-    )
+    schema = pa.schema([("slice", pa.string()), ("generation", pa.int32()), *build_record_schema()])
     slice_commit = SliceCommit(slice_, 1, len(rows))
     plant(lake.build_table_path("orders", "raw"), pa.Table.from_pylist(rows, schema), [slice_commit], replace=True)

@@ -8,15 +8,9 @@ from functools import lru_cache
 from dev.paths import REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
-
-
 CHART = DEPLOY / "helm" / "highwater"
-
-
 # Variables of others, by what they begin with, and those of no family.
 OTHERS = ("AWS_", "DAGSTER_", "SPARK_", "PYSPARK_", "POSTGRES_", "PG", "JAVA_HOME", "CODE_SERVER_HOST")
-
-
 # Values and SQL that look like variables, and a variable that Spark's launcher alone reads.
 NO_VARIABLES = {"SASL_SSL", "SASL_PLAINTEXT", "HADOOP_CONF_DIR"}
 

@@ -10,11 +10,7 @@ from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange
 
 DELAY = timedelta(minutes=5)
-
-
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-
-
 MS = int(NOW.timestamp() * 1000)
 
 
@@ -77,11 +73,7 @@ def changed(headers: Headers, part: str, value: bytes | None) -> Headers:
 
 
 TRACE: Headers = [("trace", b"t1"), ("trace", None)]
-
-
 BIG = 2**40 + 5
-
-
 # Headers, the type of the record's timestamp (0: its producer's), and what they name; the record's time is 77.
 SOUND: dict[str, tuple[Headers, int, NamedOrigin]] = {
     "connect": (TRACE + connect("orders", 2, BIG), 0, NamedOrigin("orders", 2, BIG, 77)),
@@ -172,11 +164,7 @@ def lost(number: int, partition: int, start: int, end: int) -> Loss:
 
 
 HOUR = 3_600_000
-
-
 ONE = MainLog([generation(0, p0=10, p1=0, p2=None)], [lost(0, 1, 20, 30)])
-
-
 # Cut off at 40 after 50 was planned: a new generation of the same topic. Then it was recreated.
 THREE = MainLog(
     [generation(0, p0=0, p1=0), generation(1, 10, p0=50, p1=40), generation(2, 20, "b", p0=0, p1=0)],

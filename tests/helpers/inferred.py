@@ -19,8 +19,6 @@ from highwater.second_reader import KafkaRecord
 from highwater.stream_files import load_streams
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-
-
 BEGIN_MS = 1_767_225_600_000
 
 
@@ -172,8 +170,6 @@ INVOICE = {
 
 
 INVOICE_2 = {**INVOICE, "fields": [*INVOICE["fields"], {"name": "currency", "type": "string", "default": "EUR"}]}
-
-
 ORDER_JSON = {
     "type": "object",
     "required": ["order_id", "version", "amount", "placed_at"],
@@ -188,8 +184,6 @@ ORDER_JSON = {
 
 
 GUID = "89791762-2336-4186-9674-299b90a802e2"
-
-
 REGISTRY: dict[int | str, Schema] = {
     7: Schema(7, "AVRO", json.dumps(INVOICE)),
     8: Schema(8, "AVRO", json.dumps(INVOICE_2)),

@@ -107,8 +107,8 @@ class Measured:
 
         return DeltaTable(self.lake.build_table_path("orders", "metrics")).history()
 
-    def see(self) -> None:
-        """See that the table is what the events come to."""
+    def ensure_followed(self) -> None:
+        """Ensure that the table holds what the events come to."""
         assert self.table() == compute_minutes(
             _columns(self.slice_(ordinal), event) for ordinal, events in self.held.items() for event in events
         )

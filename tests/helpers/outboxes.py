@@ -19,8 +19,6 @@ from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
 
 NOBODY = Kafka("127.0.0.1:1")
-
-
 RECORD = Record("t", b"k", b"v")
 
 

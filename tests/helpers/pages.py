@@ -10,14 +10,8 @@ from dev.paths import REPOSITORY
 from highwater import declaration
 
 DOCS = REPOSITORY / "docs"
-
-
 PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *DOCS.rglob("*.md")])
-
-
 RUNBOOK = "docs/runbook.md"
-
-
 SHELL_BLOCK = re.compile(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 

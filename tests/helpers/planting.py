@@ -17,23 +17,11 @@ from tests.helpers.world import FULL_STREAM as STREAM
 from tests.helpers.world import Place, World
 
 TILE, PLANNED, GAPS = "slices_tile", "offsets_as_planned", "gaps_explained"
-
-
 ACCOUNTED, PUBLISHED = "offsets_accounted_for", "rejects_published"
-
-
 RECORDED = "events_as_recorded"
-
-
 METRICS = "metrics_follow_events"
-
-
 FOLLOWS, VERSIONS = "current_follows_events", "versions_in_order"
-
-
 MISSING, SENT = "no_version_missing", "events_published"
-
-
 ALONG, ONE_CONTENT, TRANSITIONS = "versions_along_offsets", "one_content_a_version", "transitions_allowed"
 
 

@@ -17,8 +17,6 @@ from dev.script import Script
 from dev.shapes import SHAPES
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
-
-
 ORDER_SHAPE = SHAPES["orders"]
 
 

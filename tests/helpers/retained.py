@@ -34,23 +34,11 @@ from highwater.slice_commits import SliceCommit
 from tests.helpers.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)
-
-
 KAFKA = cast("Any", SimpleNamespace(list_group_names=list))
-
-
 AGE = timedelta(days=30)
-
-
 STORED = replace(STREAM, retention=Retention(raw=AGE))
-
-
 NOW = datetime.now(UTC)
-
-
 DAY = timedelta(days=1)
-
-
 IN_DLQ = "with records that wait in a tier or are parked"
 
 
@@ -97,7 +85,7 @@ class Step:
         records: Sequence[int],
     ) -> None:
         del work, records
-        self.see("keep")
+        self.pass_point("keep")
         mine = {slice_commit.key: slice_commit for slice_commit in slice_commits}
         assert {
             key: slice_commit.attempt > committed.find_attempt(key) for key, slice_commit in mine.items()
@@ -106,19 +94,19 @@ class Step:
         self.world.rows["raw"] = [row for row in self.world.rows["raw"] if row["slice"] not in mine] + [*rows]
         self.world.write()
         self.meanwhile()
-        self.see("commit")
+        self.pass_point("commit")
 
     def dying(self, do: Callable[..., None], before: str, after: str) -> Callable[..., None]:
         """A method of the ledger's record, and the points on both sides of it."""
 
         def done(*reported: Any) -> None:
-            self.see(before)
+            self.pass_point(before)
             do(*reported)
-            self.see(after)
+            self.pass_point(after)
 
         return done
 
-    def see(self, point: str) -> None:
+    def pass_point(self, point: str) -> None:
         if point and self.dies == point:
             self.dies = ""
             raise TemporaryError(f"killed at {point}", remedy="none")

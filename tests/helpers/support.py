@@ -361,8 +361,6 @@ def _read_state(pid: int) -> str:
 
 # The first answer of Spark's page took more than ten seconds on a machine that was busy.
 PAGE_SECONDS = 60.0
-
-
 # Distinguishes a wait that ends by itself from one that never does, on a machine that hangs for seconds.
 BOUNDED = 60.0
 

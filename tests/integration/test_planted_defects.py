@@ -211,8 +211,6 @@ def each(*plants: Plant) -> Plant:
 
 
 TO_MARKER, FAR = 5, 10_000
-
-
 DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "raw: a row is gone": (drop("raw", EVENT), {GAPS, ACCOUNTED}),
     "raw: the row of a tombstone is gone": (drop("raw", TOMBSTONE), {GAPS, ACCOUNTED}),

@@ -72,8 +72,6 @@ BAD_FIELDS: dict[str, dict[str, object]] = {
 
 
 NOTHING = "nothing but the marker of a transaction"
-
-
 RECORDS = {
     "bytes": [
         order_message("o1", 1),

@@ -151,8 +151,6 @@ OPEN_ENDED = (
 
 
 OF_THE_CHART = {"spark.enabled", "spark.remote"}
-
-
 WITH_PROPERTIES = [
     *PAGES,
     REPOSITORY / "docs" / "configuration.md",

@@ -23,8 +23,6 @@ from highwater.resources.spark import STATIC_CONF
 from tests.helpers.deployed_files import DEPLOY
 
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
-
-
 EXECUTOR = {
     "SPARK_JAVA_OPT_0": "-Da=1",
     "SPARK_JAVA_OPT_1": "-Db=two words",

@@ -58,11 +58,7 @@ if TYPE_CHECKING:
 
 
 SECRET = "hunter2-planted-secret"
-
-
 STORE_PASSWORD = "of-the-broker-alone"
-
-
 # What would weaken every client, had it come past the check of the configuration.
 HOSTILE = {
     "bootstrap.servers": "theirs:1",

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 ONE, TWO = "orders@0000000", "orders@0000001"
-
-
 SLICE = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 9)}, datetime(2026, 3, 1, tzinfo=UTC))
 
 

@@ -28,8 +28,6 @@ from tests.helpers.support import open_forkserver, read_topic
 
 # The longer series is of `make test-long`.
 SERIES = pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
-
-
 RECORDS = 20_000
 
 

@@ -83,7 +83,7 @@ def test_a_client_ends_with_its_producer(nobody: str) -> None:
     """One that waits for the collector would go on connecting, and keep what it was given."""
     producer = ReliableProducer(build_producer_properties(nobody))
     producer.send(Record("t", b"1", b"v"))
-    producer._give_up()
+    producer._abandon_outstanding()
     gone = ref(producer)
     gc.disable()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
     DRY_RUN_NOTE,
+    add_options,
     as_json_option,
     by_option,
     deployment_of,
@@ -20,25 +20,16 @@ from highwater.orchestration.cli.terminal import (
 )
 from highwater.orchestration.deployment import Deployment
 
-
-def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of both commands of acceptance."""
-    for option in (
-        as_json_option,
-        click.option("--topic", help="Tier to use instead of the main topic."),
-        by_option,
-        dry_run_option,
-        click.option(
-            "--partition",
-            "partitions",
-            type=click.IntRange(min=0),
-            multiple=True,
-            help="Only this partition; repeatable.",
-        ),
-        click.argument("stream"),
-    ):
-        command = option(command)
-    return command
+_acceptance_options = add_options(
+    click.argument("stream"),
+    click.option(
+        "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this partition; repeatable."
+    ),
+    dry_run_option,
+    by_option,
+    click.option("--topic", help="Tier to use instead of the main topic."),
+    as_json_option,
+)
 
 
 @click.command("accept-loss", cls=OperatorCommand)

@@ -13,6 +13,7 @@ import click
 from highwater.errors import UnknownSliceError
 from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
+    add_options,
     as_json_option,
     by_option,
     deployment_of,
@@ -36,7 +37,7 @@ def _validate_slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str
         raise click.BadParameter(str(error)) from error
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
+def _add_selection_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the common options of the commands; those that choose records are passed as one `ParkedSelection`."""
 
     @wraps(command)
@@ -55,14 +56,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             choice=ParkedSelection(reasons, slices, keys, _convert_to_utc(since), _convert_to_utc(until)), **options
         )
 
-    for option in (
-        as_json_option,
-        by_option,
-        dry_run_option,
-        click.option("--limit", "most", type=click.IntRange(min=1), help="At most N matching records, oldest first."),
-        click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
-        click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
-        click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
+    return add_options(
+        click.argument("stream"),
+        click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
         click.option(
             "--slice",
             "slices",
@@ -70,15 +66,18 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             callback=_validate_slice_keys,
             help="Only what this slice rejected; repeatable.",
         ),
-        click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
-        click.argument("stream"),
-    ):
-        call_with_choice = option(call_with_choice)
-    return call_with_choice
+        click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
+        click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
+        click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
+        click.option("--limit", "most", type=click.IntRange(min=1), help="At most N matching records, oldest first."),
+        dry_run_option,
+        by_option,
+        as_json_option,
+    )(call_with_choice)
 
 
 @click.command("redrive-parked", cls=OperatorCommand)
-@_options
+@_add_selection_options
 @deployment_of
 def redrive_parked(deployment: Deployment, /, **options: Any) -> None:
     """Send parked records of STREAM back to its first tier, for one more try each.
@@ -90,7 +89,7 @@ def redrive_parked(deployment: Deployment, /, **options: Any) -> None:
 
 @click.command("discard-parked", cls=OperatorCommand)
 @click.option("--because", default="", help="Why they are discarded; goes into the record. Needed with --yes.")
-@_options
+@_add_selection_options
 @deployment_of
 def discard_parked(deployment: Deployment, /, **options: Any) -> None:
     """Discard parked records of STREAM. The ledger records your name and the reason."""
@@ -100,7 +99,7 @@ def discard_parked(deployment: Deployment, /, **options: Any) -> None:
 @click.command("reclaim", cls=OperatorCommand)
 @click.option("--on", multiple=True, help="Only what was published to this topic last; repeatable.")
 @click.option("--because", default="", help="Why they are reclaimed; goes into the record. Needed with --yes.")
-@_options
+@_add_selection_options
 @deployment_of
 def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: ParkedSelection, **options: Any) -> None:
     """Remove records of STREAM from its DLQ, so that a backfill of their slices classifies them again.

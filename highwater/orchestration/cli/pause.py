@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
+    add_options,
     as_json_option,
     because_option,
     by_option,
@@ -26,19 +26,12 @@ from highwater.orchestration.operations.pausing import (
 )
 from highwater.resources.ledger.pauses import ALL, PARTS
 
-
-def _build_options(*arguments: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        for option in (as_json_option, dry_run_option, *reversed(arguments)):
-            command = option(command)
-        return command
-
-    return add
-
-
-_topic_options = _build_options(click.argument("stream"), click.argument("topic"))
-_part_options = _build_options(
-    click.argument("stream"), click.argument("part", type=click.Choice(PARTS), required=False)
+_topic_options = add_options(click.argument("stream"), click.argument("topic"), dry_run_option, as_json_option)
+_part_options = add_options(
+    click.argument("stream"),
+    click.argument("part", type=click.Choice(PARTS), required=False),
+    dry_run_option,
+    as_json_option,
 )
 
 

@@ -10,6 +10,7 @@ import click
 
 from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
+    add_options,
     as_json_option,
     because_option,
     by_option,
@@ -23,7 +24,7 @@ from highwater.orchestration.operations import accepting_rejects, releasing_hold
 _Log = Callable[[str], object]
 
 
-def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+def _add_decision_options(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
     """The options of a decision; prints the lines of the command, or with `--json` what it returns."""
 
     def decide(deployment: Deployment, /, *, as_json: bool, **options: Any) -> None:
@@ -32,16 +33,13 @@ def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
         print_decision(plain, lines, dry_run=options["dry_run"], as_json=as_json)
 
     decide.__doc__ = command.__doc__
-    found: Callable[..., None] = deployment_of(decide)
-    for option in (as_json_option, dry_run_option, by_option, because_option):
-        found = option(found)
-    return found
+    return add_options(because_option, by_option, dry_run_option, as_json_option)(deployment_of(decide))
 
 
 @click.command("release-hold", cls=OperatorCommand)
 @click.argument("slice_key", metavar="SLICE")
 @click.option("--park", is_flag=True, help="Park the records that hold it; without it they go to the first tier.")
-@_decision
+@_add_decision_options
 def release_hold(deployment: Deployment, log: _Log, **options: Any) -> dict[str, Any]:
     """Release a held SLICE, so that it and the slices behind it are processed.
 
@@ -57,7 +55,7 @@ def release_hold(deployment: Deployment, log: _Log, **options: Any) -> dict[str,
 
 @click.command("retry-slice", cls=OperatorCommand)
 @click.argument("slice_key", metavar="SLICE")
-@_decision
+@_add_decision_options
 def retry_slice(deployment: Deployment, log: _Log, **options: Any) -> dict[str, Any]:
     """Let repair, or the publisher, try SLICE again after all its attempts failed."""
     request = retrying_slices.RetryRequest(**options)
@@ -72,7 +70,7 @@ def retry_slice(deployment: Deployment, log: _Log, **options: Any) -> dict[str, 
 @click.option("--reason", "reasons", multiple=True, help="Accept this reason for all slices of STREAM; repeatable.")
 @click.option("--from", "from_slice", default="", help="With --reason: the first slice of STREAM's topic.")
 @click.option("--revoke", is_flag=True, help="With --reason: let such rejects open the breaker again.")
-@_decision
+@_add_decision_options
 def accept_rejects(
     deployment: Deployment,
     log: _Log,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -53,6 +53,17 @@ dry_run_option = click.option(
 by_option = click.option(
     "--by", default=read_login_name, show_default="your login name", help="Who decides it; goes into the record."
 )
+
+
+def add_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that gives a command these arguments and options, in the order in which its help shows them."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def to_plain_error(error: HighwaterError) -> dict[str, Any]:

@@ -48,8 +48,8 @@ class AcceptedFacts:
     since: dict[int, int | None] = field(default_factory=dict)
     older: Counter[str] = field(default_factory=Counter)
 
-    def see(self, copy: accepted_copies.AcceptedCopy, partition: int, sent_ms: int, main: str) -> None:
-        """Take note of a record."""
+    def add(self, copy: accepted_copies.AcceptedCopy, partition: int, sent_ms: int, main: str) -> None:
+        """Add a record of the topic."""
         self.count += 1
         if self.log[partition].start:
             known = self.since.get(partition)
@@ -160,7 +160,7 @@ def _read_copy_batches(
         for message in kafka.read(topic, {partition: offsets}):
             copy = _read(stream, topic, message)
             sent_ms = message.timestamp()[1]
-            found.see(copy, partition, sent_ms, stream.topic)
+            found.add(copy, partition, sent_ms, stream.topic)
             see(copy)
             batch.append(copy.build_row(sent_ms))
             if len(batch) == ROWS_PER_BATCH:

@@ -61,8 +61,8 @@ class CopyFacts:
     slices: dict[str, int] = field(default_factory=dict)
     newest: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
-    def see(self, topic: str, envelope: Envelope, main: str) -> None:
-        """Take note of a copy."""
+    def add(self, topic: str, envelope: Envelope, main: str) -> None:
+        """Add a copy from a topic."""
         self.count[topic] += 1
         self.note_origin(envelope.origin, envelope.timestamp, envelope.slice_key, main)
 
@@ -351,7 +351,7 @@ def _read_copy_batches(
             if envelope is None:
                 seen.strange += 1
                 continue
-            seen.see(topic, envelope, stream.topic)
+            seen.add(topic, envelope, stream.topic)
             if topic in stream.delays and envelope.topic == stream.topic:
                 accepted.ensure_on_tier(topic, envelope.partition, message.timestamp()[1])
             batch.append(_build_row(topic, envelope, message.timestamp()[1]))

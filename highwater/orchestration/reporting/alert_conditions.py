@@ -22,6 +22,8 @@ from highwater.orchestration.reporting.stalled_work import (
 )
 from highwater.orchestration.reporting.topic_conditions import measure_open_transaction, measure_retention_left
 from highwater.resources.deleted_topics import find_parked_loss, read_state
+from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
+from highwater.resources.ledger.stalled_slices import StalledSlice
 from highwater.resources.topic_facts import has_broker_timestamps
 from highwater.routing import compute_longest_retry_delay
 from highwater.wording import format_duration
@@ -172,35 +174,28 @@ def _measure_holds(inputs: StreamInputs) -> Condition | None:
 
 
 def _measure_exhausted_slices(inputs: StreamInputs) -> Condition | None:
-    stream = inputs.stream
-    found = inputs.ledger.exhausted_slices.read_open(stream.name)
-    return Condition(
-        stream.name,
-        "retries exhausted",
-        f"{len(found):,} slices; {found[0].text}" if found else "no slice is exhausted",
-        "no slice is exhausted",
-        bool(found),
-        f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, then materialise it, or "
-        f"highwater retry-slice {found[0].slice_key}"
-        if found
-        else "nothing is to be done",
-    )
+    name = inputs.stream.name
+    found = inputs.ledger.exhausted_slices.read_open(name)
+    key = found[0].slice_key if found else ""
+    remedy = f"highwater explain {key} shows its runs: fix what they fail by, then materialise it, or "
+    remedy = f"{remedy}highwater retry-slice {key}" if found else "nothing is to be done"
+    value, none = _describe_slices("exhausted", found)
+    return Condition(name, "retries exhausted", value, none, bool(found), remedy)
 
 
 def _measure_stalled_slices(inputs: StreamInputs) -> Condition | None:
-    stream = inputs.stream
-    found = inputs.ledger.stalled_slices.read_open(stream.name)
-    return Condition(
-        stream.name,
-        "stalled",
-        f"{len(found):,} slices; {found[0].text}" if found else "no slice is stalled",
-        "no slice is stalled",
-        bool(found),
-        f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, and the sensor repair "
-        "requests it within the hour, or materialise it"
-        if found
-        else "nothing is to be done",
-    )
+    name = inputs.stream.name
+    found = inputs.ledger.stalled_slices.read_open(name)
+    remedy = f"highwater explain {found[0].slice_key if found else ''} shows its runs: fix what they fail by, and the "
+    remedy += "sensor repair requests it within the hour, or materialise it"
+    value, none = _describe_slices("stalled", found)
+    return Condition(name, "stalled", value, none, bool(found), remedy if found else "nothing is to be done")
+
+
+def _describe_slices(state: str, slices: Sequence[ExhaustedSlice | StalledSlice]) -> tuple[str, str]:
+    """The slices in a state, by their number and the first of them; and the words for none."""
+    none = f"no slice is {state}"
+    return (f"{len(slices):,} slices; {slices[0].text}" if slices else none), none
 
 
 def _measure_instances(inputs: StreamInputs) -> Condition | None:

@@ -150,7 +150,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     ensure_kafka_awake(ledger, now)
     seen = _look(instance, ledger, lake, stream, cursor, now)
     past = read_past_runs(instance, stream, seen.order, now)
-    gate = _gate(ledger, lake, stream, seen, past, now)
+    gate = _read_gates(ledger, lake, stream, seen, past, now)
     accepted = {**_read_accepted_refusals(ledger, stream, seen, gate.refused), **gate.accepted}
     released_slices = {
         **accepted,
@@ -246,7 +246,7 @@ def _look(
     )
 
 
-def _gate(
+def _read_gates(
     ledger: Ledger, lake: Lake, stream: Stream, seen: _ExaminedSlices, runs: Sequence[PastRun], now: datetime
 ) -> _SliceGates:
     undecided = {key for key, tables in seen.lacking.items() if "events" in tables}

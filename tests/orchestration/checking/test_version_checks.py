@@ -52,8 +52,6 @@ pytestmark = pytest.mark.slow
 
 
 LATER: dict[str, Any] = {"event_time": BEGIN + timedelta(hours=1)}
-
-
 ERROR, WARN = Severity.ERROR, Severity.WARN
 
 
@@ -202,8 +200,6 @@ def test_a_conflict_names_its_origins(planted: Planted) -> None:
 
 
 SKU, GIFT = {"sku": "A", "price": Decimal("1.50")}, {"sku": "B", "price": None}
-
-
 NESTED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "other lines": ({"lines": [SKU, GIFT]}, {"lines": [GIFT, SKU]}, 1),
     "no lines": ({"lines": []}, {"lines": None}, 1),

@@ -82,8 +82,8 @@ def test_what_a_log_lacks_is_lost_by_name_and_a_tiers_is_not() -> None:
 def test_copies_report_of_slices_and_of_the_newest_origins() -> None:
     seen = CopyFacts()
     for one in (copy("orders@0000004", offset=5), copy("orders@0000002", offset=9, ms=8), copy(f"{TIER}@0000001")):
-        seen.see(STREAM.parked_topic, one, "orders")
-    seen.see(TIER, replace(copy("no key", generation=2), topic="orders.foreign/x"), "orders")
+        seen.add(STREAM.parked_topic, one, "orders")
+    seen.add(TIER, replace(copy("no key", generation=2), topic="orders.foreign/x"), "orders")
     assert seen.slices == {"orders": 4, TIER: 1}
     assert seen.newest == {(0, 0): (9, 8)}
     assert dict(seen.count) == {STREAM.parked_topic: 3, TIER: 1}

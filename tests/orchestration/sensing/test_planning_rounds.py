@@ -32,11 +32,7 @@ from highwater.stream_files import Declarations
 from tests.helpers.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-
-
 MANY = 100
-
-
 PARTITIONS = 10
 
 

@@ -86,8 +86,6 @@ def test_a_mark_is_found_behind_markers_and_aborted_records(bench: Bench) -> Non
 
 
 TOPIC = "orders.diverging"
-
-
 LEADER, FOLLOWER, WITNESS = 0, 1, 2
 
 
