@@ -42,7 +42,7 @@ class StreamConfig(dg.Config):
 class AuditConfig(StreamConfig):
     """Configuration of `audit`."""
 
-    records: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
+    slices: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
 
 
 class OperatorConfig(StreamConfig):
@@ -349,7 +349,7 @@ def audit(run: JobRun, config: AuditConfig) -> None:
     from highwater.orchestration.reporting.audit import find_audit_error
 
     failing = count_failing_slices(run.context.instance, run.stream)
-    number = max(0, config.records)
+    number = max(0, config.slices)
     page = look(run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True)
     ends = page.ends
     metadata: dict[str, int | dg.MarkdownMetadataValue] = {
