@@ -158,6 +158,14 @@ def subtract_counts(
             f"{key}: more {wrong[0]} would be erased than its decision has",
             stored=counts.get(wrong[0], 0),
             found=gone[wrong[0]],
-            remedy="run highwater audit: a table was changed by something else; fix it, then erase again",
+            remedy=f"another writer changed {_find_table(wrong[0])}: run highwater audit STREAM, restore that table as "
+            "docs/deployment/backup.md describes, then erase again",
         )
     return found
+
+
+def _find_table(count: str) -> str:
+    """The table whose rows a count of a decision describes."""
+    if count in {"raw", "tombstones", "superseded"}:
+        return "raw"
+    return "events" if count == "events" else "rejects"

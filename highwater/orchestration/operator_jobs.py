@@ -66,8 +66,8 @@ class ParkedRecords(OperatorConfig):
     reasons: list[str] = Field(default=[], description="Only records rejected for these reasons; all if empty.")
     slices: list[str] = Field(default=[], description="Only records that these slices rejected; all if empty.")
     keys: list[str] = Field(default=[], description="Only records with these keys; all if empty.")
-    since: str = Field(default="", description="Published at this time or later: ISO 8601, UTC.")
-    until: str = Field(default="", description="Published before this time: ISO 8601, UTC.")
+    since: str = Field(default="", description="Parked at this time or later: ISO 8601, UTC.")
+    until: str = Field(default="", description="Parked before this time: ISO 8601, UTC.")
     most: int = Field(default=0, description="At most this number of matching records, oldest first; all if 0.")
 
     @property
@@ -86,6 +86,8 @@ class ReclaimConfig(ParkedRecords):
     """Configuration of `reclaim`."""
 
     topics: list[str] = Field(default=[], description="Only records last published to these topics; all if empty.")
+    since: str = Field(default="", description="Last published to the DLQ at this time or later: ISO 8601, UTC.")
+    until: str = Field(default="", description="Last published to the DLQ before this time: ISO 8601, UTC.")
 
 
 class AcceptRejects(OperatorConfig):

@@ -108,7 +108,7 @@ class Measured:
         return DeltaTable(self.lake.build_table_path("orders", "metrics")).history()
 
     def see(self) -> None:
-        """See that the table is what the events come to."""
+        """Assert that the table is what the events come to."""
         assert self.table() == minutes_of(
             _columns(self.slice_(ordinal), event) for ordinal, events in self.held.items() for event in events
         )

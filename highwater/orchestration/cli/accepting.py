@@ -1,4 +1,4 @@
-"""The commands `accept-loss` and `accept-divergence`: planning goes on behind offsets that are gone or changed."""
+"""The commands `accept-loss` and `accept-divergence`: planning continues after offsets that are gone or changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of both commands of acceptance."""
     for option in (
         as_json_option,
-        click.option("--topic", help="Tier to use instead of the main topic."),
+        click.option("--topic", help="Tier, or foreign DLQ topic, instead of the main topic."),
         by_option,
         dry_run_option,
         click.option(
@@ -45,9 +45,9 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
 @_acceptance_options
 @deployment_of
 def accept_loss(deployment: Deployment, /, **options: Any) -> None:
-    """Accept that offsets of STREAM's topic are gone, so that planning goes on behind them.
+    """Accept that offsets of STREAM's topic are gone, so that planning continues after them.
 
-    Records the hole, and opens a new generation of a topic that was recreated or cut off.
+    Records the hole, and opens a new generation of a topic that was recreated or truncated.
     """
     _accept(deployment, divergence=False, **options)
 
@@ -58,7 +58,7 @@ def accept_loss(deployment: Deployment, /, **options: Any) -> None:
 def accept_divergence(deployment: Deployment, /, **options: Any) -> None:
     """Accept that other records occupy planned offsets of STREAM's topic than before.
 
-    An unclean leader election does that. Planning goes on where the log differs from the plan, as a new generation.
+    An unclean leader election does that. Planning continues where the log differs from the plan, as a new generation.
     Rows of the old history stay in the lake, and their generation distinguishes them. Offsets that expired are left to
     accept-loss.
     """

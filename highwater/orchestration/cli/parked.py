@@ -62,8 +62,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         by_option,
         dry_run_option,
         click.option("--limit", "most", type=click.IntRange(min=1), help="At most N matching records, oldest first."),
-        click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
-        click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
+        click.option(
+            "--until", type=_MOMENT, help="Parked, or for reclaim last published to the DLQ, before then (UTC)."
+        ),
+        click.option(
+            "--since", type=_MOMENT, help="Parked, or for reclaim last published to the DLQ, then or later (UTC)."
+        ),
         click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
         click.option(
             "--slice",

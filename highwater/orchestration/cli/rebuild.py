@@ -95,7 +95,7 @@ def rebuild_current(
 @click.argument("stream")
 @dry_run_option
 @by_option
-@click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them again.")
+@click.option("--accepted-again", "again", is_flag=True, help="Send all accepted events again.")
 @as_json_option
 @deployment_of
 def rebuild_all(

@@ -72,7 +72,7 @@ def _measure_parked_topic(inputs: StreamInputs) -> Condition | None:
         "it holds what waits for a person" if error is None else f"{error.problem}: {error.stored}, {error.found}",
         "nothing is lost",
         error is not None,
-        "nothing is to be done" if error is None else error.remedy,
+        "no action needed" if error is None else error.remedy,
     )
 
 
@@ -117,7 +117,7 @@ def _measure_retry_age(inputs: StreamInputs) -> Condition | None:
         f"the oldest retry is {format_duration(late)} late",
         str(limit),
         late > limit,
-        f"see that the sensors dlq_retries and repair run, and what their ticks and highwater status {stream.name} say",
+        f"check that the sensors dlq_retries and repair run; read their ticks and highwater status {stream.name}",
     )
 
 
@@ -167,7 +167,8 @@ def _measure_holds(inputs: StreamInputs) -> Condition | None:
         "; ".join(hold.text for hold in found) or "nothing is held",
         "nothing is held",
         bool(found),
-        "fix what the records lack, and the slice is decided; highwater release-hold lets it go on without them",
+        "supply what the records lack, and the slice is processed; "
+        "or highwater release-hold SLICE sends them to the first tier",
     )
 
 
@@ -183,7 +184,7 @@ def _measure_exhausted_slices(inputs: StreamInputs) -> Condition | None:
         f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, then materialise it, or "
         f"highwater retry-slice {found[0].slice_key}"
         if found
-        else "nothing is to be done",
+        else "no action needed",
     )
 
 
@@ -199,7 +200,7 @@ def _measure_stalled_slices(inputs: StreamInputs) -> Condition | None:
         f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, and the sensor repair "
         "requests it within the hour, or materialise it"
         if found
-        else "nothing is to be done",
+        else "no action needed",
     )
 
 
@@ -212,7 +213,7 @@ def _measure_instances(inputs: StreamInputs) -> Condition | None:
         "; ".join(one.text for one in found) or "one at the most",
         "one",
         bool(found),
-        ONE_INSTANCE if found else "nothing is to be done",
+        ONE_INSTANCE if found else "no action needed",
     )
 
 
@@ -231,7 +232,7 @@ def _measure_publication_age(inputs: StreamInputs) -> Condition | None:
         else "none waits to be sent",
         str(limit),
         late > limit,
-        found.held_up or "nothing is to be done",
+        found.held_up or "no action needed",
     )
 
 
@@ -251,7 +252,7 @@ def _measure_reclaim_age(inputs: StreamInputs) -> Condition | None:
         else "none waits to be reprocessed",
         str(limit),
         age > limit,
-        pending_reprocessing.build_reprocess_command(stream, found) if found else "nothing is to be done",
+        pending_reprocessing.build_reprocess_command(stream, found) if found else "no action needed",
     )
 
 
