@@ -87,7 +87,7 @@ def _tick(world: World, planner: Planner, stream: Stream, partitions: int) -> fl
 
 
 def _ensure_planned(tick: PlanningResult, partitions: int) -> None:
-    """See that the tick did all of its work: it planned every partition, and read its last record."""
+    """Ensure that the tick did all of its work: it planned every partition, and read its last record."""
     read = {
         p
         for slice_ in tick.slices

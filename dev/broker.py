@@ -174,7 +174,7 @@ class EmbeddedBroker(Server):
             raise ChildFailedError(
                 f"no storage for the broker in {self.home}",
                 found=(done.stdout + done.stderr)[-2000:],
-                remedy="see that the folder may be written",
+                remedy="check that the folder may be written",
             )
 
     def _answers(self) -> bool:

@@ -97,7 +97,7 @@ def observed(ask: Ask, asset: tuple[str, str], label: str) -> list[str]:
     found = ask(_OBSERVED, {"asset": {"path": list(asset)}})["assetOrError"]
     if found["__typename"] != "Asset":
         raise DagsterRefusedError(
-            f"Dagster knows no asset {'/'.join(asset)}", found=found, remedy="see that the definitions load"
+            f"Dagster knows no asset {'/'.join(asset)}", found=found, remedy="check that the definitions load"
         )
     entries = [entry for one in found["assetObservations"] for entry in one["metadataEntries"]]
     return [entry["text"] for entry in entries if entry["label"] == label]

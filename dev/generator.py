@@ -287,7 +287,7 @@ class _Writer:
         return DependencyAwayError(
             f"the broker at {self._target.bootstrap} did not answer in time",
             found=found,
-            remedy="see that it runs, then start the generator again",
+            remedy="check that it runs, then start the generator again",
         )
 
 
@@ -324,7 +324,7 @@ def create_topic(target: Target, topic: str, partitions: int) -> None:
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise DependencyAwayError(
-                f"topic {topic} could not be created", found=error.args[0].str(), remedy="see that the broker answers"
+                f"topic {topic} could not be created", found=error.args[0].str(), remedy="check that the broker answers"
             ) from error
     found = _partitions(admin, topic)
     if found < partitions:
@@ -348,7 +348,7 @@ def _partitions(admin: AdminClient, topic: str) -> int:
         if found and all(partition.leader >= 0 for partition in found.values()):
             return len(found)
         time.sleep(0.1)
-    raise DependencyAwayError(f"topic {topic} has no leader yet", remedy="see that every broker runs")
+    raise DependencyAwayError(f"topic {topic} has no leader yet", remedy="check that every broker runs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -134,7 +134,7 @@ def _read_to_end(consumer: Consumer, topic: str, partitions: set[int]) -> dict[P
 
 
 def _away(topic: str, found: str) -> DependencyAwayError:
-    return DependencyAwayError(f"topic {topic} could not be read", found=found, remedy="see that the broker answers")
+    return DependencyAwayError(f"topic {topic} could not be read", found=found, remedy="check that the broker answers")
 
 
 def _record_of(message: Message) -> TopicRecord:

@@ -34,7 +34,7 @@ class Condition:
     @classmethod
     def not_applicable(cls, stream: str, what: str, why: str) -> Condition:
         """The condition that ends an alert whose subject was removed; nothing else would end it."""
-        return cls(stream, what, why, "none", over=False, remedy="nothing is to be done")
+        return cls(stream, what, why, "none", over=False, remedy="no action needed")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def split_by_size(items: Iterable[T], size: Callable[[T], int], most: int, most_
 
 
 def compute_batch_ranges(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """The half-open ranges of the batches that `cut` makes, of items whose sizes are known before they are made.
+    """The half-open ranges of the batches that `split_by_size` would make, from the sizes alone.
 
     Args:
         sizes: of the items, in bytes.

@@ -166,7 +166,8 @@ def subtract_counts(
             f"{key}: more {wrong[0]} would be erased than its decision has",
             stored=counts.get(wrong[0], 0),
             found=gone[wrong[0]],
-            remedy="run highwater audit: a table was changed by something else; fix it, then erase again",
+            remedy=f"another writer changed {_find_table(wrong[0])}: run highwater audit STREAM, restore that table as "
+            "docs/deployment/backup.md describes, then erase again",
         )
     return {**found, **_subtract_rules(counts, rules)}
 
@@ -178,3 +179,10 @@ def _subtract_rules(counts: Mapping[str, int], rules: Mapping[str, int]) -> dict
     """
     named = {f"{BY_RULE}{rule}": count for rule, count in rules.items()}
     return {name: max(0, counts[name] - count) for name, count in named.items() if name in counts}
+
+
+def _find_table(count: str) -> str:
+    """The table whose rows a count of a decision describes."""
+    if count in {"raw", "tombstones", "superseded"}:
+        return "raw"
+    return "events" if count == "events" else "rejects"

@@ -82,9 +82,9 @@ _DEFAULTS: Mapping[Client, Mapping[str, tuple[tuple[Version, str], ...]]] = {
 # What a configuration cannot say, and where to look.
 UNTOLD: tuple[tuple[str, str], ...] = (
     ("settings in code", "see whether the program sets properties that are not in its configuration"),
-    ("delivery reports", "see that the callback or the future of every send is looked at, and what follows an error"),
-    ("end of the process", "see that flush or close is waited for before it ends"),
-    ("acknowledging upstream", "see that it happens after the delivery report, and not after the send"),
+    ("delivery reports", "check that the callback or the future of every send is looked at, and what follows an error"),
+    ("end of the process", "check that flush or close is waited for before it ends"),
+    ("acknowledging upstream", "check that it happens after the delivery report, and not after the send"),
 )
 
 
@@ -321,7 +321,7 @@ def _check_java_partitioner(facts: ProducerFacts) -> Finding:
         return Finding(rule, Level.ERROR, "keys are ignored: no key keeps its order", "set", remedy)
     if not chosen or chosen.endswith(".DefaultPartitioner"):
         return Finding(rule, Level.OK, "murmur2", "set" if chosen else "default of Java")
-    remedy = "see that it puts a key where Java's own partitioner does; highwater audit --keys shows it"
+    remedy = "check that it puts a key where Java's own partitioner does; highwater audit --keys shows it"
     return Finding(rule, Level.UNKNOWN, chosen, "set", remedy)
 
 

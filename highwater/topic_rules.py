@@ -341,7 +341,7 @@ def _build_unknown_age_finding(facts: TopicFacts, source: str) -> Finding:
     """Nothing unread that is too old was found, and not all was looked at."""
     text = f"{find_retention(facts.settings)}, the age of the oldest unread record could not be read"
     remedy = (
-        "see that each partition has a leader, allow this user Read on the topic, and see that the lake can be read; "
+        "check that each partition has a leader and that the lake can be read, and allow this user Read on the topic; "
         "of many partitions that lag some may hold markers of transactions alone"
     )
     return Finding("retention", Level.UNKNOWN, text, source, remedy)

@@ -167,7 +167,8 @@ def _commit_or_take_over(
             return {**seen.slice_commits, **slice_commits}, version
     raise SupersededAttemptError(
         f"{table} of {', '.join(work.keys)}: other writers were first {TRIES} times",
-        remedy="request the slices again when fewer runs write this table",
+        remedy="lower max_concurrent_runs in dagster.yaml, or move other writers of this table to another time; "
+        "then request the slices again",
     )
 
 

@@ -145,7 +145,8 @@ def ensure_same_rows(work: Work, table: str, rewrite: str, before: int, version:
             f"{rewrite} of {table} of {work.stream.name} changed the number of its rows",
             stored=f"{before:,} rows in version {version - 1}",
             found=f"{after:,} rows in version {version}",
-            remedy=f"RESTORE the table to version {version - 1}, and report this",
+            remedy=f"run RESTORE TABLE delta.`{work.lake.build_table_path(work.stream.name, table)}` TO VERSION AS OF "
+            f"{version - 1}, then report this defect with this text and the output of DESCRIBE HISTORY",
         )
 
 

@@ -107,7 +107,7 @@ class RebuildSnapshot:
                 f"{work.stream.name} has no events from which current could be computed",
                 stored=f"{len(seen.records):,} slices in current",
                 found="no slice in events",
-                remedy="see that HIGHWATER_LAKE is the right one, or materialise the slices from events on",
+                remedy="check that HIGHWATER_LAKE is the right one, or materialise the slices from events on",
             )
         return cls(version, decisions, seen)
 

@@ -1,4 +1,4 @@
-"""The table `discards`: the discarded parked records, again in the lake, for a ledger that is rebuilt."""
+"""The table `discards`: discarded parked records, synchronised between ledger and lake in both directions."""
 
 # The ledger decides, and the table follows it before a decision of retries rests on it. So no commit ever rests on a
 # discard that the table lacks, wherever a process dies. Rows are only added, by who holds the lease of the retries.
@@ -38,9 +38,9 @@ def build_schema() -> pa.Schema:
 
 
 def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
-    """Add what the ledger has and the table lacks; returns how many rows that were.
+    """Add to ledger and table the discards that only the other has; returns the number of rows added to the table.
 
-    A ledger that was rebuilt, or restored from a backup, first learns what it lacks itself.
+    A ledger lacks discards after it was rebuilt, or restored from a backup.
 
     Raises:
         DependencyAwayError: the ledger or the storage is away.

@@ -1,4 +1,4 @@
-"""The table `erasures`: erased keys and expired rows of the ledger, copied to the lake for a ledger that is rebuilt."""
+"""The table `erasures`: erased keys and expired rows, synchronised between ledger and lake in both directions."""
 
 # The ledger decides, and the table follows it before anything that rests on an erasure is committed: rows that are
 # removed, and rows that a slice leaves out as it is read. So the table never holds an erasure that the ledger did not
@@ -48,9 +48,9 @@ def build_schema() -> pa.Schema:
 
 
 def keep(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool = False) -> int:
-    """Add what the ledger has and the table lacks; returns how many rows that were.
+    """Add to ledger and table the erasures that only the other has; returns the number of rows added to the table.
 
-    A ledger that was restored from a backup first learns what it lacks itself.
+    A ledger lacks erasures after it was restored from a backup.
 
     Args:
         ledger: the ledger.

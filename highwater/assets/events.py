@@ -108,7 +108,7 @@ def _group_slices(work: Work, main: Sequence[Slice]) -> list[Sequence[Slice]]:
 
 
 def build_retries_lease_name(stream: Stream) -> str:
-    """The lock of those who decide of records that came back, or take them back from the DLQ: one at a time."""
+    """Name of the lock that classifying retries and reclaims share."""
     return f"retries {stream.name}"
 
 

@@ -1,4 +1,4 @@
-"""The framing of a schema registry in Spark: the schema ID, in the value or a header, and the bytes behind it."""
+"""Splits the framing of a schema registry off in Spark, and fetches the schemas that the IDs in it name."""
 
 from __future__ import annotations
 

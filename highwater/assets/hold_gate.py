@@ -77,15 +77,15 @@ def _build_held_error(work: Work, key: str, found: HoldingRecords, *, is_committ
         return SliceHeldError(
             f"{reason}; its earlier decision stays",
             found=because,
-            remedy="fix what the records lack, then request the slice again",
+            remedy="supply what the records lack, then request the slice again",
         )
     hold = work.ledger.holds.note(work.stream.name, key, found, datetime.now(UTC))
     return SliceHeldError(
-        f"{reason}; no slice of {work.stream.name} behind it is decided",
+        f"{reason}; later slices of {work.stream.name} wait in raw",
         stored=f"held since {hold.since:%Y-%m-%d %H:%M:%S} UTC, attempt {hold.attempts}",
         found=because,
-        remedy=f"fix what the records lack: the sensor repair asks for the slice again. "
-        f"highwater release-hold {key} lets it go on without them, with --park parked for a person",
+        remedy="supply what the records lack: the sensor repair requests the slice again. "
+        f"Or highwater release-hold {key} sends them to the first tier, with --park to the parked topic",
     )
 
 
@@ -102,7 +102,7 @@ def subtract_released_rejects(
 def end_holds(work: Work) -> None:
     """Forget what held slices that are decided now."""
     if work.ledger.holds.end(work.keys):
-        work.log(f"{', '.join(work.keys)}: held no longer")
+        work.log(f"the hold of {', '.join(work.keys)} has ended")
 
 
 def list_slices_to_park(work: Work) -> list[str]:

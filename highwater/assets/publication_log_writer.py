@@ -185,7 +185,7 @@ class PublicationLog:
                 f"topic {self._topic} is not the one that was published to",
                 stored=f"topic ID {self.sending.topic_id}",
                 found=f"topic ID {self._topic_id}",
-                remedy=f"see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, {revised}",
+                remedy=f"check that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, {revised}",
             )
 
     def _ensure_recreated(self) -> None:

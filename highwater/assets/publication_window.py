@@ -47,7 +47,7 @@ class PublicationWindow:
     """Rows in the order of publication.
 
     Args:
-        rows: the columns of `schema`.
+        rows: the columns of `build_schema`.
         outcomes: the kinds of outcomes of a row; None where the earlier outcome stays.
         which: for each row the place of its outcome.
     """

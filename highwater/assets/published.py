@@ -359,11 +359,11 @@ def _ensure_same_table(
             f"{book.sending.topic} has records of another table",
             stored=f"mark of table {mark.identity}",
             found=f"this table is {book.identity}",
-            remedy="see that no other deployment publishes to it, and restore the table if it was lost; if everything "
-            f"shall be sent again, kafka-consumer-groups --delete --group {group}",
+            remedy="ensure that no other deployment publishes to it, and restore the table if it was lost; to send "
+            f"everything again, kafka-consumer-groups --delete --group {group}",
         )
     latest = max((one.attempt for one in (mark, stored_mark) if one is not None), default=0)
-    # A mark of this table without a batch: `_sending` is gone.
+    # A mark of this table without a batch: the table `_sending` is gone.
     if (batch or mark is not None) and latest > batch:
         raise ConfigurationError(
             f"the table {TABLE} of {work.stream.name} is older than what was sent",

@@ -1,4 +1,4 @@
-"""Raw: every record of a slice as Kafka gave it, nothing parsed, nothing dropped."""
+"""Reads a slice from Kafka and commits every record to `raw` as Kafka gave it, without those of erased keys."""
 
 from __future__ import annotations
 

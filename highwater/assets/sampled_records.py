@@ -1,4 +1,4 @@
-"""Sampled records, classified by Spark as a run classifies them; nothing is committed."""
+"""Classifies the sample of `highwater try` by Spark, as a run would; commits nothing."""
 
 from __future__ import annotations
 

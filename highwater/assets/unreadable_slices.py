@@ -84,7 +84,7 @@ def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | H
         if not isinstance(state, HighwaterError) and state.unled:
             raise DependencyAwayError(
                 f"{slice_.key}: partitions {', '.join(map(str, state.unled))} of {slice_.topic} have no leader",
-                remedy="see that every partition has a leader; it is tried again",
+                remedy="check that every partition has a leader; it is tried again",
             )
 
 
@@ -131,7 +131,7 @@ def _find_replaced_slices(
         if divergence.unsure:
             raise DependencyAwayError(
                 f"{', '.join(slice_.key for slice_ in topic_slices)}: " + next(iter(divergence.unsure.values())),
-                remedy="see that every partition has a leader; it is tried again",
+                remedy="check that every partition has a leader; it is tried again",
             )
         errors = {slice_.key: _find_divergence(work.stream, slice_, divergence.diverged) for slice_ in topic_slices}
         found.update({key: error for key, error in errors.items() if error is not None})
@@ -155,7 +155,7 @@ def _ensure_led(slices: Sequence[Slice], states: Mapping[str, TopicState | Highw
             # Without `of`: that Kafka were left alone would hold up all other partitions.
             raise DependencyAwayError(
                 f"{slice_.key}: partitions {', '.join(map(str, unled))} of {slice_.topic} have no leader",
-                remedy="see that a broker that holds them in sync runs; it is tried again",
+                remedy="check that a broker that holds them in sync runs; it is tried again",
             )
 
 

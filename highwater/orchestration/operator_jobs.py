@@ -42,7 +42,7 @@ class StreamConfig(dg.Config):
 class AuditConfig(StreamConfig):
     """Configuration of `audit`."""
 
-    records: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
+    slices: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
 
 
 class OperatorConfig(StreamConfig):
@@ -66,8 +66,8 @@ class ParkedRecords(OperatorConfig):
     reasons: list[str] = Field(default=[], description="Only records rejected for these reasons; all if empty.")
     slices: list[str] = Field(default=[], description="Only records that these slices rejected; all if empty.")
     keys: list[str] = Field(default=[], description="Only records with these keys; all if empty.")
-    since: str = Field(default="", description="Published at this time or later: ISO 8601, UTC.")
-    until: str = Field(default="", description="Published before this time: ISO 8601, UTC.")
+    since: str = Field(default="", description="Parked at this time or later: ISO 8601, UTC.")
+    until: str = Field(default="", description="Parked before this time: ISO 8601, UTC.")
     most: int = Field(default=0, description="At most this number of matching records, oldest first; all if 0.")
 
     @property
@@ -86,6 +86,8 @@ class ReclaimConfig(ParkedRecords):
     """Configuration of `reclaim`."""
 
     topics: list[str] = Field(default=[], description="Only records last published to these topics; all if empty.")
+    since: str = Field(default="", description="Last published to the DLQ at this time or later: ISO 8601, UTC.")
+    until: str = Field(default="", description="Last published to the DLQ before this time: ISO 8601, UTC.")
 
 
 class AcceptRejects(OperatorConfig):
@@ -351,7 +353,7 @@ def audit(run: JobRun, config: AuditConfig) -> None:
     from highwater.orchestration.reporting.audit import find_audit_error
 
     failing = count_failing_slices(run.context.instance, run.stream)
-    number = max(0, config.records)
+    number = max(0, config.slices)
     page = look(run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True)
     ends = page.ends
     metadata: dict[str, int | dg.MarkdownMetadataValue] = {

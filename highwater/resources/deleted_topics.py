@@ -88,13 +88,13 @@ def build_vanished_error(
     if topic == stream.topic:
         found += f"; {absent.found}" if absent is not None and absent.found else ""
         remedy = (
-            "see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic. A recreated topic is "
+            "check that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic. A recreated topic is "
             f"another topic: create it only if the old one is lost for good; then {accept} records the loss"
         )
     elif topic in stream.tier_topics:
         remedy = f"restore it; else {accept} recreates it, and shows how what waited there is reprocessed from raw"
     else:
-        remedy = f"see that its owner restores it; if he recreates it, {accept}; else take it out of the declaration"
+        remedy = f"ask its owner to restore it; if they recreate it, {accept}; else take it out of the declaration"
     return TopicVanishedError(
         f"topic {topic} of stream {stream.name} is gone",
         stored=f"topic ID {planned.generation.topic_id}, planned to {ends}",
@@ -150,7 +150,7 @@ def _find_loss(stream: Stream, state: TopicState, waiting: int) -> OffsetsExpire
         stored=f"{waiting:,} wait there by the tables",
         found=f"{held:,} offsets; its log holds {logs}",
         remedy=f"highwater reclaim {stream.name} --on {topic} reclaims what was parked there, to be reprocessed "
-        "from raw; see that nothing deletes from the topic: docs/dlq.md says how it must be set up",
+        "from raw; ensure that nothing deletes from the topic: docs/dlq.md says how it must be set up",
     )
 
 

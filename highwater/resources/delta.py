@@ -324,7 +324,7 @@ def _build_away_error(path: str, error: Exception) -> DependencyAwayError:
     return DependencyAwayError(
         f"the lake could not be read at {path}",
         found=join_lines(str(error)) or type(error).__name__,
-        remedy="see that HIGHWATER_LAKE is reachable and readable, then request the slice again",
+        remedy="check that HIGHWATER_LAKE is reachable and readable, then request the slice again",
         of=None if _is_root_readable(path) else LAKE,
     )
 

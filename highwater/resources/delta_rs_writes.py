@@ -292,7 +292,7 @@ def try_storage(root: str) -> None:
                 f"a table at {path} could not be {done}",
                 found=join_lines(str(error)) or type(error).__name__,
                 remedy=(
-                    "see that HIGHWATER_LAKE is reachable, and that this user may list, read, write and delete below "
+                    "check that HIGHWATER_LAKE is reachable, and that this user may list, read, write and delete below "
                     "it; the rest at that place can go"
                 ),
                 of=LAKE,
@@ -316,6 +316,6 @@ def translate_write_errors(path: str) -> Iterator[None]:
         raise DependencyAwayError(
             f"the table at {path} could not be written",
             found=join_lines(str(error)) or type(error).__name__,
-            remedy="see that HIGHWATER_LAKE may be written, then request the slice again",
+            remedy="check that HIGHWATER_LAKE may be written, then request the slice again",
             of=LAKE,
         ) from error

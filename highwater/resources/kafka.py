@@ -467,7 +467,7 @@ class Kafka:
             found=redact_values("; ".join(filter(None, (str(error), refusal))), self._config) or type(error).__name__,
             remedy=f"correct the login in {KAFKA_CONFIG}, as docs/security.md says; it is tried again"
             if refusal
-            else "see that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
+            else "check that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
             of=KAFKA,
         )
 

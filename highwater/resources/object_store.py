@@ -166,7 +166,7 @@ def _probe(bucket: str, key: str) -> None:
         raise DependencyAwayError(
             f"the object store did not answer a probe at {where}",
             found=str(error),
-            remedy="see that HIGHWATER_LAKE is reachable, and that this user may write and delete below it",
+            remedy="check that HIGHWATER_LAKE is reachable, and that this user may write and delete below it",
             of=LAKE,
         ) from error
     if refused:

@@ -119,7 +119,7 @@ def build_undelivered_error(counts: Counts, seconds: float, late: Counter[str]) 
         "not every record was delivered",
         found=f"{counts}{waited}{silent}{ids}",
         remedy=(
-            "see that the brokers answer and the topics exist, then send again those that were not delivered; "
+            "check that the brokers answer and the topics exist, then send again those that were not delivered; "
             "look for those that are unknown in the topic first, or they may come twice"
         ),
     )

@@ -95,5 +95,6 @@ def _build_expired_error(message: Message, open_: Mapping[int, OffsetRange]) -> 
         f"topic {message.topic()} partition {message.partition()} does not hold the offsets that were asked for",
         stored=f"{requested}" if requested else None,
         found=str(message.error()),
-        remedy="they were deleted by retention, or the log was cut off: highwater status gives its bounds",
+        remedy="retention deleted them, or the topic was truncated: run highwater status STREAM, then the "
+        "accept-loss command that it prints for lost records",
     )

@@ -248,7 +248,8 @@ def translate_error(what: str, text: str) -> HighwaterError | None:
         return NothingFetchedError(
             f"Kafka gave Spark nothing at {what}",
             found=_find_line(text, found),
-            remedy="see that the broker answers; with tiered storage raise fetch.wait.max.ms in HIGHWATER_KAFKA_CONFIG",
+            remedy="check that the broker answers; for tiered storage raise fetch.wait.max.ms in "
+            "HIGHWATER_KAFKA_CONFIG",
             of=KAFKA,
         )
     if found := _KAFKA_FORBIDS.search(text):
@@ -274,10 +275,20 @@ def _translate_unsafe_write(what: str, text: str) -> HighwaterError | None:
 
 def _translate_away_error(what: str, text: str) -> HighwaterError | None:
     for pattern, name, of, remedy in (
-        (_S3_AWAY, "the lake's storage", LAKE, "see that HIGHWATER_LAKE may be written, then request the slice again"),
-        (_SPARK_AWAY, "Spark", None, "see that the Spark server runs (SPARK_REMOTE), then request the slice again"),
-        (_STORAGE, "the lake's storage", LAKE, "see that HIGHWATER_LAKE may be written, then request the slice again"),
-        (_KAFKA_AWAY, "Kafka", KAFKA, "see that the broker answers, then request the slice again"),
+        (
+            _S3_AWAY,
+            "the lake's storage",
+            LAKE,
+            "check that HIGHWATER_LAKE may be written, then request the slice again",
+        ),
+        (_SPARK_AWAY, "Spark", None, "check that the Spark server runs (SPARK_REMOTE), then request the slice again"),
+        (
+            _STORAGE,
+            "the lake's storage",
+            LAKE,
+            "check that HIGHWATER_LAKE may be written, then request the slice again",
+        ),
+        (_KAFKA_AWAY, "Kafka", KAFKA, "check that the broker answers, then request the slice again"),
     ):
         if found := pattern.search(text):
             return DependencyAwayError(f"{name} failed at {what}", found=_find_line(text, found), remedy=remedy, of=of)

@@ -108,7 +108,7 @@ def _read_pyspark_version() -> str:
 
 
 def _ensure_delta_is_set(session: SparkSession, settings: Settings) -> None:
-    """See that Delta's extension and catalog are in the session's settings; a session cannot add them."""
+    """Ensure that Delta's extension and catalog are in the session's settings; a session cannot add them."""
     for name in (EXTENSIONS, CATALOG):
         found = session.conf.get(name, None) or ""
         if STATIC_CONF[name] not in [part.strip() for part in found.split(",")]:

@@ -196,7 +196,7 @@ def list_removable_files(table: DeltaTable, hours: int) -> dict[str, int]:
 
 
 def remove_files(table: DeltaTable, hours: int) -> int:
-    """Remove the `removable` files, with their checksums; returns how many data files that were.
+    """Remove the files of `list_removable_files` with their checksums; returns the number of data files.
 
     Raises:
         DependencyAwayError: the storage is away; files that were removed by then are gone.

@@ -383,7 +383,8 @@ class Transactions:
             return ConfigurationError(
                 f"the broker does not allow transactions of {self.properties['transaction.timeout.ms']} ms",
                 found=fault.str(),
-                remedy=f"lower transaction.timeout.ms in {KAFKA_CONFIG}, or raise transaction.max.timeout.ms there",
+                remedy=f"lower transaction.timeout.ms in {KAFKA_CONFIG}, "
+                "or raise transaction.max.timeout.ms on the brokers",
             )
         return self._kafka.build_away_error(f"{self._name}: {fault.name()}: {fault.str()}")
 

@@ -32,9 +32,13 @@ def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> Non
         ConfigurationError: the URL is none of HTTP, or the receiver refuses this one (4xx); it may take another.
         DependencyAwayError: nobody took it in time.
     """
-    remedy = "see that the receiver of HIGHWATER_ALERTS_URL runs; the next tick tries it again"
+    remedy = "check that the receiver of HIGHWATER_ALERTS_URL runs; the next tick tries it again"
     if not url.startswith(("http://", "https://")):
-        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy="set HIGHWATER_ALERTS_URL again")
+        raise ConfigurationError(
+            "HIGHWATER_ALERTS_URL is no HTTP address",
+            remedy="set it to a URL that begins with http:// or https://; "
+            "the value is not shown, since it may hold a token",
+        )
     request = urllib.request.Request(url, json.dumps(plain).encode(), {"Content-Type": "application/json"})
     try:
         with _OPENER.open(request, timeout=seconds):

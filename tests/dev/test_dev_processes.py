@@ -171,7 +171,7 @@ def test_kill_ends_grandchildren_too(tmp_path: Path, children: list[Child]) -> N
 
 @pytest.mark.crash
 def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    """SIGKILL lets no `finally` run, so the guard beside each child has to see that the parent is gone."""
+    """SIGKILL lets no `finally` run, so the guard beside each child has to notice that the parent is gone."""
     port = free_port()
     code = f"""
     import sys, time

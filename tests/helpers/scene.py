@@ -129,7 +129,7 @@ class Scene:
         return CliRunner().invoke(main, ["--declarations", str(declarations), *arguments], env=environment)
 
     def ensure_each_once(self, *expected: set[tuple[int, int, int]]) -> None:
-        """See that exactly these offsets are planned, each once."""
+        """Assert that exactly these offsets are planned, each once."""
         assert self.count() == Counter(set().union(*expected))
 
     def all_led(self) -> bool:

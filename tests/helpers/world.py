@@ -54,7 +54,7 @@ Place = tuple[int, int]
 
 
 def slice_(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
-    """A slice: `piece(0, p0=(0, 6))`; those of a tier are planned an hour later."""
+    """A slice: `slice_(0, p0=(0, 6))`; those of a tier are planned an hour later."""
     at = NOON + timedelta(hours=0 if topic == "orders" else 1)
     return Slice("orders", topic, ID, 0, ordinal, {int(n[1:]): OffsetRange(*r) for n, r in ranges.items()}, at)
 

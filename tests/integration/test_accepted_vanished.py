@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 ABSENT = TopicAbsentError(f"topic {TARGET!r} does not exist", remedy="create it")
-AWAY = DependencyAwayError("Kafka did not answer", remedy="see that it runs")
+AWAY = DependencyAwayError("Kafka did not answer", remedy="check that it runs")
 
 
 class FakeCluster:

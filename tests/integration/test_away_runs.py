@@ -109,7 +109,7 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             assert dlq.isdisjoint(bench.kafka.list_topic_names())
 
         with refused(settings.SPARK_REMOTE, "sc://{}"):
-            fails("raw", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
+            fails("raw", "Spark failed", "check that the Spark server runs (SPARK_REMOTE)")
         with refused(settings.KAFKA_BOOTSTRAP, "{}"):
             fails("raw", "Kafka at", "did not answer", settings.KAFKA_BOOTSTRAP)
         assert runs.run([slice_.key], "raw").success
@@ -119,7 +119,7 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
         with moved(bench.lake.build_reference_path("reference/customers")):
             fails("events", "the reference table reference/customers is not in the lake")
         with stopped_at_the_commit(unresponsive):
-            fails("events", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
+            fails("events", "Spark failed", "check that the Spark server runs (SPARK_REMOTE)")
         assert runs.run([slice_.key], "events").success
         with moved(bench.lake.build_reference_path("reference/customers")):
             fails("rejects", "the reference table reference/customers is not in the lake")

@@ -234,7 +234,7 @@ def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
     reported = tried_again(ours.run(key))
     assert f"DependencyAwayError: the lake's storage failed at {held.path('raw')}; found: " in reported
     assert "is not a directory" in reported
-    assert "remedy: see that HIGHWATER_LAKE may be written" in reported
+    assert "remedy: check that HIGHWATER_LAKE may be written" in reported
     assert key not in held.slice_commits("raw")
     asked = ours.command("explain", key)
     assert (asked.exit_code, "incomplete: raw, events, rejects" in asked.output) == (MENDED, True)
@@ -261,7 +261,7 @@ def test_a_lake_that_cannot_be_read(ours: Ours) -> None:
     reported = tried_again(ours.run(key))
     assert "DependencyAwayError: the lake" in reported
     found = ("found: Generic LocalFileSystem error: ", "_delta_log: Not a directory")
-    for text in (str(held.path("raw")), *found, "remedy: see that HIGHWATER_LAKE"):
+    for text in (str(held.path("raw")), *found, "remedy: check that HIGHWATER_LAKE"):
         assert text in reported
     asked = ours.command("explain", key)
     assert asked.exit_code == TEMPORARY, asked.output
@@ -336,7 +336,7 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     with monkeypatch.context() as patch:
         killed_while_reading(mortal, patch)
         reported = tried_again(ours.run(key))
-    for text in ("DependencyAwayError: ", "Kafka", "found: ", "remedy: see that the broker"):
+    for text in ("DependencyAwayError: ", "Kafka", "found: ", "remedy: check that the broker"):
         assert text in reported
     assert key not in held.slice_commits("raw")
     result = ours.tick()

@@ -305,7 +305,7 @@ def test_slices_go_through_all_tables_and_are_maintained(
 
     now = datetime.now(UTC)
     report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, dry_run=False).tables}
-    assert report["raw"].joined >= 2
+    assert report["raw"].compacted >= 2
     monkeypatch.setattr(maintenance, "to_whole_hours", lambda _: 0)
     report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, dry_run=False).tables}
     assert report["raw"].removed >= 2

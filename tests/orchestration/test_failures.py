@@ -15,7 +15,7 @@ from highwater.orchestration.failures import FIRST_WAIT, TRIES_AGAIN, translate_
 from highwater.orchestration.redaction import HIDDEN, redact_error, select_secret_values
 from highwater.orchestration.resources import read_settings
 
-AWAY = DependencyAwayError("Kafka is away", found="refused", remedy="see that it runs")
+AWAY = DependencyAwayError("Kafka is away", found="refused", remedy="check that it runs")
 EXPIRED = OffsetsExpiredError("gone", stored="[0, 5)", found="7", remedy="accept the loss")
 
 

@@ -81,7 +81,7 @@ def test_the_image_runs_without_root_and_says_whether_it_is_well() -> None:
     last = instructions(DOCKERFILE.partition("\nFROM ")[2].partition("\nFROM ")[2])
     names = [one.name for one in last]
     [user] = [one.text for one in last if one.name == "USER"]
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "Kubernetes looks at the number to see that it is not root"
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "Kubernetes looks at the number to learn that it is not root"
     assert not {"COPY", "RUN"} & set(names[names.index("USER") :])
     [health] = [one.text for one in last if one.name == "HEALTHCHECK"]
     assert json.loads(health.partition("CMD ")[2])[:3] == ["dagster", "api", "grpc-health-check"]

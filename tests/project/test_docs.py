@@ -301,6 +301,18 @@ def test_the_page_of_observability_has_every_metric_with_its_labels() -> None:
     assert listed == {name: labels for name, (labels, _) in FAMILIES.items()}
 
 
+def test_the_page_of_commands_has_every_end_that_the_metric_counts() -> None:
+    from highwater.orchestration.checking.origin_counts import OriginEnds
+    from highwater.orchestration.reporting.prometheus_metrics import MetricSamples, _measure_origin_ends
+
+    found = MetricSamples()
+    _measure_origin_ends(found, dataclasses.replace(load_example(), tiers=(timedelta(minutes=1),)), OriginEnds())
+    table = find_section("docs/commands.md", "Where is this record").partition("| end |")[2]
+
+    listed = {end for row in find_rows(table) for end in find_spans(row[2])}
+    assert listed == {labels[1] for labels, _ in found.samples["highwater_origins"]}
+
+
 # Rules
 
 

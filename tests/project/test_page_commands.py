@@ -102,7 +102,7 @@ def test_every_command_line_of_a_page_can_be_parsed(page: Path) -> None:
     [
         ('highwater accept-loss "$STREAM" --topic orders.dlq.1 --yes --by "$USER"', None),
         ("A=1 .venv/bin/highwater metrics > new.prom; mv new.prom old.prom  # a comment", None),
-        ("highwater ledger verify && highwater audit orders --records 10", None),
+        ("highwater ledger verify && highwater audit orders --slices 10", None),
         ('highwater erase orders --digest "$(printf %s "$KEY" | cut -d\' \' -f1)" --because "asked for"', None),
         ("highwater statis", "no command 'statis'"),
         ("highwater status --verbose", "No such option '--verbose'."),

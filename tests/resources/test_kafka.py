@@ -273,7 +273,7 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
     asked: Any = SimpleNamespace(spark=spark, kafka=SimpleNamespace(build_spark_options=lambda: options))
     with pytest.raises(Exception, match="UnknownTopicOrPartition"):
         raw._read_ranges(asked, "absent-spark", {0: OffsetRange(0, 1)}).collect()
-    # A client that does ask for a topic by name, to see that this broker creates one, and how soon.
+    # A client that does ask for a topic by name, to learn whether this broker creates one, and how soon.
     admin.list_topics("control", timeout=60)
     wait_until(lambda: "control" in topics(), 30, "the control's topic")
     assert topics() == {"control"}

@@ -1,4 +1,4 @@
-"""For `audit --records`: raw against the topic, record by record, by librdkafka and so by no code of the pipeline."""
+"""For `audit --slices`: raw against the topic, record by record, by librdkafka and so by no code of the pipeline."""
 
 from __future__ import annotations
 

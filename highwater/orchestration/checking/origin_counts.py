@@ -51,8 +51,8 @@ class OriginEnds:
         parked: origins that wait for a person.
         discarded: origins that a person discarded; none of them is accepted later.
         reclaimed: origins that were reclaimed from the DLQ, and are not reprocessed yet.
-        unpublished: rejected, and not published yet.
-        undecided: in raw, and not decided yet.
+        unpublished: rejected, and not published yet: the end `rejected` elsewhere.
+        undecided: in raw, and not classified yet.
     """
 
     produced: int = 0

@@ -1,4 +1,4 @@
-"""The commands `accept-loss` and `accept-divergence`: planning goes on behind offsets that are gone or changed."""
+"""The commands `accept-loss` and `accept-divergence`: planning continues after offsets that are gone or changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _acceptance_options = add_options(
     ),
     dry_run_option,
     by_option,
-    click.option("--topic", help="Tier to use instead of the main topic."),
+    click.option("--topic", help="Tier, or foreign DLQ topic, instead of the main topic."),
     as_json_option,
 )
 
@@ -36,9 +36,9 @@ _acceptance_options = add_options(
 @_acceptance_options
 @deployment_of
 def accept_loss(deployment: Deployment, /, **options: Any) -> None:
-    """Accept that offsets of STREAM's topic are gone, so that planning goes on behind them.
+    """Accept that offsets of STREAM's topic are gone, so that planning continues after them.
 
-    Records the hole, and opens a new generation of a topic that was recreated or cut off.
+    Records the hole, and opens a new generation of a topic that was recreated or truncated.
     """
     _accept(deployment, divergence=False, **options)
 
@@ -49,7 +49,7 @@ def accept_loss(deployment: Deployment, /, **options: Any) -> None:
 def accept_divergence(deployment: Deployment, /, **options: Any) -> None:
     """Accept that other records occupy planned offsets of STREAM's topic than before.
 
-    An unclean leader election does that. Planning goes on where the log differs from the plan, as a new generation.
+    An unclean leader election does that. Planning continues where the log differs from the plan, as a new generation.
     Rows of the old history stay in the lake, and their generation distinguishes them. Offsets that expired are left to
     accept-loss.
     """

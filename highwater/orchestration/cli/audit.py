@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("streams", nargs=-1)
 @click.option(
-    "--records",
-    "records_of",
+    "--slices",
+    "newest",
     type=click.IntRange(min=0),
     default=0,
+    metavar="N",
     help="Also compare the records of the newest N slices with Kafka.",
 )
 @click.option("--versions", is_flag=True, help="Also check versions over the whole stream.")
@@ -50,7 +51,7 @@ def audit(
     deployment: Deployment,
     *,
     streams: Sequence[str],
-    records_of: int,
+    newest: int,
     versions: bool,
     keys: bool,
     files: Sequence[Path],
@@ -60,7 +61,7 @@ def audit(
 ) -> None:
     """Account for every offset and origin of the named STREAMS or all, and check their topics by the rules.
 
-    With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
+    With DAGSTER_HOME set it counts failing checks as well. With --slices N it reads the newest N slices of each stream
     from Kafka again and compares them with raw, record by record. With --versions it looks for versions that fall,
     contradict each other, or are missing, over all slices. With --keys it shows keys in several partitions, and
     whether producers hash differently. Exit status 2 if a fault needs a person, 75 if only a service is away.
@@ -84,7 +85,7 @@ def audit(
             lake,
             stream,
             None if red is None else red[stream.name],
-            records_of=records_of,
+            records_of=newest,
             versions=versions,
             keys=keys,
             others=others,

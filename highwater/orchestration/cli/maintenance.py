@@ -16,7 +16,7 @@ from highwater.orchestration.cli.terminal import (
 from highwater.orchestration.dagster_home import dagster_instance
 from highwater.orchestration.deployment import Deployment
 
-_NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "joined", "removed", "seconds")
+_NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "compacted", "removed", "seconds")
 
 
 @click.command()
@@ -57,7 +57,7 @@ def _build_row(row: dict[str, object]) -> list[str]:
         return f"{before:,}" if before == after else f"{before:,} > {after:,}"
 
     both = [format_cell(name) for name in ("files", "bytes", "stored_files", "stored_bytes")]
-    return [str(row["table"]), *both, *[str(row[name]) for name in ("joined", "removed", "seconds")]]
+    return [str(row["table"]), *both, *[str(row[name]) for name in ("compacted", "removed", "seconds")]]
 
 
 @click.command("recall-keys", cls=OperatorCommand)

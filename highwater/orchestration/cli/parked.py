@@ -67,8 +67,12 @@ def _add_selection_options(command: Callable[..., None]) -> Callable[..., None]:
             help="Only what this slice rejected; repeatable.",
         ),
         click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
-        click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
-        click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
+        click.option(
+            "--since", type=_MOMENT, help="Parked, or for reclaim last published to the DLQ, then or later (UTC)."
+        ),
+        click.option(
+            "--until", type=_MOMENT, help="Parked, or for reclaim last published to the DLQ, before then (UTC)."
+        ),
         click.option("--limit", "most", type=click.IntRange(min=1), help="At most N matching records, oldest first."),
         dry_run_option,
         by_option,

@@ -58,7 +58,12 @@ def plan(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -
 @click.option("--topic", help="Only slices of this topic.")
 @click.option("--after", help="Only slices planned after the one with this key.")
 @click.option(
-    "--last", "newest", type=click.IntRange(min=1), default=20, show_default=True, help="At most N, newest first."
+    "--last",
+    "newest",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="The newest N slices, printed oldest first.",
 )
 @as_json_option
 @deployment_of

@@ -78,7 +78,7 @@ def rebuild_current(deployment: Deployment, *, stream: str, dry_run: bool, as_js
 @click.argument("stream")
 @dry_run_option
 @by_option
-@click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them again.")
+@click.option("--accepted-again", "again", is_flag=True, help="Send all accepted events again.")
 @as_json_option
 @deployment_of
 def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, again: bool, as_json: bool) -> None:

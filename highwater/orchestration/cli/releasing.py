@@ -41,7 +41,7 @@ def _add_decision_options(command: Callable[..., dict[str, Any]]) -> Callable[..
 @click.option("--park", is_flag=True, help="Park the records that hold it; without it they go to the first tier.")
 @_add_decision_options
 def release_hold(deployment: Deployment, log: _Log, **options: Any) -> dict[str, Any]:
-    """Release a held SLICE, so that it and the slices behind it are processed.
+    """Release a held SLICE, so that it and later slices are processed.
 
     The records that hold it are rejected: they go to the first tier, where the stream has tiers, or with --park to the
     parked topic.

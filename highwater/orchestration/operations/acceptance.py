@@ -366,7 +366,7 @@ def _ensure_led(state: TopicState) -> None:
         raise DependencyAwayError(
             f"topic {state.topic}: a loss cannot be confirmed now",
             found=describe_missing_leaders(state),
-            remedy="nothing was recorded; see that every partition has a leader, then try again",
+            remedy="nothing was recorded; check that every partition has a leader, then try again",
         )
 
 
@@ -397,7 +397,7 @@ def _ensure_sure(stream: Stream, compared: Divergence, partitions: Partitions) -
         if partitions is None or partition in partitions:
             raise DependencyAwayError(
                 f"topic {stream.topic} partition {partition}: {reason}",
-                remedy="nothing was recorded; see that the partition has a leader, then try again",
+                remedy="nothing was recorded; check that the partition has a leader, then try again",
             )
 
 

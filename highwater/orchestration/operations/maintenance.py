@@ -1,6 +1,6 @@
 """Maintenance of a stream: join small files, remove old files, rows and keys; as a command and a job."""
 
-# All of it is safe beside runs: files are joined by commits like any others, which take turns with those of runs or
+# All of it is safe beside runs: files are compacted by commits like any others, which take turns with those of runs or
 # give way, and no file goes that a run or an unfinished retry may read.
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TableReport:
         table: its name.
         before: what it took before; in a dry run the same as after.
         after: what it takes now.
-        joined: small files of slices that were joined, or partitions of other tables whose small files were.
+        compacted: small files of slices that were compacted, or partitions of other tables whose small files were.
         removed: files that were removed from storage.
         seconds: how long it took.
         notes: sentences for the operator.
@@ -82,7 +82,7 @@ class TableReport:
     table: str
     before: TableSize
     after: TableSize
-    joined: int
+    compacted: int
     removed: int
     seconds: float
     notes: Sequence[str] = ()
@@ -100,7 +100,7 @@ class TableReport:
             "stored_files_after": self.after.stored,
             "stored_bytes": self.before.stored_bytes,
             "stored_bytes_after": self.after.stored_bytes,
-            "joined": self.joined,
+            "compacted": self.compacted,
             "removed": self.removed,
             "seconds": round(self.seconds, 1),
         }
@@ -150,7 +150,7 @@ class _Task:
     outlived: Mapping[str, str]
     dry_run: bool
     notes: list[str] = field(default_factory=list)
-    joined: int = 0
+    compacted: int = 0
 
     @property
     def path(self) -> str:
@@ -254,14 +254,14 @@ def _maintain_table(task: _Task) -> TableReport:
     else:
         _try_maintenance_step(task, lambda: _join(task))
     task.table.update_incremental()
-    if not task.dry_run and task.joined:
+    if not task.dry_run and task.compacted:
         # The commit that replaced many files names each of them, and every reader would read it again.
         task.table.create_checkpoint()
     removed = _remove(task)
     after = before if task.dry_run else measure_stock(task.table)
     seconds = time.monotonic() - begin
     task.work.log(f"{task.name}: maintained in {seconds:.1f} s")
-    return TableReport(task.name, before, after, task.joined, removed, seconds, task.notes)
+    return TableReport(task.name, before, after, task.compacted, removed, seconds, task.notes)
 
 
 def _try_maintenance_step(task: _Task, step: Callable[[], None]) -> None:
@@ -278,24 +278,24 @@ def _join(task: _Task) -> None:
         if not task.dry_run:
             with commit_lock(task.work, task.name):
                 join_files(task.work.spark, task.path)
-        task.joined += 1
+        task.compacted += 1
 
 
 def _merge(task: _Task) -> None:
     """Join small files of slices, a group of neighbours at a time: writers take their turns in between.
 
-    Thousands of tiny files become small ones, which are joined again.
+    Thousands of tiny files become small ones, which are compacted again.
     """
     rewritten = 0
     for _ in range(MERGE_PASSES):
-        before = task.joined
+        before = task.compacted
         for group in to_merge(list_files(task.table)):
             if rewritten + group.bytes > MAX_BYTES:
                 return
             if task.dry_run or compact(task.work, task.name, group):
-                task.joined += len(group.files)
+                task.compacted += len(group.files)
                 rewritten += group.bytes
-        if task.dry_run or task.joined == before:
+        if task.dry_run or task.compacted == before:
             return
         task.table.update_incremental()
 
@@ -322,4 +322,4 @@ def _join_small(task: _Task) -> None:
             if lease is not None:
                 lease.check()
                 join_small(task.table, some)
-            task.joined += len(some)
+            task.compacted += len(some)

@@ -1,4 +1,4 @@
-"""Parked records: which still wait for a person, having them sent back to the tiers, and giving them up."""
+"""Parked records: lists those that still wait for a person, sends them back to the tiers, or discards them."""
 
 # A record that is sent back keeps its origin, so it is accepted once, however often it is sent; its copy on the parked
 # topic stays, and counts no more.

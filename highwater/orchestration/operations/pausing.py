@@ -160,7 +160,7 @@ def _describe_state(found: Pause | None, topic: str) -> str:
 
 
 def _build_unchanged_error(found: Pause | None, topic: str) -> ConfigurationError:
-    return ConfigurationError(_describe_state(found, topic), remedy="nothing is to be done: highwater status shows it")
+    return ConfigurationError(_describe_state(found, topic), remedy="no action needed: highwater status shows it")
 
 
 def _build_part_state_error(stream: Stream, request: PauseRequest, found: dict[str, Pause]) -> ConfigurationError:
@@ -168,5 +168,5 @@ def _build_part_state_error(stream: Stream, request: PauseRequest, found: dict[s
     if request.resume and ALL in found:
         remedy = f"the whole stream is paused: highwater resume {stream.name}"
     else:
-        remedy = f"nothing is to be done: highwater status {stream.name} shows it"
+        remedy = f"no action needed: highwater status {stream.name} shows it"
     return ConfigurationError(pauses or f"{build_name(stream.name, request.part)} is not paused", remedy=remedy)

@@ -184,6 +184,6 @@ def _read(stream: Stream, topic: str, message: Message) -> accepted_copies.Accep
         f"{topic} holds a record that {stream.name} did not send",
         stored=f"partition {message.partition()}, offset {message.offset()}",
         found=problem,
-        remedy=f"see that {stream.name} alone publishes to {topic}; declare another topic for it, or let this one get "
-        "all events again: --accepted-again",
+        remedy=f"ensure that {stream.name} alone publishes to {topic}; declare another topic for it, or let this one "
+        "get all events again: --accepted-again",
     )

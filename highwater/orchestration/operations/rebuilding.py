@@ -343,7 +343,7 @@ def rebuild_from_lake(
             f"the ledger holds slices of {stream.name}",
             stored=f"{held:,} slices",
             found="a rebuild is for a ledger that was lost",
-            remedy="nothing is to be done; if the ledger is damaged, point HIGHWATER_LEDGER_URL at an empty database",
+            remedy="no action needed; if the ledger is damaged, point HIGHWATER_LEDGER_URL at an empty database",
         )
     found = look(lake, kafka, stream, known)
     for line in found.lines:

@@ -302,7 +302,7 @@ def ensure_stream_is_new(ledger: Ledger, lake: Lake, stream: Stream) -> None:
             f"the ledger knows {stream.name}",
             stored=f"{slices:,} slices, plans of {', '.join(planned) or 'no topic'}",
             found="a rebuild from Kafka is for a ledger and a lake that were lost",
-            remedy="nothing is to be done; to discard both, point HIGHWATER_LEDGER_URL at an empty database",
+            remedy="no action needed; to discard both, point HIGHWATER_LEDGER_URL at an empty database",
         )
     proven = {
         table: len(slice_commits) for table, slice_commits in read_stream_commits(lake, stream).items() if slice_commits

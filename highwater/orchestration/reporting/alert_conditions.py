@@ -74,7 +74,7 @@ def _measure_parked_topic(inputs: StreamInputs) -> Condition | None:
         "it holds what waits for a person" if error is None else f"{error.problem}: {error.stored}, {error.found}",
         "nothing is lost",
         error is not None,
-        "nothing is to be done" if error is None else error.remedy,
+        "no action needed" if error is None else error.remedy,
     )
 
 
@@ -119,7 +119,7 @@ def _measure_retry_age(inputs: StreamInputs) -> Condition | None:
         f"the oldest retry is {format_duration(late)} late",
         str(limit),
         late > limit,
-        f"see that the sensors dlq_retries and repair run, and what their ticks and highwater status {stream.name} say",
+        f"check that the sensors dlq_retries and repair run; read their ticks and highwater status {stream.name}",
     )
 
 
@@ -169,7 +169,8 @@ def _measure_holds(inputs: StreamInputs) -> Condition | None:
         "; ".join(hold.text for hold in found) or "nothing is held",
         "nothing is held",
         bool(found),
-        "fix what the records lack, and the slice is decided; highwater release-hold lets it go on without them",
+        "supply what the records lack, and the slice is processed; "
+        "or highwater release-hold SLICE sends them to the first tier",
     )
 
 
@@ -178,7 +179,7 @@ def _measure_exhausted_slices(inputs: StreamInputs) -> Condition | None:
     found = inputs.ledger.exhausted_slices.read_open(name)
     key = found[0].slice_key if found else ""
     remedy = f"highwater explain {key} shows its runs: fix what they fail by, then materialise it, or "
-    remedy = f"{remedy}highwater retry-slice {key}" if found else "nothing is to be done"
+    remedy = f"{remedy}highwater retry-slice {key}" if found else "no action needed"
     value, none = _describe_slices("exhausted", found)
     return Condition(name, "retries exhausted", value, none, bool(found), remedy)
 
@@ -189,7 +190,7 @@ def _measure_stalled_slices(inputs: StreamInputs) -> Condition | None:
     remedy = f"highwater explain {found[0].slice_key if found else ''} shows its runs: fix what they fail by, and the "
     remedy += "sensor repair requests it within the hour, or materialise it"
     value, none = _describe_slices("stalled", found)
-    return Condition(name, "stalled", value, none, bool(found), remedy if found else "nothing is to be done")
+    return Condition(name, "stalled", value, none, bool(found), remedy if found else "no action needed")
 
 
 def _describe_slices(state: str, slices: Sequence[ExhaustedSlice | StalledSlice]) -> tuple[str, str]:
@@ -207,7 +208,7 @@ def _measure_instances(inputs: StreamInputs) -> Condition | None:
         "; ".join(one.text for one in found) or "one at the most",
         "one",
         bool(found),
-        ONE_INSTANCE if found else "nothing is to be done",
+        ONE_INSTANCE if found else "no action needed",
     )
 
 
@@ -226,7 +227,7 @@ def _measure_publication_age(inputs: StreamInputs) -> Condition | None:
         else "none waits to be sent",
         str(limit),
         late > limit,
-        found.held_up or "nothing is to be done",
+        found.held_up or "no action needed",
     )
 
 
@@ -246,7 +247,7 @@ def _measure_reclaim_age(inputs: StreamInputs) -> Condition | None:
         else "none waits to be reprocessed",
         str(limit),
         age > limit,
-        pending_reprocessing.build_reprocess_command(stream, found) if found else "nothing is to be done",
+        pending_reprocessing.build_reprocess_command(stream, found) if found else "no action needed",
     )
 
 

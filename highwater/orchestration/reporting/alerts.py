@@ -127,7 +127,7 @@ def _build_unmeasured_condition(stream: Stream, why: Sequence[str]) -> Condition
         "; ".join(dict.fromkeys(why)) or "all is measured",
         "all is measured",
         bool(why),
-        "see the ticks of the sensor alerts" if why else "nothing is to be done",
+        "see the ticks of the sensor alerts" if why else "no action needed",
     )
 
 

@@ -198,7 +198,7 @@ def _build_check_error(error: Exception) -> PermanentError:
     return PermanentError(
         "the checks failed on the rows of the tables",
         found=f"{type(error).__name__}: {error}",
-        remedy="look at the rows of the newest slices, and report it: no row may break a check",
+        remedy="report this as a defect of Highwater, with the output of highwater audit: no row may break a check",
     )
 
 

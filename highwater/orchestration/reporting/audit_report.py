@@ -185,7 +185,7 @@ class Audit:
     def _not_asked(self) -> list[str]:
         if self.red is not None:
             return []
-        made = "" if self.checked else ", and none was made here: --records N makes those of the newest N slices"
+        made = "" if self.checked else ", and none was made here: --slices N makes those of the newest N slices"
         why = "could not be asked for their last results" if self.has_dagster_error else _NO_HOME
         return [f"checks of slices: Dagster {why}{made}"]
 

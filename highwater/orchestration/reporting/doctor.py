@@ -357,7 +357,11 @@ def _check_receiver(url: str) -> str:
     except ValueError:
         parts, port = urlsplit(""), 0
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy=f"set {names.ALERTS_URL} again")
+        raise ConfigurationError(
+            f"{names.ALERTS_URL} is no HTTP address",
+            remedy="set it to a URL that begins with http:// or https://; "
+            "the value is not shown, since it may hold a token",
+        )
     try:
         with socket.create_connection((parts.hostname, port), CONNECT_SECONDS):
             return f"somebody listens at port {port}; nothing was posted"

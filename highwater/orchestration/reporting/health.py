@@ -112,7 +112,7 @@ def _check_planner(instance: dg.DagsterInstance, now: datetime) -> HealthConditi
     if at is None:
         return HealthCondition(PLANNER, ok=False, reason="no tick of a running sensor planner; switch it on in Dagster")
     if now.timestamp() - at > LIMIT.total_seconds():
-        remedy = "see that dagster-daemon and the code server run"
+        remedy = "check that dagster-daemon and the code server run"
         return HealthCondition(PLANNER, ok=False, reason=f"its last tick was {_format_time_ago(at, now)}; {remedy}")
     return HealthCondition(PLANNER, ok=True, reason=f"its last tick was {_format_time_ago(at, now)}")
 

@@ -169,7 +169,9 @@ def measure(
             found.failed[stream.name] = error
         except Exception as error:  # noqa: BLE001 - a defect in one stream hides no number of the others
             found.failed[stream.name] = PermanentError(
-                f"stream {stream.name} could not be measured", found=type(error).__name__, remedy="report the defect"
+                f"stream {stream.name} could not be measured",
+                found=type(error).__name__,
+                remedy=f"report this as a defect of Highwater, with the output of highwater status {stream.name}",
             )
         found.add("highwater_stream_measured", stream.name not in found.failed, stream.name)
     _measure_alerts(found, ledger, DEPLOYMENT)

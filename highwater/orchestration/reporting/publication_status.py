@@ -156,7 +156,7 @@ def find_accepted_vanished_error(ledger: Ledger, lake: Lake, stream: Stream, top
         f"topic {topic} of stream {stream.name} is gone",
         stored=f"batch {mark.attempt} was sent to it by {mark.published_at:%Y-%m-%d %H:%M:%S} UTC",
         found="no such topic",
-        remedy="see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, have all sent again: stop "
+        remedy="check that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, have all sent again: stop "
         f"the sensor publisher, delete the table {lake.build_table_path(stream.name, publication_log.TABLE)} "
         f"and the group highwater.pub.{topic}, and start the sensor, which recreates the topic. A run before that "
         "makes it without a record, and fails with TopicRecreatedError",
@@ -240,7 +240,7 @@ def _describe_delay(
         if not _has_published_rejects(lake, stream, decided[key]):
             return f"{key} is next, and its rejects are not published to the DLQ yet"
     due = f"{keys[0]} is next" if keys else "they go out as they are found"
-    return f"{due}; see that the sensor publisher is switched on, and what its ticks say"
+    return f"{due}; check that the sensor publisher is switched on, and read its ticks"
 
 
 def _describe_undecided(ledger: Ledger, key: str) -> str:

@@ -207,7 +207,7 @@ def _build_unanswered_error(step: TrialStep, *, ended: bool, log: BinaryIO) -> H
         return DependencyAwayError(
             f"the process that tried Spark ended at: {step.what}",
             found=hint,
-            remedy="see that this machine has memory for a driver (spark.driver.memory), then run it again",
+            remedy="check that this machine has memory for a driver (spark.driver.memory), then run it again",
         )
     return DependencyAwayError(f"{step.late} within {step.seconds:g} s", found=hint, remedy=step.remedy)
 

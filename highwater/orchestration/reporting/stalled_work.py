@@ -75,7 +75,7 @@ def measure_retry_planning(inputs: StreamInputs) -> Condition:
 def _describe_faults(tick: PlanningResult) -> list[tuple[str, str]]:
     """The errors that keep partitions from being planned, with their remedies."""
     skipped = [
-        (f"{tick.state.topic} partition {p}: {why}", "see that every partition has a leader")
+        (f"{tick.state.topic} partition {p}: {why}", "check that every partition has a leader")
         for p, why in tick.skipped.items()
     ]
     return [*map(_describe_fault, tick.errors.values()), *skipped]
@@ -96,7 +96,7 @@ class _AlertTexts(NamedTuple):
 
 def _build_texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _AlertTexts:
     if not faults:
-        return _AlertTexts("no fault", over=False, remedy="nothing is to be done")
+        return _AlertTexts("no fault", over=False, remedy="no action needed")
     first = [text for text, _ in faults[:MAX_FAULTS]]
     more = [f"and {len(faults) - MAX_FAULTS:,} more"] if len(faults) > MAX_FAULTS else []
     remedies = dict.fromkeys(remedy for _, remedy in faults[:MAX_FAULTS])
@@ -181,7 +181,7 @@ def measure_unread_age(inputs: StreamInputs) -> Condition | None:
         f"highwater explain {first.key} lists its runs: check that Dagster's run queue moves, and that the sensor "
         "repair is switched on"
         if first
-        else "nothing is to be done",
+        else "no action needed",
     )
 
 
@@ -206,7 +206,7 @@ def measure_recorded_losses(inputs: StreamInputs) -> Condition:
         f"nothing brings them back: {stream.name} declares on_expired='record'. Raise retention.ms, or see why reading "
         f"was late; highwater audit {stream.name} lists all losses"
         if found
-        else "nothing is to be done",
+        else "no action needed",
     )
 
 
@@ -253,7 +253,7 @@ def _measure_sensor(
         f"its last {TICKS} ticks failed: {_format_tick_error(last[0], secrets)}" if failing else "it ticks",
         f"{TICKS} failed ticks in a row",
         failing,
-        f"no stream is served by {name}: see its ticks in Dagster" if failing else "nothing is to be done",
+        f"no stream is served by {name}: see its ticks in Dagster" if failing else "no action needed",
     )
 
 
@@ -287,7 +287,7 @@ def _build_skip_condition(stream: Stream, sensor: str, fault: SensorFault | None
         fault.text if fault is not None else f"{sensor} serves it",
         f"no fault for {format_duration(FAULT_LASTS)}",
         over,
-        fault.remedy if fault is not None and over else "nothing is to be done",
+        fault.remedy if fault is not None and over else "no action needed",
     )
 
 
@@ -304,7 +304,7 @@ def measure_stream_files(files: Declarations | None) -> Condition:
         "; ".join(lines) or "every stream file was read",
         "no file with a fault",
         bool(lines),
-        "fix the files; the streams of all others are served" if lines else "nothing is to be done",
+        "fix the files; the streams of all others are served" if lines else "no action needed",
     )
 
 

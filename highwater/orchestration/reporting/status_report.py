@@ -247,7 +247,7 @@ class StreamStatus:
         if self.measured_at is None or datetime.now(UTC) - self.measured_at < UNMEASURED_FOR:
             return []
         since = f"{self.measured_at:%Y-%m-%d %H:%M} UTC"
-        return [f"  no alert was measured since {since}: see that Dagster's daemon and the sensor alerts run"]
+        return [f"  no alert was measured since {since}: check that Dagster's daemon and the sensor alerts run"]
 
     def _format_dlq(self, one: DlqStatus) -> str:
         paused = "" if one.pause is None else f"; {one.pause.text}, highwater resume-tier {self.stream} {one.topic}"

@@ -160,4 +160,4 @@ def _read_sooner(stream: Stream, worst: _RetentionLeft) -> str:
     runs = f"the sensor planner runs, that {stream.name} is not paused,"
     if worst.topic != stream.topic:
         runs = f"the sensor dlq_retries runs, that neither {stream.name} nor {worst.topic} is paused,"
-    return f"{planned}see that {runs} and what its ticks say, or raise retention.ms of {worst.topic}"
+    return f"{planned}check that {runs} and read its ticks, or raise retention.ms of {worst.topic}"

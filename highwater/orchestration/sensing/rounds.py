@@ -62,7 +62,7 @@ class Round(Protocol):
     lines: Sequence[str]
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
-        """Do the sensor's work for a stream; None if nothing is to be done.
+        """Do the sensor's work for a stream; None if there is no work.
 
         Args:
             stream: the stream.

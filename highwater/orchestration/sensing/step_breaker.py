@@ -106,4 +106,6 @@ def _try_to_record(work: Work, record: Callable[[], None]) -> None:
     try:
         record()
     except HighwaterError as error:
-        work.log(f"the breaker could not record it: {error.problem}")
+        work.log(
+            f"the breaker of {work.stream.name} could not record the result of {', '.join(work.keys)}: {error.problem}"
+        )

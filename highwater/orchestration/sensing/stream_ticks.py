@@ -54,7 +54,7 @@ class Tick:
         events: what Dagster is to record beside runs.
         cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
         error: the fault that needs a person; the rest of the tick counts all the same.
-        idle: whether everything was looked at, and nothing is to be done until something changes.
+        idle: whether everything was checked, and no work is left until something changes.
     """
 
     keys: Sequence[str] = ()

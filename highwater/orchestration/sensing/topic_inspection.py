@@ -104,6 +104,6 @@ def _mark_unsure(
             f"topic {state.topic} seems to be another one than was planned: {reason}",
             stored=f"topic ID {planned.generation.topic_id}",
             found=f"topic ID {state.topic_id}",
-            remedy="see that every partition has a leader; nothing was decided, and the next look tries again",
+            remedy="check that every partition has a leader; nothing was decided, and the next look tries again",
         )
     return Divergence(divergence.diverged, {**dict.fromkeys(doubtful, reason), **divergence.unsure})

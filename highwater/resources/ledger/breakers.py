@@ -172,7 +172,7 @@ class Breakers(LedgerPart):
                 continue
         raise LeaseHeldError(
             f"the breaker of {stream} was changed by others {TRIES} times",
-            remedy="request the slice again when fewer runs work on the stream",
+            remedy="lower max_concurrent_runs in dagster.yaml, then request the slice again",
         )
 
     def read_dependency(self, name: str) -> Dependency:

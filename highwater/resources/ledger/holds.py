@@ -61,7 +61,7 @@ class Holds(LedgerPart):
                 continue
         raise LeaseHeldError(
             f"the hold of {key} was changed by others {TRIES} times",
-            remedy="request the slice again when fewer runs work on it",
+            remedy="lower max_concurrent_runs in dagster.yaml, then request the slice again",
         )
 
     def end(self, keys: Sequence[str]) -> int:

@@ -59,11 +59,11 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
         return found
 
     assert (held().records, held().error, held().gone) == (9, None, 0)
-    assert "9 records of the topic are in raw" in scene.run("audit", "orders", "--records", "3").output
+    assert "9 records of the topic are in raw" in scene.run("audit", "orders", "--slices", "3").output
 
     store_raw(lake, slice_, [row for row in rows if row["offset"] != 4])
     assert held().lacking == [(0, 4)]
-    reported = scene.run("audit", "orders", "--records", "1")
+    reported = scene.run("audit", "orders", "--slices", "1")
     assert reported.exit_code == PERMANENT
     assert "1 records that Kafka serves are not in raw: partition 0 offset 4" in reported.output
 

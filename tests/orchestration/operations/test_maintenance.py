@@ -188,8 +188,8 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
 
     monkeypatch.setattr(maintenance, "join_small", beside)
     report, commits = maintain(work, None, NOW, dry_run=False).tables
-    assert (report.table, report.before.files, report.joined) == ("erasures", FEWEST_FILES, 1)
-    assert (commits.table, commits.joined) == ("_commits", 0)
+    assert (report.table, report.before.files, report.compacted) == ("erasures", FEWEST_FILES, 1)
+    assert (commits.table, commits.compacted) == ("_commits", 0)
     table = world.lake.open_stream_table("orders", "erasures")
     assert table is not None
     assert measure_stock(table).files == 2, "all that were there, and what came meanwhile"
@@ -224,14 +224,14 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     book = publication_log_writer.PublicationLog(tables.work(), topic_id)
 
     dry = maintain(tables.work(), None, NOW, dry_run=True).tables[:2]
-    assert [(one.table, one.joined, one.before.stored > one.before.files) for one in dry] == [
+    assert [(one.table, one.compacted, one.before.stored > one.before.files) for one in dry] == [
         ("published", 1, False),
         ("_sending", 0, True),
     ]
     settled, sending, commits = maintain(tables.work(), None, NOW, dry_run=False).tables
-    assert (settled.joined, settled.before.files, settled.after.files) == (1, 3, 1)
-    assert (sending.joined, sending.before.files, sending.after.files) == (0, 1, 1)
-    assert (commits.table, commits.joined > 0) == ("_commits", True)
+    assert (settled.compacted, settled.before.files, settled.after.files) == (1, 3, 1)
+    assert (sending.compacted, sending.before.files, sending.after.files) == (0, 1, 1)
+    assert (commits.table, commits.compacted > 0) == ("_commits", True)
     for done in (settled, sending, commits):
         assert done.after.stored == done.after.files, "what older versions held is gone"
     assert sorted(map(str, read_rows(path, "true"))) == rows
@@ -294,7 +294,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     run.start()
     report = {one.table: one for one in maintain(bench.work(), None, NOW, dry_run=False).tables}
     run.join()
-    assert report["raw"].joined >= 2
+    assert report["raw"].compacted >= 2
     assert report["raw"].removed == 0
     for name in ("raw", "events"):
         assert [file for file in files_of(bench, name) if file.first <= keys[0] and file.last >= keys[1]]

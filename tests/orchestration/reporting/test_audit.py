@@ -169,7 +169,7 @@ def ensure_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
     assert "producer app.json: acks: 1: what the leader alone has" in other.output
 
 
-@pytest.mark.parametrize(("config", "expected"), [({}, 10), ({"records": 3}, 3), ({"records": 0}, 0)])
+@pytest.mark.parametrize(("config", "expected"), [({}, 10), ({"slices": 3}, 3), ({"slices": 0}, 0)])
 def test_the_job_reads_the_newest_slices_again(
     config: dict[str, object], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +260,7 @@ def test_the_command_and_the_job_report_the_same(
     job = build_defs(streams=[scene.stream]).resolve_job_def("audit")
     with dg.DagsterInstance.ephemeral() as instance:
         # The rows of raw are not written here.
-        config = {"stream": "orders", "records": 0}
+        config = {"stream": "orders", "slices": 0}
         run = job.execute_in_process(instance=instance, raise_on_error=False, run_config=config)
         [seen] = instance.fetch_observations(dg.AssetKey(["orders", "events"]), limit=1).records
     assert not run.success

@@ -454,6 +454,6 @@ def test_the_audit_says_that_no_check_was_asked(deployed: Deployed, monkeypatch:
 
     [line] = reported(None)
     assert "DAGSTER_HOME" in line
-    assert "--records N" in line
-    assert "--records N" not in reported(None, checked=2)[0]
+    assert "--slices N" in line
+    assert "--slices N" not in reported(None, checked=2)[0]
     assert reported({}) == []

@@ -56,7 +56,7 @@ class FakeBroker:
 
     def read_topic_state(self, topic: str) -> TopicState:
         if self.away:
-            raise DependencyAwayError("Kafka did not answer", remedy="see that it runs")
+            raise DependencyAwayError("Kafka did not answer", remedy="check that it runs")
         if topic not in self.topics:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
         return self.topics[topic]

@@ -59,7 +59,7 @@ def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene:
     assert reported.since is not None
     assert begin <= reported.since <= datetime.now(UTC)
     assert reported.compute_age(reported.since + timedelta(hours=1)) == timedelta(hours=1)
-    assert f"{slices[1].key} is next; see that the sensor publisher is switched on" in reported.line
+    assert f"{slices[1].key} is next; check that the sensor publisher is switched on" in reported.line
     scene.tables.publish(slices[1])
     reported = look(scene)
     assert (reported.slices, reported.records, reported.oldest) == (1, 2, slices[3].key)
@@ -183,8 +183,8 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
     ]
     assert "1 sent, of attempt 1" in settled
     assert why.endswith(
-        "now not sent: it waits for its turn; they go out as they are found; see that the sensor "
-        "publisher is switched on, and what its ticks say"
+        "now not sent: it waits for its turn; they go out as they are found; check that the sensor "
+        "publisher is switched on, and read its ticks"
     )
 
 
