@@ -21,6 +21,7 @@ from highwater.second_reader import (
     format_located_problem,
     select_unknown_members,
 )
+from highwater.truncates import TRUNCATE, describe_truncate, find_operation_field, name_truncate_check
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
@@ -77,6 +78,11 @@ def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Cl
         return Classification("reject", MALFORMED, "the value is nested deeper than Python reads")
     if isinstance(own_key, MisfitError):
         return Classification("reject", MALFORMED, str(own_key))
+    return _name_truncate(stream, _classify_read(stream, record, found, own_key))
+
+
+def _classify_read(stream: Stream, record: KafkaRecord, found: Mapping[str, Any], own_key: Any) -> Classification:
+    """Classify a record whose value and key could be read."""
     deletes = _is_delete(stream, record, found, own_key)
     values, errors = _read_values(stream, record, found, own_key, deletes=deletes)
     problem, reason = None, MALFORMED
@@ -95,6 +101,14 @@ def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Cl
     version = build_version(stream, values)
     time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
     return Classification("delete" if deletes else "event", None, None, values, key, version, time)
+
+
+def _name_truncate(stream: Stream, outcome: Classification) -> Classification:
+    """A refused record that is a truncate of Debezium says so: without a key its first problem would name a field."""
+    name = find_operation_field(stream) if outcome.kind == "reject" else None
+    if name is None or outcome.values.get(name) != TRUNCATE:
+        return outcome
+    return replace(outcome, reason=INVALID, detail=describe_truncate(stream), rule=name_truncate_check(name))
 
 
 def _read_values(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from highwater.classifying import classify
+from highwater.second_reader import KafkaRecord
 from tests.helpers.format_streams import FORMATS, find_schema, records
 from tests.helpers.support import LONG_TIERS, Message
 
@@ -64,6 +66,40 @@ def test_debezium_without_schemas(bench: Bench) -> None:
     ]
     assert bench.current() == {}
     assert rejected(bench) == []
+    assert not bench.failing()
+
+
+SOURCE = (
+    b'"source":{"version":"3.2.0.Final","connector":"postgresql","name":"shop","ts_ms":1767225603200,"snapshot":"false",'
+    b'"db":"shop","schema":"public","table":"orders","txId":556,"lsn":24023500,"xmin":null}'
+)
+# The rows are null, or absent as in Debezium's documentation; the record has no key.
+TRUNCATES = (
+    b'{"before":null,"after":null,' + SOURCE + b',"transaction":null,"op":"t","ts_ms":1767225603290}',
+    b"{" + SOURCE + b',"op":"t","ts_ms":1767225603290}',
+)
+
+
+def test_a_truncate_of_debezium_says_what_happened_and_what_to_do(bench: Bench) -> None:
+    """Its detail was `field id (after.id, else before.id) is missing`, as of a broken record; both readers agree."""
+    name = "01-debezium-postgres-plain"
+    bench.stream = on(FORMATS[name], bench.stream.topic)
+    garbled = TRUNCATES[0].replace(b'"op":"t"', b'"op":"x"')
+    bench.send(Message(b"k", records(name)[0].value), *[Message(None, one) for one in (*TRUNCATES, garbled)])
+    bench.materialise(bench.plan(0, p0=(0, 4)))
+
+    detail = (
+        "the table was truncated in the source (op t), and current still has its keys: write a delete with this "
+        f"record's version for each of them to {bench.stream.topic}, then discard this record with highwater "
+        "discard-parked debezium. With skipped.operations=t the connector sends no truncates"
+    )
+    truncate, missing = ("invalid", "op.truncate", detail), "field id (after.id, else before.id) is missing"
+    found = sorted(picked(bench.rows("rejects"), "origin_offset", "reason", "rule", "detail"))
+    assert found == [(1, *truncate), (2, *truncate), (3, "malformed", None, missing)]
+    outcomes = [classify(bench.stream, KafkaRecord(one, None), find_schema) for one in (*TRUNCATES, garbled)]
+    assert [(one.reason, one.rule, one.detail) for one in outcomes[:2]] == [truncate, truncate]
+    assert (outcomes[2].reason, outcomes[2].rule) == ("malformed", None)
+    assert bench.current().keys() == {"1001"}
     assert not bench.failing()
 
 

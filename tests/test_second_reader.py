@@ -50,6 +50,28 @@ def test_debezium() -> None:
     assert (first.values["created"], first.event_time) == (1767225600123456, 1767225600200000)
 
 
+def test_a_truncate_is_found_by_debeziums_envelope_alone() -> None:
+    """With schema and payload; not where `op` is a field of something else, or means anything in an accepted record."""
+    plain = FORMATS["01-debezium-postgres-plain"]
+    fields = (
+        Field("id", "long", source=("payload.after.id", "payload.before.id")),
+        Field("op", "string", source="payload.op"),
+        Field("lsn", "long", source="payload.lsn"),
+    )
+    nested = replace(plain, fields=fields, event_time=None)
+    found = classify(nested, KafkaRecord(b'{"payload":{"op":"t","lsn":7}}'), None)
+    assert (found.reason, found.rule) == ("invalid", "op.truncate")
+    assert "current still has its keys" in str(found.detail)
+
+    other = replace(nested, fields=(Field("id", "long"), Field("op", "string"), Field("lsn", "long")))
+    found = classify(other, KafkaRecord(b'{"op":"t","lsn":7}'), None)
+    assert (found.reason, found.rule, found.detail) == ("malformed", None, "field id: it is missing")
+
+    fields = (*fields[1:], Field("x", "long", source="payload.after.x", optional=True))
+    events = replace(nested, fields=fields, key=(), version=None, deletes=None)
+    assert classify(events, KafkaRecord(b'{"payload":{"op":"t","lsn":7}}'), None).kind == "event"
+
+
 def test_nested_events() -> None:
     assert reported("05-github-events", "type", "actor_login", "repo_id", "org_login") == [
         ("event", "22249084964", "PushEvent", "octo", 1296269, None),

@@ -19,6 +19,7 @@ from highwater.assets.record_keys import with_key
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.formats import Avro, Protobuf
 from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
+from highwater.truncates import TRUNCATE, describe_truncate, find_operation_field, name_truncate_check
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -79,7 +80,7 @@ def parse_records(work: Work, raw: DataFrame, *, guarded: bool = False) -> DataF
     structure = F.coalesce(_find_structure_problem(stream), _find_key_problem(stream), describe_unknown_members(stream))
     problem = F.coalesce(PROBLEM, F.when(known, structure))
     checked = parsed.withColumns({"malformed": problem, "invalid": F.when(known, _find_value_problem(stream))})
-    looked_up = with_lookup(work, checked)
+    looked_up = with_lookup(work, _with_truncates(stream, checked))
     reason = (
         F.when(_contradicts_schema(stream), SCHEMA)
         .when(F.col("malformed").isNotNull(), MALFORMED)
@@ -89,6 +90,22 @@ def parse_records(work: Work, raw: DataFrame, *, guarded: bool = False) -> DataF
     detail = F.coalesce("malformed", "invalid.detail", "unknown_schema", "key_unknown_schema", "unresolved")
     rule = F.when(F.col("malformed").isNull(), F.col("invalid.rule"))
     return looked_up.withColumns({"reason": reason, "rule": rule, "detail": detail})
+
+
+def _with_truncates(stream: Stream, checked: DataFrame) -> DataFrame:
+    """Refused records that are truncates of Debezium say so: without a key the first problem would name a field."""
+    from pyspark.sql import functions as F
+
+    name = find_operation_field(stream)
+    if name is None:
+        return checked
+    refused = F.coalesce("malformed", "invalid.detail").isNotNull()
+    is_whole = F.coalesce(PROBLEM, F.col("unread"), F.col("key_unread")).isNull()
+    truncates = F.coalesce(refused & is_whole & (F.col(f"field_{name}") == TRUNCATE), F.lit(False))  # noqa: FBT003 - a literal column
+    violation = _build_violation(truncates, name_truncate_check(name), describe_truncate(stream))
+    return checked.withColumns(
+        {"malformed": F.when(~truncates, F.col("malformed")), "invalid": F.coalesce(violation, "invalid")}
+    )
 
 
 def _contradicts_schema(stream: Stream) -> Column:

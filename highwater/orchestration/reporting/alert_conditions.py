@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from highwater.alerting import Condition
@@ -21,11 +22,13 @@ from highwater.orchestration.reporting.stalled_work import (
     measure_unread_age,
 )
 from highwater.orchestration.reporting.topic_conditions import measure_open_transaction, measure_retention_left
+from highwater.reject_reasons import BY_REASON, BY_RULE, format_count_name
 from highwater.resources.deleted_topics import find_parked_loss, read_state
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
 from highwater.resources.ledger.stalled_slices import StalledSlice
 from highwater.resources.topic_facts import has_broker_timestamps
 from highwater.routing import compute_longest_retry_delay
+from highwater.slice_commits import SliceCommit
 from highwater.wording import format_duration
 
 
@@ -45,8 +48,17 @@ def _measure_reject_ratio(inputs: StreamInputs) -> Condition | None:
         f"{rejects / records:.0%} of {records:,} records of the newest {len(keys)} slices",
         f"{limit:.0%}",
         rejects / records > limit,
-        f"look at the reasons in {stream.name}/rejects; highwater audit {stream.name} shows how the records ended",
+        f"look at reasons and rules in {stream.name}/rejects ({_format_most_frequent(slice_commits)}); highwater audit "
+        f"{stream.name} shows how the records ended",
     )
+
+
+def _format_most_frequent(slice_commits: Collection[SliceCommit]) -> str:
+    """The three most frequent kinds of rejects, by reason and by rule."""
+    counts: Counter[str] = Counter()
+    for slice_commit in slice_commits:
+        counts.update({n: count for n, count in slice_commit.counts.items() if n.startswith((BY_REASON, BY_RULE))})
+    return ", ".join(f"{format_count_name(n)} {count:,}" for n, count in counts.most_common(3) if count) or "none"
 
 
 def _measure_parked_records(inputs: StreamInputs) -> Condition | None:

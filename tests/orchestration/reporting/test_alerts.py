@@ -305,7 +305,8 @@ def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
 
 def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
     written = Written(tmp_path)
-    written.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 5}, raw=10)
+    kinds = {"rejects_malformed": 1, "rejects_schema": 0, "rejects_invalid": 5, "rule_amount_positive": 5}
+    written.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 5}, raw=10, **kinds)
     written.add("events", MAIN, range(4))
     written.add("rejects", MAIN, range(4, 10), next_topic=PARKED)
     written.ledger.add([MAIN])
@@ -317,6 +318,7 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
     assert ratio is not None
     assert parked is not None
     assert (ratio.over, ratio.value) == (False, "60% of 10 records of the newest 1 slices")
+    assert "(rejects/invalid 5, rejects/invalid/amount_positive 5, rejects/malformed 1)" in ratio.remedy
     assert (parked.over, parked.value) == (True, "6 wait for a person")
     beyond = alert_conditions._measure_reject_ratio(
         replace(asked, stream=replace(STREAM, alerts=Alerts(reject_ratio=0.59)))
