@@ -101,7 +101,7 @@ def test_a_record_that_is_rejected_again_is_always_read_again() -> None:
     """One whose header named the greatest attempt came to the parked topic with one that no reader believed."""
     for retries in (1, MAX_COUNT - 1, MAX_COUNT):
         alike = dlq._build_envelope_template(
-            "orders", 0, 0, "invalid", "orders.dlq.1@0000000", NOW, "orders.parked", "", retries, 0, None
+            "orders", 0, 0, "invalid", "a_rule", "orders.dlq.1@0000000", NOW, "orders.parked", "", retries, 0, None
         )
         found = open_envelope(alike.envelope.to_headers())
         assert found is not None
