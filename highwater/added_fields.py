@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Field
 from highwater.declaration_parts import RESERVED_COLUMNS
-from highwater.inference_names import build_legal_members, choose_free_name, format_path, without_unwritable
+from highwater.inference_names import build_legal_members, choose_free_name, without_unwritable
+from highwater.sources import format_path
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

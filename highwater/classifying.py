@@ -9,11 +9,20 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
-from highwater.decoding import RepeatedNames, Schemas, UnknownSchemaError, decode_record_key, decode_value, read_fields
-from highwater.formats import Avro, Json, Protobuf
+from highwater.decoding import (
+    RepeatedNames,
+    Schemas,
+    UnknownSchemaError,
+    decode_record_key,
+    decode_value,
+    read_fields,
+    read_record_key_fields,
+)
+from highwater.formats import Avro, Json, Protobuf, Text
 from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
 from highwater.second_reader import (
     HALF_OF_A_PAIR,
+    KafkaRecord,
     MisfitError,
     OtherTypeError,
     UnreadableError,
@@ -25,9 +34,9 @@ from highwater.truncates import TRUNCATE, describe_truncate, find_operation_fiel
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
-    from highwater.second_reader import KafkaRecord
 
 _RANGES = {"integer": 2**31, "long": 2**63}
+_NO_RECORD = KafkaRecord(None)
 _NESTED_TYPES = frozenset({"json", "array", "map", "struct"})
 _BEGIN = datetime(1970, 1, 1)  # noqa: DTZ001 - a time that is shown without its zone
 
@@ -91,7 +100,7 @@ def _classify_read(stream: Stream, record: KafkaRecord, found: Mapping[str, Any]
         problem = format_located_problem(f"field {name}", first)
         reason = SCHEMA if isinstance(first, OtherTypeError) and _has_schemas(stream) else reason
     key = build_key(stream, values)
-    problem = problem or _find_key_problem(stream, record, key)
+    problem = problem or _find_key_problem(stream, record, own_key, key)
     if problem is None and (problem := _find_unknown_problem(stream, found)):
         reason = SCHEMA
     if problem is not None:
@@ -278,9 +287,24 @@ def format_text(declared: Field, value: Any) -> str | None:
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 
-def _find_key_problem(stream: Stream, record: KafkaRecord, key: str | None) -> str | None:
+def read_record_key(stream: Stream, own_key: Any) -> str | None:
+    """The key that a decoded record key gives, as text; None where it lacks a field or has it in another form."""
+    try:
+        values = {
+            one.name: _validate_value(one, convert_field(one, _NO_RECORD, {}, own_key))
+            for one in read_record_key_fields(stream)
+        }
+    except (MisfitError, UnreadableError):
+        return None
+    return build_key(stream, values)
+
+
+def _find_key_problem(stream: Stream, record: KafkaRecord, own_key: Any, key: str | None) -> str | None:
     if stream.record_key != "strict" or not stream.key or key is None:
         return None
+    if not isinstance(stream.key_format, Text):
+        same = not stream.compares_decoded_keys or read_record_key(stream, own_key) == key
+        return None if same else f"the record's key does not have the {', '.join(stream.key)} of the record"
     same = record.key == key.encode("utf-8", "surrogatepass")
     return None if same else f"the record's key is not {stream.key_separator.join(stream.key)}"
 

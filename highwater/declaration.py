@@ -34,6 +34,7 @@ from highwater.declaration_parts import (
 from highwater.declaration_rules import find_problems
 from highwater.errors import DeclarationError
 from highwater.formats import Format, Json, KeyFormat, Text
+from highwater.record_key_fields import build_record_key_field
 from highwater.sources import Key, Rest
 
 # The names that a stream file imports from here.
@@ -92,9 +93,9 @@ class Stream:
         retention: how long rows are kept.
         value: the format of record values.
         key_format: the format of record keys, which fields with the source `Key` are taken from.
-        record_key: whether a record whose own key is not the text of `key` is a reject (`strict`), counted by the check
-            `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`), as it must be for keys that are no
-            text.
+        record_key: whether a record whose own key is not `key` is a reject (`strict`), counted by the check
+            `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`). A key of the format `Text` is
+            compared as a text with the column `key`, a key of another format field by field: see `record_key_fields`.
         deletes: which records delete their key; None where none does.
         unknown_fields: what happens to members of a record that no field is taken from.
         rules: conditions of Spark SQL over the fields, by name; a record that violates one is `invalid`. A null
@@ -195,6 +196,34 @@ class Stream:
         """Whether a field is taken from the record's key."""
         read = [one for one in self.fields if one.is_read]
         return any(isinstance(source, Key) for one in read for source in one.sources)
+
+    @cached_property
+    def compares_decoded_keys(self) -> bool:
+        """Whether records' keys are decoded to be compared: not a text, nor a key that all fields are taken from."""
+        if self.record_key == "ignore" or isinstance(self.key_format, Text):
+            return False
+        return any(one.sources != self.find_field(one.name).sources for one in self.record_key_fields)
+
+    @property
+    def decodes_key(self) -> bool:
+        """Whether records' keys are decoded."""
+        return self.reads_key or self.compares_decoded_keys
+
+    @property
+    def needs_readable_key(self) -> bool:
+        """Whether a record whose key cannot be decoded is a reject."""
+        return self.reads_key or (self.compares_decoded_keys and self.record_key == "strict")
+
+    @property
+    def has_record_key(self) -> bool:
+        """Whether the key of each event is that of its record, byte for byte."""
+        return self.record_key == "strict" and isinstance(self.key_format, Text)
+
+    @cached_property
+    def record_key_fields(self) -> tuple[Field, ...]:
+        """The fields of the key as a decoded record key has them."""
+        alone = len(self.key) == 1
+        return tuple(build_record_key_field(self.find_field(name), self.key_format, alone=alone) for name in self.key)
 
     @property
     def versions_count(self) -> bool:

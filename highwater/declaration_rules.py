@@ -394,9 +394,10 @@ def _find_type_problems(stream: Stream) -> list[str]:
     ]
     if stream.first_version is not None and not stream.versions_count:
         found.append("first_version is for versions that count: an integer or a long")
-    if stream.first_version is not None and stream.record_key != "strict":
+    if stream.first_version is not None and not stream.has_record_key:
         found.append(
-            "first_version needs record_key='strict': missing versions are looked for among rejects by record key"
+            "first_version needs record_key='strict' and key_format=Text(): missing versions are looked for among "
+            "rejects by record key"
         )
     return [*found, *_find_metrics_problems(stream)]
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -50,9 +50,18 @@ class UnknownSchemaError(MisfitError):
 
 def read_fields(stream: Stream) -> list[Field]:
     """The fields that come from records, as the format writes them: in lines of text numbers are texts."""
-    found = [_with_taken(stream, one) for one in stream.fields if one.is_read]
+    return _as_written(stream, [_with_taken(stream, one) for one in stream.fields if one.is_read])
+
+
+def read_record_key_fields(stream: Stream) -> list[Field]:
+    """The fields of the key as a decoded record key has them."""
+    return _as_written(stream, stream.record_key_fields)
+
+
+def _as_written(stream: Stream, found: Iterable[Field]) -> list[Field]:
+    """The fields, as texts where the stream's values are lines of text."""
     if not isinstance(stream.value, Csv | Lines):
-        return found
+        return [*found]
     return [replace(one, text=True) if one.is_number or one.unit or one.type == "boolean" else one for one in found]
 
 
@@ -101,7 +110,7 @@ def decode_value(
 
 
 def decode_record_key(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Any:
-    """A record's key, decoded; `MISSING` without one, or where no field is taken from it.
+    """A record's key, decoded; `MISSING` without one, or where a record may have any key.
 
     Args:
         stream: declares the format.
@@ -115,7 +124,7 @@ def decode_record_key(stream: Stream, record: KafkaRecord, schemas: Schemas | No
         MisfitError: the key is no such format.
         UnknownSchemaError: the registry does not know its schema.
     """
-    if record.key is None or not stream.reads_key:
+    if record.key is None or not stream.needs_readable_key:
         return MISSING
     return decode_key(stream.key_format, record.key, record, schemas)
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from highwater.formats import Avro, BigEndian, Csv, Lines, Protobuf, Raw, Text
+from highwater.record_key_fields import find_key_comparison_problems
 from highwater.sources import Key
 
 if TYPE_CHECKING:
@@ -109,13 +110,8 @@ def find_key_format_problems(stream: Stream) -> list[str]:
         found += _find_avro_problems(declared.schema, "key_format", records_alone=False)
     if isinstance(declared, Protobuf):
         found += _find_protobuf_problems(declared, "key_format")
-    if stream.key and stream.record_key != "ignore" and not isinstance(declared, Text):
-        found.append(
-            f"record_key={stream.record_key!r} compares the bytes of the record's key with the text of the stream's "
-            f"key, and a key of the format {type(declared).__name__} is no text: declare record_key='ignore'; to "
-            "reject records whose keys differ, add a field with source=Key() and a rule that compares the two"
-        )
-    return found + _find_key_source_problems(stream)
+    found += _find_key_source_problems(stream)
+    return found or find_key_comparison_problems(stream)
 
 
 def _find_key_source_problems(stream: Stream) -> list[str]:

@@ -14,10 +14,10 @@ from highwater.decoding import Schemas, decode_key
 from highwater.formats import Avro, BigEndian, Json, KeyFormat, Protobuf, Text
 from highwater.inference_fields import FormatHints, guess_scalar, split_words
 from highwater.inference_formats import decode_text, parse_json_document
-from highwater.inference_names import ColumnDraft, format_path, is_writable
+from highwater.inference_names import ColumnDraft, is_writable
 from highwater.schemas import KEY_HEADER, FramingError, Kind, parse_framing
 from highwater.second_reader import KafkaRecord, MisfitError
-from highwater.sources import Key
+from highwater.sources import Key, format_path
 
 _NO_KEY = frozenset({"float", "double", "binary", "json", "array", "map", "struct"})
 # A second delivery of one record in a hundred does not make an ID another field.

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from highwater.declaration import Field
 from highwater.declaration_parts import RESERVED_COLUMNS
-from highwater.sources import Header, Key, Meta, Source
+from highwater.sources import Header, Key, Meta, Source, format_path
 
 _ILLEGAL = re.compile(r"[^\w@-]+")
-_PLAIN_STEP = re.compile(r'[^.\[\]"\\\s]+')
 _UNWRITABLE = re.compile(r'["\\\x00-\x1f]')
 
 Path = tuple[str, ...]
@@ -56,15 +55,6 @@ def _format_source(one: From) -> str:
 def is_writable(path: Iterable[str]) -> bool:
     """Whether a source can name a path: without empty names, quotation marks, backslashes and control characters."""
     return all(step and not _UNWRITABLE.search(step) for step in path)
-
-
-def format_path(path: Path) -> str:
-    """A path as a source is written."""
-    text = ""
-    for step in path:
-        plain = _PLAIN_STEP.fullmatch(step)
-        text += f'["{step}"]' if plain is None else f".{step}" if text else step
-    return text
 
 
 def build_fields(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -73,6 +74,19 @@ class Reference:
 
 # A text is a path into the value.
 Source = str | Key | Header | Meta | Reference | Rest
+
+
+# What a name may be without brackets.
+_PLAIN_STEP = re.compile(r'[^.\[\]"\\\s]+')
+
+
+def format_path(path: Sequence[str]) -> str:
+    """A path as a source is written: the inverse of `split_path`."""
+    text = ""
+    for step in path:
+        plain = _PLAIN_STEP.fullmatch(step)
+        text += f'["{step}"]' if plain is None else f".{step}" if text else step
+    return text
 
 
 # A stream has some tens of paths, which are asked for with each record.

@@ -102,6 +102,7 @@ def test_sources_formats_and_nested_fields_are_read() -> None:
                 "of": {"name": "line", "type": "struct", "of": [{"name": "n", "type": "long"}]},
             },
             {"name": "rest", "type": "json", "source": {"rest": {"within": "a"}}, "optional": True},
+            {"name": "mail", "type": "string", "mask": "hash"},
         ],
         value="json",
         key_format={"big_endian": {"size": 4}},
@@ -113,6 +114,7 @@ def test_sources_formats_and_nested_fields_are_read() -> None:
         Field("trace", "string", source=(Header("t"), "meta.trace")),
         Field("lines", "array", of=Field("line", "struct", of=(Field("n", "long"),))),
         Field("rest", "json", source=Rest("a"), optional=True),
+        Field("mail", "string", mask="hash"),
     )
     assert (stream.value, stream.key_format, stream.start) == (Json(), BigEndian(4), "2026-03-01T00:00:00+00:00")
 
@@ -126,6 +128,10 @@ def test_sources_formats_and_nested_fields_are_read() -> None:
         (
             {"fields": [{"name": "id", "type": "string", "source": {"header": {"nam": "x"}}}]},
             r"attributes\.fields\[0\]\.source\.header\.name: Field required",
+        ),
+        (
+            {"fields": [{"name": "id", "type": "string", "mask": "md5"}]},
+            r"attributes\.fields\[0\]\.mask: Input should be 'hash' or 'drop'",
         ),
         ({"value": "jsn"}, r"attributes\.value: write one of json, avro, protobuf, csv, lines, raw"),
         ({"limits": {"max_wait": "soon"}}, r"attributes\.limits\.max_wait: .*'soon'"),

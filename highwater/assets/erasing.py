@@ -121,7 +121,7 @@ def ensure_same_keys(lake: Lake, stream: Stream, digest: str) -> None:
         DependencyAwayError: the lake could not be read.
     """
     raw_rows, event_rows = lake.open_stream_table(stream.name, "raw"), lake.open_stream_table(stream.name, "events")
-    if stream.record_key == "strict" or raw_rows is None or event_rows is None:
+    if stream.has_record_key or raw_rows is None or event_rows is None:
         return
     [found] = query_all({"r": raw_rows, "e": event_rows}, _OTHERWISE.format(digest=digest))
     if found["n"]:
@@ -129,8 +129,8 @@ def ensure_same_keys(lake: Lake, stream: Stream, digest: str) -> None:
             f"records of {stream.name} would be left: events and their records have different keys",
             stored="the key is erased by the key of the records",
             found=f"{found['n']:,} events where only the event or only its record has the key",
-            remedy="erase the rows in a copy of the stream that declares record_key='strict', or delete them by hand "
-            "and record the loss; nothing was erased now",
+            remedy="erase the rows in a copy of the stream that declares record_key='strict', if the record keys are "
+            "text; else delete them by hand and record the loss; nothing was erased now",
         )
 
 

@@ -26,7 +26,7 @@ from highwater.assets.field_times import (
     convert_time_of_day,
     convert_timestamp,
 )
-from highwater.formats import Lines, Raw
+from highwater.formats import Csv, Lines, Raw
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -318,11 +318,25 @@ def build_member_part(part: FieldPart, declared: Field) -> FieldPart:
     return build_inner_part(part, declared, F.coalesce(*found))
 
 
-def build_inner_part(part: FieldPart, declared: Field, json: Column) -> FieldPart:
-    """The part of a field inside of another one, which has no columns."""
+def convert_from_key(stream: Stream, declared: Field) -> Column:
+    """A field in its column's type, as the decoded record key has it; null where it does not fit or is absent."""
     from pyspark.sql import functions as F
 
-    bare = FieldPart(json, F.schema_of_variant(json), F.lit(None).cast("string"), declared, part.textual, part.mark)
+    json = F.coalesce(*[from_source(stream, one) for one in declared.sources])
+    textual, no_mark = isinstance(stream.value, Csv | Lines), F.lit(None).cast("string")
+    return convert_value(_build_bare_part(declared, json, textual=textual, mark=no_mark))
+
+
+def build_inner_part(part: FieldPart, declared: Field, json: Column) -> FieldPart:
+    """The part of a field inside of another one."""
+    return _build_bare_part(declared, json, textual=part.textual, mark=part.mark)
+
+
+def _build_bare_part(declared: Field, json: Column, *, textual: bool, mark: Column) -> FieldPart:
+    """The part of a field that has no columns."""
+    from pyspark.sql import functions as F
+
+    bare = FieldPart(json, F.schema_of_variant(json), F.lit(None).cast("string"), declared, textual, mark)
     if not needs_digits(declared):
         return bare
     return replace(bare, number=_extract_digits(bare, _to_plain_number(bare.behind_mark)))

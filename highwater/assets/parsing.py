@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from highwater.assets.decoding import with_json
+from highwater.assets.decoding import evaluate_once, with_json
 from highwater.assets.expressions import build_failure, with_expressions
 from highwater.assets.fast_expressions import filter_unusual, has_usual_records
 from highwater.assets.field_parts import describe_unknown_members
 from highwater.assets.field_problems import find_problem as problem_of
 from highwater.assets.field_problems import is_of_other_type
-from highwater.assets.fields import build_sql_type, with_fields
+from highwater.assets.fields import build_sql_type, convert_from_key, with_fields
 from highwater.assets.lookups import with_lookup
 from highwater.assets.origins import PROBLEM
 from highwater.assets.record_keys import with_key
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
-from highwater.formats import Avro, Protobuf
+from highwater.formats import Avro, Protobuf, Text
 from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
 from highwater.truncates import TRUNCATE, describe_truncate, find_operation_field, name_truncate_check
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
     from highwater.assets.work import Work
     from highwater.declaration import Field, Stream
+
+
+# The column of the key that the decoded record key gives.
+_OWN_KEY = "own_key"
 
 
 def select_column_fields(stream: Stream) -> list[Field]:
@@ -74,7 +79,8 @@ def parse_records(work: Work, raw: DataFrame, *, guarded: bool = False) -> DataF
 
     stream = work.stream
     read = with_fields(stream, with_json(work, with_key(work, raw)), usual=has_usual_records(stream))
-    parsed = with_deleted(stream, with_expressions(stream, read, guarded=guarded))
+    expressed = with_expressions(stream, read, guarded=guarded)
+    parsed = _with_own_key(stream, with_deleted(stream, expressed))
     # Without its schema nothing is known of a value or a key, so nothing is wrong with it.
     known = F.coalesce("unknown_schema", "key_unknown_schema").isNull()
     structure = F.coalesce(_find_structure_problem(stream), _find_key_problem(stream), describe_unknown_members(stream))
@@ -178,6 +184,9 @@ def _find_key_problem(stream: Stream) -> Column:
 
     if stream.record_key != "strict" or not stream.key:
         return F.lit(None).cast("string")
+    if not isinstance(stream.key_format, Text):
+        differs = build_key(stream).isNotNull() & has_other_key(stream)
+        return F.when(differs, F.lit(f"the record's key does not have the {', '.join(stream.key)} of the record"))
     key = F.col("key").cast("string")
     return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
         key != build_key(stream), F.lit(f"the record's key is not {describe_expected_key(stream)}")
@@ -191,9 +200,34 @@ def build_key(stream: Stream) -> Column:
     """
     from pyspark.sql import functions as F
 
-    if not stream.key:
+    return _join_key_parts(stream, [F.col(f"field_{name}") for name in stream.key])
+
+
+def has_other_key(stream: Stream) -> Column:
+    """Whether the record of an event has another key than the event."""
+    from pyspark.sql import functions as F
+
+    if isinstance(stream.key_format, Text):
+        return ~F.col("key").eqNullSafe(build_key(stream).cast("binary"))
+    if not stream.compares_decoded_keys:
+        return F.lit(False)  # noqa: FBT003 - a literal column
+    return ~F.col(_OWN_KEY).eqNullSafe(build_key(stream))
+
+
+def _with_own_key(stream: Stream, rows: DataFrame) -> DataFrame:
+    """Rows with the key that the decoded record key gives, where it is compared."""
+    if not stream.compares_decoded_keys:
+        return rows
+    parts = [convert_from_key(stream, declared) for declared in stream.record_key_fields]
+    return rows.withColumn(_OWN_KEY, evaluate_once(_join_key_parts(stream, parts)))
+
+
+def _join_key_parts(stream: Stream, values: Sequence[Column]) -> Column:
+    from pyspark.sql import functions as F
+
+    if not values:
         return F.lit(None).cast("string")
-    first, *others = [F.col(f"field_{name}").cast("string") for name in stream.key]
+    first, *others = [value.cast("string") for value in values]
     if not others:
         return first
     separator = F.lit(stream.key_separator)

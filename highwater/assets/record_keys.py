@@ -2,7 +2,7 @@
 
 # The columns are `key_json`, the variant, null where there is no key; `key_unread`, the fault of the key; and
 # `key_unknown_schema`, the schema that the registry does not know yet. All are null where no field is taken from the
-# key.
+# key, and where it is not compared. A fault of a key that is only compared, for a warning, is null too.
 
 from __future__ import annotations
 
@@ -43,9 +43,21 @@ def with_key(work: Work, raw: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
+    nothing = F.lit(None).cast("string")
+    rows = _with_decoded_key(work, raw)
+    if work.stream.needs_readable_key or not work.stream.decodes_key:
+        return rows
+    # A document without its framing can be read, and is still no such key.
+    sound = F.when(F.coalesce("key_unread", "key_unknown_schema").isNull(), F.col("key_json"))
+    return rows.withColumns({"key_json": sound, "key_unread": nothing, "key_unknown_schema": nothing})
+
+
+def _with_decoded_key(work: Work, raw: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
     declared, key, nothing = work.stream.key_format, F.col("key"), F.lit(None).cast("string")
     bare = raw.withColumn("key_unknown_schema", nothing)
-    if not work.stream.reads_key:
+    if not work.stream.decodes_key:
         return bare.withColumns({"key_json": F.lit(None).cast("variant"), "key_unread": nothing})
     if isinstance(declared, Raw):
         return bare.withColumns({"key_json": key.cast("variant"), "key_unread": nothing})

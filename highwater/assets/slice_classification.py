@@ -27,6 +27,7 @@ from highwater.assets.parsing import (
     build_event_time,
     build_key,
     build_version,
+    has_other_key,
     is_tombstone,
     parse_records,
     select_column_fields,
@@ -278,7 +279,6 @@ def _select_needed_columns(stream: Stream, rows: DataFrame) -> DataFrame:
     fields = [mask_value(f, F.col(f"field_{f.name}")).alias(f"field_{f.name}") for f in stream.stored_fields]
     own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason", "rule", COPIED_AT)
     tombstone, countable = is_tombstone(stream).alias("tombstone"), F.col("held_reason").isNull().alias("again")
-    other_key = ~F.col("key").eqNullSafe(build_key(stream).cast("binary"))
     return rows.select(
         *[F.col(name) for name in ("slice", *ORIGIN, *own)],
         tombstone,
@@ -288,7 +288,7 @@ def _select_needed_columns(stream: Stream, rows: DataFrame) -> DataFrame:
         F.coalesce("held_first_failed_at", "first_failed_at").alias("first_failed_at"),
         *[F.when(F.col("reason").isNotNull(), F.col(name)).alias(name) for name in PAYLOAD],
         *([holds_slice(stream).alias(HOLDS)] if stream.ordered else []),
-        *([other_key.alias(OTHER_KEYS)] if needs_key_count(stream) else []),
+        *([has_other_key(stream).alias(OTHER_KEYS)] if needs_key_count(stream) else []),
         *(["deleted"] if stream.deletes else []),
         *fields,
     )

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from highwater.assets.origins import PROBLEM
-from highwater.assets.parsing import build_key, parse_records
+from highwater.assets.parsing import build_key, has_other_key, parse_records
 from highwater.assets.work import Work
 from highwater.declaration import Field, Stream
 from highwater.schemas import Schema
@@ -95,8 +95,9 @@ def by_pipeline(
         if declared.type in {"timestamp", "timestamp_ntz"}:
             value = F.unix_micros(value.cast("timestamp"))
         columns.append(value.alias(f"v_{declared.name}"))
+    other_key = has_other_key(stream).alias("other_key")
     return (
         parse_records(work, raw)
-        .select("name", "reason", "rule", "detail", build_key(stream).alias("event_key"), *columns)
+        .select("name", "reason", "rule", "detail", build_key(stream).alias("event_key"), other_key, *columns)
         .collect()
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from dataclasses import replace
 from datetime import date, timedelta
@@ -18,6 +20,8 @@ from highwater.errors import DeclarationError
 from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.protobuf import compile_schema
+from highwater.schemas import Schema
 from highwater.sources import Key, Meta, Rest
 from highwater.stream_files import load_streams, read_streams
 
@@ -154,13 +158,33 @@ def test_keys_versions_and_deletes_go_together(changes: dict[str, Any], reported
 
 
 IGNORED: dict[str, Any] = {"record_key": "ignore", "first_version": None}
+WARNED: dict[str, Any] = {"record_key": "warn", "first_version": None}
+TWO_KEYS: dict[str, Any] = {**WARNED, "key": ("order_id", "customer_id")}
+BY_VERSION: dict[str, Any] = {**WARNED, "key": ("version",)}
+KEY_OF_ID = json.dumps(
+    {"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}, {"name": "region", "type": "int"}]}
+)
+# A FileDescriptorSet with the message `k.Key`, whose only field is `id`.
+KEY_MESSAGE = base64.b64encode(
+    compile_schema(Schema(1, "PROTOBUF", 'syntax = "proto3"; package k; message Key { string id = 1; }'))[0]
+).decode()
 
 
 @pytest.mark.parametrize(
     ("changes", "reported"),
     [
-        ({"key_format": Json()}, "a key of the format Json is no text: declare record_key='ignore'"),
-        ({"key_format": BigEndian(), "record_key": "warn", "first_version": None}, "record_key='warn' compares"),
+        ({"key_format": Json()}, "first_version needs record_key='strict' and key_format=Text()"),
+        ({"key_format": Raw(), **WARNED}, "and key_format=Raw() does not decode it: declare the format of the keys"),
+        ({"key_format": BigEndian(), **WARNED}, "the key is a whole number, and 'order_id' is a string: declare it as"),
+        ({"key_format": Avro('{"type": "int"}'), **WARNED}, "the key is a whole number, and 'order_id' is a string"),
+        (
+            {"key_format": Avro('"string"'), **BY_VERSION},
+            "the key is a text, and 'version' is a number: declare text=True for it, or record_key='ignore'",
+        ),
+        ({"key_format": BigEndian(), **TWO_KEYS}, "a key of the format BigEndian is one value: declare record_key="),
+        ({"key_format": Avro('"string"'), **TWO_KEYS}, "a key of the format Avro is one value"),
+        ({"key_format": Avro(KEY_OF_ID), **WARNED}, "have no member 'order_id'; they have id, region: name the field"),
+        ({"key_format": Protobuf("k.Key", KEY_MESSAGE), **WARNED}, "have no member 'order_id'; they have id: name the"),
         ({"key_format": BigEndian(2), **IGNORED}, "key_format: an integer has 4 or 8 bytes, and size is 2"),  # type: ignore[arg-type]
         ({"key_format": Avro("no"), **IGNORED}, "key_format: this is no Avro schema"),
         ({"key_format": Protobuf(descriptors="CgA="), **IGNORED}, "key_format: name the message"),

@@ -167,7 +167,9 @@ CHECKS = (
         "events",
         ("raw",),
         {key_checks.AS_DECLARED: "Every record of an event has the key that the fields of `key` give."},
-        lambda ask, stream, keys: {key_checks.AS_DECLARED: key_checks.check_record_keys(ask.lake, stream, keys)},
+        lambda ask, stream, keys: {
+            key_checks.AS_DECLARED: key_checks.check_record_keys(ask.lake, stream, keys, ask.schemas)
+        },
         key_checks.select_check_names,
     ),
     Checks(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.assets.evolution import build_evolved_stream
 from highwater.assets.parsing import select_column_fields
-from highwater.classifying import build_key, build_version
+from highwater.classifying import build_key, build_version, read_record_key
 from highwater.column_comparison import matches_stored
 from highwater.declaration import Field
 from highwater.decoding import Schemas, decode_record_key, read_fields
@@ -255,6 +255,8 @@ def _select_suspect_rows(stream: Stream, columns: Sequence[_EventColumn], batch:
     every = list(range(batch.num_rows))
     if stream.value != Json() or stream.deletes or len(stream.version_fields) > 1 or not all(map(_is_plain, columns)):
         return every
+    if stream.needs_readable_key:
+        return every
     try:
         read = _read(columns, batch["value"].to_pylist())
         if read.num_rows != batch.num_rows:
@@ -266,7 +268,7 @@ def _select_suspect_rows(stream: Stream, columns: Sequence[_EventColumn], batch:
                 theirs = pc.cast(pc.cast(theirs, pa.timestamp("us", "UTC")), pa.int64())
             same = pc.fill_null(pc.equal(pc.cast(ours, theirs.type), theirs), fill_value=False)
             unlike = pc.or_(unlike, pc.invert(same))
-        if stream.record_key != "strict":
+        if not stream.has_record_key:
             unlike = pc.or_(unlike, _compute_key_mask(stream, batch, read))
     except pa.ArrowException:
         return every
@@ -333,6 +335,7 @@ def _select_differing_fields(
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
     found += _compare_key(stream, row, record, document, key) + _compare_version(stream, row, record, document, key)
+    found += _compare_record_key(stream, row, key)
     compared = [
         one if one.always or not deletes else one._replace(declared=_to_lenient_field(one.declared)) for one in columns
     ]
@@ -347,9 +350,19 @@ def _compare_key(
     values = _extract_values(stream, stream.key, record, document, key)
     if values is None or "event_key" not in row:
         return []
-    # How a time is written is the pipeline's.
-    has_times = any(stream.find_field(name).type in {"timestamp", "timestamp_ntz"} for name in stream.key)
-    return [] if has_times or build_key(stream, values) == row["event_key"] else ["key"]
+    return [] if _has_time_in_key(stream) or build_key(stream, values) == row["event_key"] else ["key"]
+
+
+def _has_time_in_key(stream: Stream) -> bool:
+    """Whether the key has a time: how it is written is the pipeline's."""
+    return any(stream.find_field(name).type in {"timestamp", "timestamp_ntz"} for name in stream.key)
+
+
+def _compare_record_key(stream: Stream, row: Mapping[str, Any], key: Any) -> list[str]:
+    """`record key` if it is declared to be the event's, and is another one."""
+    if not stream.compares_decoded_keys or stream.record_key != "strict" or _has_time_in_key(stream):
+        return []
+    return [] if read_record_key(stream, key) == row["event_key"] else ["record key"]
 
 
 def _compare_version(

@@ -104,7 +104,7 @@ def _read_misplaced_origins(
     for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
         # What the main topic holds was never rejected before, also if it was reclaimed from the DLQ since.
         tried = f"{read_count(tables[name], 'retries')} <> 0"
-        other_key = _OTHER_KEY if stream.record_key == "strict" else "false"
+        other_key = _OTHER_KEY if stream.has_record_key else "false"
         for row in _query_slices(tables, question, keys, tried=tried, other_key=other_key):
             found[row["slice"]].append(describe_sample(f"in {name} otherwise than in raw", Origin.from_row(row)))
     # The owner of records of other systems depends on the ledger at decision time: the counts show it.
@@ -262,7 +262,7 @@ _PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"
 
 def _select_record_columns(stream: Stream) -> dict[str, str]:
     """The columns of a record in events and rejects; the key of an event is the record's only where that is strict."""
-    return _PLACED if stream.record_key == "strict" else {**_PLACED, "events": _TIME}
+    return _PLACED if stream.has_record_key else {**_PLACED, "events": _TIME}
 
 
 class _Copy(NamedTuple):
@@ -293,7 +293,7 @@ def _copy_of(stream: Stream, slice_: Slice, row: Mapping[str, Any], early: Colle
     mapped = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
     origin, reclaims, retries, ms = parse_record_envelope(stream, slice_, mapped)
     whole = {**row, "ms": ms}
-    as_event = {"ms": ms, "key": row["key"]} if stream.record_key == "strict" else {"ms": ms}
+    as_event = {"ms": ms, "key": row["key"]} if stream.has_record_key else {"ms": ms}
     return _Copy(origin, reclaims, retries, _build_digest(as_event), _build_digest(whole))
 
 
