@@ -99,7 +99,7 @@ class Ours:
         folder = self.held.home / "streams"
         folder.mkdir(exist_ok=True)
         (folder / "orders.py").write_text(
-            f"from tests.helpers.crash_support import stream_on\nSTREAM = stream_on({self.held.stream.topic!r})\n"
+            f"from tests.helpers.crash_support import build_stream\nSTREAM = build_stream({self.held.stream.topic!r})\n"
         )
         return CliRunner().invoke(main, ["--declarations", str(folder), *arguments])
 
@@ -141,7 +141,7 @@ def ensure_decided(held: Deployment) -> None:
     """Hold events, rejects and current against raw, for topics that Kafka holds in part."""
     raw = {(r["generation"], r["partition"], r["offset"]): r["value"] for r in read_rows(str(held.path("raw")))}
     tables = {name: read_rows(str(held.path(name))) for name in ("events", "rejects", "current")}
-    places = {name: [is_in_history(row) for row in rows] for name, rows in tables.items()}
+    places = {name: [find_place(row) for row in rows] for name, rows in tables.items()}
     remaining = {place for place, value in raw.items() if value is not None}
     assert sorted(places["events"] + places["rejects"]) == sorted(remaining), "each record that is no tombstone, once"
     newest: dict[str, int] = {}
@@ -153,7 +153,7 @@ def ensure_decided(held: Deployment) -> None:
     assert found == newest
 
 
-def is_in_history(row: Mapping[str, Any]) -> tuple[int, int, int]:
+def find_place(row: Mapping[str, Any]) -> tuple[int, int, int]:
     return row["origin_generation"], row["origin_partition"], row["origin_offset"]
 
 

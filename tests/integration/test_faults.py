@@ -413,6 +413,6 @@ def declared(ours: Ours, folder: Path) -> Ours:
 
 OTHER_DECLARED = """
 from dataclasses import replace
-from tests.helpers.crash_support import stream_on
-STREAM = replace(stream_on("other"), name="other")
+from tests.helpers.crash_support import build_stream
+STREAM = replace(build_stream("other"), name="other")
 """
