@@ -375,7 +375,7 @@ class Retention:
 class OnReject(str, Enum):
     """The outcome of a record that is no event.
 
-    `HOLD` keeps its slice, and all that come behind it, from being decided as long as the record would be rejected for
+    `HOLD` keeps its slice, and all that come after it, from being decided as long as the record would be rejected for
     that reason. The stream's slices are decided one at a time, in their order.
     """
 

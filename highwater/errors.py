@@ -183,7 +183,7 @@ class BreakerOpenError(TemporaryError):
 
 
 class SliceHeldError(TemporaryError):
-    """Records of a slice hold it: nothing of it was committed downstream of raw, nor is what comes behind it."""
+    """Records of a slice hold it: nothing of it was committed downstream of raw, nor is what comes after it."""
 
 
 class OutOfTurnError(TemporaryError):

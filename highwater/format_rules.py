@@ -30,7 +30,7 @@ _SHARED_GROUP = re.compile(r"\(\?(?:<?[=!]|>|[ims]*(?:-[ims]+)?[:)])")
 # A possessive quantifier Java follows in a loop.
 _REPEATED = re.compile(r"(?:[*+]|\{[0-9]+,[0-9]*\})\??")
 _SHARED_QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})[?+]?")
-# Letters and digits behind a backslash that both read as the same: classes, boundaries, characters, back references.
+# Letters and digits after a backslash that both read as the same: classes, boundaries, characters, back references.
 _SHARED_ESCAPES = frozenset("dDsSwWbBAtnrfaxu123456789")
 _SHARED_IN_SETS = _SHARED_ESCAPES - frozenset("bBA123456789")
 _IN_SETS_ALONE = re.compile(r"\[|&&")

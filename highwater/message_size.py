@@ -55,7 +55,7 @@ class SizeLimits:
     def select_left_out(
         self, topic: str, key: bytes | None, own: Sequence[Header], envelope: Sequence[Header]
     ) -> tuple[str, ...]:
-        """The parts of a record that stay behind so that the rest of it fits for sure, as few as can be.
+        """The fewest parts of a record to leave out so that the rest of it surely fits.
 
         Args:
             topic: where to.

@@ -36,7 +36,7 @@ class Sums:
         """The mean amount, half a unit rounded away from 0; None without events.
 
         Args:
-            scale: digits behind the point.
+            scale: digits after the decimal point.
         """
         if not self.events:
             return None

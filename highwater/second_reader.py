@@ -38,7 +38,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _FARTHEST_ZONE = timedelta(hours=18)
 _FIRST_MICROS = -62_135_596_800_000_000  # of the year 1
 _LAST_MICROS = 253_402_300_799_999_999  # of the year 9999
-# As RFC 4648, with or without padding; white space may be anywhere but behind padding.
+# As RFC 4648, with or without padding; white space may be anywhere but after padding.
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?")
 _SPACE = re.compile(r"[ \t-\r\x1c-\x1f]+")
 _UNSCALED_BYTES = 16  # as many as 38 digits need
@@ -454,7 +454,7 @@ def _convert_nested(field: Field, found: Any, place: str) -> Any:
 
 
 def format_located_problem(place: str, error: ValueError) -> str:
-    """The problem behind its place: `lines[1].price: it is missing`."""
+    """The problem after its place: `lines[1].price: it is missing`."""
     return f"{place}{'' if str(error).startswith(('.', '[')) else ': '}{error}"
 
 

@@ -35,7 +35,7 @@ class _Node:
         text: the text before the parts.
         parts: the parts, each with the comments above it.
         end: what follows them; empty for plain text.
-        single: whether it is a tuple, which needs a comma behind its only part.
+        single: whether it is a tuple, which needs a comma after its only part.
     """
 
     text: str
@@ -67,7 +67,7 @@ class _Node:
         return [*found, indent + self.end]
 
     def with_prefix(self, text: str) -> _Node:
-        """The source behind a text, such as an argument's name."""
+        """The source with a text before it, such as an argument's name."""
         return _Node(text + self.text, self.parts, self.end, self.single)
 
 

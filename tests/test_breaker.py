@@ -455,7 +455,7 @@ def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[.
     for number, at in enumerate((0, 3, 6)):
         assert ledger.breakers.read_circuit("orders").closed
         some = slices[at : at + 3]
-        for table in ("rejects", "dlq"):  # tried again in the same run, behind its decision
+        for table in ("rejects", "dlq"):  # tried again in the same run, after its decision
             messages = {slice_.key: {"raw": 10, "rejects": 0} for slice_ in some}
             ensure_within_limit(work(*some, run=f"run {number}"), some, {}, messages)
             fails(work(*some, run=f"run {number}"), broken, table=table)
@@ -544,7 +544,7 @@ def test_the_probe_is_a_slice_of_the_topic_that_was_refused_never_or_longest_ago
 
 
 def test_a_slice_that_fails_takes_its_turn_behind_those_that_nobody_tried() -> None:
-    """It is never refused, so it was every probe for as long as it failed, and sound slices waited behind it."""
+    """It is never refused, so it was every probe for as long as it failed, and sound slices waited after it."""
     later = NOON + minutes(5)
     assert stopped(OPEN, later, tried={"a": NOON})[2] == "b"
     assert stopped(OPEN, later, tried={"a": NOON, "b": NOON - minutes(1)})[2] == "b"

@@ -138,7 +138,7 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
         lake: the tables.
         stream: the stream's name.
         batches: rows; one batch is held at a time.
-        ends: of the main topic: no event that lies behind them was sent then.
+        ends: of the main topic: no event that lies after them was sent then.
 
     Raises:
         DependencyAwayError: the storage is away.

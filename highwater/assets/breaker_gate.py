@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
-# The number of rejects in the numbers of a split; those for a reason have its name behind an underscore.
+# The number of rejects in the numbers of a split; those for a reason have its name after an underscore.
 REJECTS = "rejects"
 
 

@@ -267,7 +267,7 @@ class _Waiting:
         return [_find_identity(one) for one in now] == [_find_identity(one) for one in (self._table, self._held_by)]
 
     def read_batches(self, sent: int) -> PrefetchingIterator[list[RejectToSend]]:
-        """The rejects behind the first `sent` ones, in batches for a transaction each; the first of them is read.
+        """The rejects after the first `sent` ones, in batches for a transaction each; the first of them is read.
 
         Value sizes bound a read; sizes of whole records bound a transaction.
         """

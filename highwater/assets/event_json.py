@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FINGERPRINT_DIGITS = 32
 # What JSON wants escaped.
 _ESCAPED = r'["\\\x00-\x1f]'
-# Digits behind the point above which Arrow may write an exponent.
+# Digits after the decimal point above which Arrow may write an exponent.
 _PLAIN_DIGITS = 6
 
 

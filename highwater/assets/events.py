@@ -77,7 +77,7 @@ def materialise(work: Work) -> list[SliceReport]:
         UnbalancedError: rows of raw have expired, and the decision is gone too.
         BreakerOpenError: the stream's breaker lets none of them be decided.
         RetractionError: an event that was sent to the accepted topic would be rejected; nothing was committed.
-        SliceHeldError: records hold a slice; neither it nor what comes behind it was committed.
+        SliceHeldError: records hold a slice; neither it nor what comes after it was committed.
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """

@@ -165,7 +165,7 @@ def _to_plain_number(number: Column) -> Column:
     moved = F.when(exponent.between(-_MAX_PLACES, _MAX_PLACES), exponent)
     point = F.length(extract_group(2)) + moved
     digits = F.concat(extract_group(2), extract_group(3))
-    # The digits with as many zeros before and behind them as bring the point into them.
+    # The digits with as many zeros before and after them as bring the point into them.
     before = F.repeat(F.lit("0"), F.greatest(F.lit(0), 1 - point))
     behind = F.repeat(F.lit("0"), F.greatest(F.lit(0), point - F.length(digits)))
     padded, at = F.concat(before, digits, behind), F.greatest(F.lit(1), point)

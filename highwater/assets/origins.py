@@ -319,7 +319,7 @@ def with_fate(
 def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
     """Classified rows with `superseded`: of an origin that comes several times in a tier's slice one counts.
 
-    The first that can be accepted, or the first of all if none can: a correction that lies behind what it corrects must
+    The first that can be accepted, or the first of all if none can: a correction that lies after what it corrects must
     not be lost for it. A copy whose end is `elsewhere` never counts before one whose end is here.
 
     Args:

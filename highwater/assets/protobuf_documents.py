@@ -41,8 +41,8 @@ class ProtobufReader:
 
         Args:
             schema: the schema's ID.
-            data: the value behind its framing.
-            places: the bytes behind the ID in a header; None where the framing is in the value.
+            data: the value after its framing.
+            places: the bytes after the ID in a header; None where the framing is in the value.
         """
         if schema is None or data is None:
             return None, None

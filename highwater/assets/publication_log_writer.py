@@ -237,7 +237,7 @@ class PublicationLog:
         return found if self.before is None else self.before.merge_earlier_copies(found, events, origins)
 
     def follow(self, batch: int) -> None:
-        """Let batches be numbered from the one behind this on: the last that a table had sent which was lost."""
+        """Let batches be numbered from the one after this on: the last that a table had sent which was lost."""
         self.sending = replace(self.sending, attempt=max(batch, self.sending.attempt))
         self.commit_settled()
         self._write_down([], self.sending)

@@ -52,7 +52,7 @@ MAX_RECORDS_PER_TASK = 250_000
 # a task is written by the tasks that read it, a file each: to gather it would take as long as to write it.
 RECORDS_PER_FILE = 100_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
-# default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
+# default 500 ms and every later request of the task waits after it: 1.1 s instead of 0.15 s for 50,000 records.
 # A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. Spark asks again
 # with the same wait until its patience ends, 120 s by default: so the read with the short wait has little patience, and
 # one that got nothing is repeated with the long wait, which costs no more than the first one's patience.

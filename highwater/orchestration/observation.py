@@ -30,7 +30,7 @@ class PlanningPosition:
         planned: the end of the planned offsets.
         log_start: the earliest offset that the broker still holds.
         last_stable: the last stable offset: planning never goes past it (I3).
-        high_watermark: the offset behind the last record, be it of an open transaction.
+        high_watermark: the offset after the last record, be it of an open transaction.
     """
 
     partition: int
@@ -41,7 +41,7 @@ class PlanningPosition:
 
     @property
     def lag(self) -> int | None:
-        """Offsets up to the high watermark that are not planned, those behind an open transaction among them."""
+        """Offsets up to the high watermark that are not planned, those after an open transaction among them."""
         if self.last_stable is None:
             return None
         end = max(self.last_stable, self.high_watermark or 0)

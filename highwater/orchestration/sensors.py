@@ -132,7 +132,7 @@ RETRIES_SHELL = StreamsSensor(
     RETRY_SECONDS,
     _ALL_THREE,
     RetriesRound,
-    "Cuts due records of every stream's tiers into slices and requests their runs, behind those of new slices.",
+    "Cuts due records of every stream's tiers into slices and requests their runs, after those of new slices.",
     (RETRIES, ALL),
 )
 REPAIR_SHELL = StreamsSensor(

@@ -115,7 +115,7 @@ def _build_missing_rows(
         *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
     ]
     if last < opened.version() and opened.version() not in {row["version"] for row in rows}:
-        # So the entry behind it, such as one of OPTIMIZE, is not looked at again, and may be cleaned.
+        # So the entry after it, such as one of OPTIMIZE, is not looked at again, and may be cleaned.
         rows.append({**base, "version": opened.version()})
     return rows
 

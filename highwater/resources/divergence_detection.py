@@ -176,7 +176,7 @@ def _build_seen_record(message: Message) -> SeenRecord:
 
 
 def _search_epoch_end(kafka: Kafka, state: TopicState, partition: int, was: PlannedFacts, deadline: float) -> int:
-    """The offset behind the last record that was written in the recorded epoch or before: a binary search."""
+    """The offset after the last record that was written in the recorded epoch or before: a binary search."""
     seen = state.partitions[partition]
     low, high = seen.log_start or 0, min(was.end, seen.last_stable or 0)
     end = high

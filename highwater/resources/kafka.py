@@ -133,7 +133,7 @@ class Kafka:
         """
         topic_id, leaders = self._read_id_and_leaders(topic)
         led = [p for p, leader in leaders.items() if leader is not None]
-        # The high watermark before the last stable offset: what comes in between seems behind no open transaction then.
+        # The high watermark before the last stable offset: a record that arrives in between seems held back by none.
         starts, high, stable = self._read_topic_offsets(
             topic, led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE
         )
@@ -273,7 +273,7 @@ class Kafka:
             topic: the topic.
             timestamp_ms: milliseconds since 1970 in UTC.
             state: a look at the topic from before; it is looked at first if left out. A last stable offset that is read
-                later could lie behind records that are older than the timestamp.
+                later could lie after records that are older than the timestamp.
 
         Raises:
             TopicAbsentError: there is no such topic.
@@ -299,7 +299,7 @@ class Kafka:
         position, never by a record.
 
         Raises:
-            OffsetsExpiredError: a range starts before the log does, or behind its end.
+            OffsetsExpiredError: a range starts before the log does, or after its end.
             ConfigurationError: the configuration is refused, or this user may not read the topic.
             DependencyAwayError: nothing came for this many seconds; a transaction that is open in a range ends so too.
         """

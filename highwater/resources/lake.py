@@ -47,7 +47,7 @@ class Lake:
         return "://" not in self.root or self.root.startswith("file:")
 
     def is_root_missing(self) -> bool:
-        """Whether the root is a folder of this machine that does not exist; never of a lake behind a URI."""
+        """Whether the root is a folder of this machine that does not exist; never true of a lake with a URI."""
         local = find_local_path(self.root)
         return local is not None and not local.is_dir()
 

@@ -194,13 +194,13 @@ class ReliableProducer:
         Args:
             topic: the topic of all of them.
             records: key and value of each. Best at hand: they are taken some at a time, and go when those are there.
-                An error leaves those behind it unsent; of an iterator up to a hundred were taken all the same.
+                An error leaves those after it unsent; of an iterator up to a hundred were taken all the same.
             record_ids: the caller's name of each, as many as there are records; numbers if None.
             on_delivered: called as by `send`, for each record.
 
         Raises:
             ValueError: there are more records than ids, or fewer; those before are sent.
-            RecordRefusedError: as `send`. The records before are sent, those behind are not.
+            RecordRefusedError: as `send`. The records before are sent, those after are not.
             KeyStoppedError: as `send`, and the same of the others.
             UndeliveredError: the producer cannot send any more at all.
         """
@@ -272,7 +272,7 @@ class ReliableProducer:
         """The outcome of a record that the client did not take from its sender.
 
         One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
-        one of them stops its key, and behind what a callback sends meanwhile.
+        one of them stops its key, and after what a callback sends meanwhile.
         """
         if isinstance(error, BufferError):
             self._queue.append((record, sent))

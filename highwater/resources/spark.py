@@ -41,7 +41,7 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Whether Spark plans the rest of a query again behind each shuffle, which it does unless somebody set it up otherwise.
+# Whether Spark plans the rest of a query again after each shuffle, which it does unless somebody set it up otherwise.
 ADAPTIVE = "spark.sql.adaptive.enabled"
 
 # As which type of Parquet Spark writes timestamps.
@@ -73,7 +73,7 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
         # What we have Spark hold is read again and let go; packing it took longer than making it.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
-        # and a key has many lines, so everything behind the first such name is hidden. Spark looks through the plan of
+        # and a key has many lines, so everything after the first such name is hidden. Spark looks through the plan of
         # each query, character by character: the first look spares the four others.
         "spark.sql.redaction.string.regex": r"(?is)(?=[spk])(sasl\.jaas\.config|password|secret|keystore\.key).*",
     }

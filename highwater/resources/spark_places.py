@@ -69,7 +69,7 @@ def connect_place(remote: str) -> Place:
 
 
 def parse_master_places(master: str) -> tuple[str, list[Place]]:
-    """The name of the service behind a master's URL, and its hosts and ports; none for a local master.
+    """The name of the service that a master's URL names, and its hosts and ports; none for a local master.
 
     Raises:
         ConfigurationError: the URL of a standalone master or of Kubernetes has no host or port.

@@ -347,7 +347,7 @@ def test_the_spark_of_the_image_has_what_cannot_be_set_later() -> None:
     assert max(few.values()) <= 8, "a commit would wait for hundreds of tasks"
 
 
-# Each with any name behind it.
+# Each with any name after it.
 OPEN_ENDED = (
     "spark.executorEnv.",
     "spark.sql.catalog.",

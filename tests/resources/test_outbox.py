@@ -202,7 +202,7 @@ def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
 def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later versions of its key went out, and the first one would have come behind them once the limit was raised."""
+    """Later versions of its key went out, and the first one would have come after them once the limit was raised."""
     box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
     producer = ReliableProducer(build_producer_properties("127.0.0.1:1", {"message.max.bytes": "2000"}))
     box.put(
@@ -305,7 +305,7 @@ def sent_again(box: Outbox) -> tuple[list[str], dict[str, str | None]]:
 def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_again(
     tmp_path: Path, forget: Callable[[Log], None]
 ) -> None:
-    """It was taken for a record that never arrived, and came twice, behind later ones of its key."""
+    """It was taken for a record that never arrived, and came twice, after later ones of its key."""
     file, log = tmp_path / "outbox.sqlite", Log()
     die_amid(file, log, ["sent", "lost"], arrived=["sent"])
     forget(log)

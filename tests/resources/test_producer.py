@@ -490,7 +490,7 @@ def test_a_record_that_is_too_large_is_refused_at_once_and_not_counted(nobody: s
 def test_a_refused_record_stops_its_key_whenever_it_is_refused(
     nobody: str, policy: OnFailure, *, stops: bool, queued: bool
 ) -> None:
-    """Refused at once it stopped nothing, so that later versions of a key went out and the first one behind them."""
+    """Refused at once it stopped nothing, so that later versions of a key went out and the first one after them."""
     properties = build_producer_properties(nobody, {"message.max.bytes": "2000"})
     producer = ReliableProducer(properties, on_failure=policy, most_with_client=1)
     if queued:
@@ -608,7 +608,7 @@ def pairs(number: int) -> list[tuple[bytes | None, bytes | None]]:
 
 
 def test_many_records_are_named_and_counted_like_one(nobody: str) -> None:
-    """Three of seven are with the client; one waits, so that those behind it have to."""
+    """Three of seven are with the client; one waits, so that those after it have to."""
     producer = ReliableProducer(build_producer_properties(nobody), most_with_client=3)
     producer.send_all("t", pairs(3), "abc")
     producer.send(Record("t", b"1", b"v"), "d")
@@ -658,7 +658,7 @@ def test_of_many_each_that_was_delivered_is_reported_by_its_id(
 
 
 def test_of_many_those_that_wait_for_room_are_reported_too(client: FakeClient) -> None:
-    """The client is full before we are, so one meets it full and waits in our queue, with those behind it."""
+    """The client is full before we are, so one meets it full and waits in our queue, with those after it."""
     client.room, client.ends = 2, [None] * 5
     shown: list[str] = []
     producer = producing()

@@ -105,7 +105,7 @@ CHECKS = (
         "raw",
         (),
         {
-            "slices_tile": "The slice begins where the one before it ends, or behind a recorded loss.",
+            "slices_tile": "The slice begins where the one before it ends, or after a recorded loss.",
             "offsets_as_planned": (
                 "The commit names the offsets of the plan, and every row has one of them, which no other has."
             ),

@@ -208,12 +208,12 @@ def _select_role_columns(stream: Stream) -> list[tuple[str | None, str]]:
 
 
 def _build_version_column(stream: Stream) -> str:
-    """The version in SQL, behind others, where it has several fields."""
+    """The version in SQL, after others, where it has several fields."""
     return ", e.version AS event_version" if len(stream.version_fields) > 1 else ""
 
 
 def _build_deleted_column(stream: Stream, events: DeltaTable) -> str:
-    """The column `deleted` in SQL, behind others; nothing where a stream has none, or has it only since."""
+    """The column `deleted` in SQL, after others; nothing where a stream has none, or has it only since."""
     return ", e.deleted AS deleted" if stream.deletes and has_column(events, "deleted") else ""
 
 

@@ -190,7 +190,7 @@ class _KeyQueries:
             self.counts.setdefault(era.generation, set()).add(era.partitions)
         main = quote_text(f"{stream.topic}@")
         self._mine = f"key IS NOT NULL AND starts_with(slice, {main})"
-        # The newest era whose first slice is not behind the row's; slices of a topic sort by their ordinals.
+        # The newest era whose first slice is not after the row's; slices of a topic sort by their ordinals.
         newest_first = sorted(eras, key=lambda era: -era.ordinal)
         cases = " ".join(f"WHEN slice >= {quote_text(era.since)} THEN {era.partitions}" for era in newest_first)
         self._partitions = f"CASE {cases} ELSE {eras[0].partitions} END"

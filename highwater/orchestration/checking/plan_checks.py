@@ -23,7 +23,7 @@ ABSENT = CheckResult(passed=False, text="the slice is not in raw")
 
 
 def check_slices_tile(ledger: Ledger, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
-    """For each slice whether it begins where the one before it ends, or behind a recorded loss.
+    """For each slice whether it begins where the one before it ends, or after a recorded loss.
 
     Raises:
         DependencyAwayError: the ledger could not be read.

@@ -109,7 +109,7 @@ FROM t WHERE {slices} GROUP BY slice, state
 
 
 def _list_skipped_slices(stream: Stream, published: DeltaTable, waiting: Sequence[str]) -> dict[str, str]:
-    """Slices that are not published though one behind them is: those of the main topic are sent in their order.
+    """Slices that are not published though one after them is: those of the main topic are sent in their order.
 
     A batch that broke off is sent to its end before what comes after it. A slice of a tier may come at any time.
     """
@@ -118,7 +118,7 @@ def _list_skipped_slices(stream: Stream, published: DeltaTable, waiting: Sequenc
         return {}
     end = SliceKey.parse(last)
     found = [key for key in waiting if (one := SliceKey.parse(key)).topic == end.topic and one < end]
-    return dict.fromkeys(found, f"is not published, and {last} behind it is")
+    return dict.fromkeys(found, f"is not published, and {last} after it is")
 
 
 def _list_uncommitted_slices(published: DeltaTable, bare: Sequence[str]) -> dict[str, str]:

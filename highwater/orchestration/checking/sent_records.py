@@ -59,7 +59,7 @@ class TopicRecords:
         records: those that the tables say were sent.
         lacking: those that are not there.
         doubled: those that are there more than once.
-        unsure: whether some may be gone by retention, or behind a transaction that is open: nothing is lacking then.
+        unsure: whether some may be gone by retention, or after a transaction that is open: nothing is lacking then.
         skipped: why the topic could not be looked at; None if it was.
     """
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SAMPLES = 10
 # The name of the answers that are of no slice but of the whole stream.
 STREAM = ""
-# A slice of the main topic is compared with this many before and behind it: otherwise the price of a check would grow
+# A slice of the main topic is compared with this many before and after it: otherwise the price of a check would grow
 # with the table. The audit looks at the whole stream.
 SLICES_AROUND = 1_000
 # Events that one query sorts, some 100 bytes each; more are looked at in several ranges of keys.

@@ -251,7 +251,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Parke
 def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:
     """Whether a record was published, or parked, before its key was erased.
 
-    Sent back to a tier it would get a time of its own there, behind the erasure, and be taken again.
+    Sent back to a tier it would get a time of its own there, after the erasure, and be taken again.
     """
     key = extract_key(message) if erased else None
     moment = erased.get(compute_digest(key)) if key is not None else None

@@ -69,7 +69,7 @@ class AcceptedFacts:
     def select_unknown_ranges(self, number: int, log: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
         """By partition the offsets of the main topic whose events may have been sent, and are not there any more.
 
-        The records in order begin with an offset, and nothing behind that is gone: late records of earlier ones
+        The records in order begin with an offset, and nothing after that is gone: late records of earlier ones
         preceded it too.
 
         Args:
@@ -97,7 +97,7 @@ def keep(
     dry_run: bool,
     again: bool,
 ) -> AcceptedFacts:
-    """Store the topic's records, and let the table `published` begin behind it; or only look.
+    """Store the topic's records, and let the table `published` begin after it; or only look.
 
     Args:
         see: takes note of each record.

@@ -150,7 +150,7 @@ def _read_whole_records(
 def _build_redrive_record(
     name: str, topic: str, envelope: Envelope, found: OriginalRecord, partitions: int
 ) -> _SentBack:
-    # One try more, whatever it has behind it: where it fails again it is parked again.
+    # One more try, whatever its number of attempts: if it fails again it is parked again.
     headers = add_envelope(replace(envelope, reference=None), found.headers)
     record = Record(topic, found.key, found.value, headers, partition=envelope.partition % partitions)
     return _SentBack(name, record, measure_message(found.key, found.value, headers))

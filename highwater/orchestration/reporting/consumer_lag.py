@@ -171,7 +171,7 @@ def _compute_unread_starts(
 ) -> dict[int, int]:
     """For each partition where the first of these slices begins that has some of it; else where the plan ends."""
     ends = compute_positions(planned, state) if planned else {}
-    if last is not None:  # nothing is known of a partition behind it
+    if last is not None:  # nothing is known of a partition after it
         ends |= {p: offsets.end for p, offsets in last.ranges.items()}
     first: dict[int, int] = {}
     for slice_ in unread:

@@ -130,7 +130,7 @@ class ExplainedSlice:
     def lines(self) -> list[str]:
         """The slice in sentences, without its tables."""
         slice_ = self.slice_
-        lag = "" if slice_.lag is None else f", {slice_.lag:,} offsets waited behind it"
+        lag = "" if slice_.lag is None else f", {slice_.lag:,} offsets after it waited"
         lines = [
             f"{slice_.key}: stream {slice_.stream}, topic {slice_.topic}, generation {slice_.generation}",
             f"planned {slice_.planned_at:%Y-%m-%d %H:%M:%S} UTC, {slice_.offsets:,} offsets{lag}",

@@ -185,7 +185,7 @@ ENDED = b"ended"
 
 
 def _read_line(reports: BinaryIO, rest: bytes, seconds: float) -> tuple[bytes | None, bytes]:
-    """The next line and what was read behind it; without a line, `ENDED` if the process has closed the pipe."""
+    """The next line and what was read after it; without a line, `ENDED` if the process has closed the pipe."""
     deadline = time.monotonic() + seconds
     while b"\n" not in rest:
         ready, _, _ = select.select([reports], [], [], max(0.0, deadline - time.monotonic()))

@@ -41,7 +41,7 @@ class PartitionStatus:
 
     @property
     def lag(self) -> int | None:
-        """Offsets up to the high watermark that are not planned, those behind an open transaction among them."""
+        """Offsets up to the high watermark that are not planned, those after an open transaction among them."""
         if self.last_stable is None:
             return None
         begun = self.planned if self.planned is not None else self.log_start or 0

@@ -70,7 +70,7 @@ class Turn:
     Args:
         keys: slices that go on now, in one run; none while the first one is worked on, or its next run not due.
         run_number: of the next run of the first of them.
-        raw_alone: slices behind them that are only to be read from Kafka.
+        raw_alone: slices after them that are only to be read from Kafka.
         waiting: slices that are in raw and wait for their turn.
         due_at: when the first one is asked for, if it waits for that alone.
     """
@@ -201,7 +201,7 @@ def read_release_times(ledger: Ledger, lacking: Collection[str]) -> dict[str, da
 
 def format_hold_lines(holds: Sequence[Hold]) -> list[str]:
     """Lines of a tick about slices that are held."""
-    return [f"{hold.text}. Slices behind it are taken into raw, and wait there" for hold in holds]
+    return [f"{hold.text}. Later slices are read into raw, and wait there" for hold in holds]
 
 
 def format_turn_lines(turn: Turn, holds: Sequence[Hold]) -> list[str]:

@@ -88,7 +88,7 @@ def _select_counted_runs(ledger: Ledger, stream: Stream, keys: Sequence[str], ru
     """The runs without those that count no more: what they failed by came back, or a person lets it go on since.
 
     Slices go out together and in order, so a run fails for all that it names by one of them: who lets one be tried
-    again, lets those behind it.
+    again, lets those after it.
     """
     times = [read_recovery_time(ledger, stream), *ledger.exhausted_slices.read_release_times(keys).values()]
     floor = max((at for at in times if at is not None), default=None)

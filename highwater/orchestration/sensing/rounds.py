@@ -153,7 +153,7 @@ def visit_all(
 
 
 def rotate_streams(streams: Sequence[Stream], name: str) -> list[Stream]:
-    """The streams in the order of their names, from this one on, the earlier ones behind."""
+    """The streams in the order of their names, from this one on, then the earlier ones."""
     ordered = sorted(streams, key=lambda stream: stream.name)
     before = len([*takewhile(lambda stream: stream.name < name, ordered)])
     return [*ordered[before:], *ordered[:before]]

@@ -36,7 +36,7 @@ class SlicePlan:
         losses: holes that the declaration lets planning record by itself.
         skipped: partitions that could not be looked at now, with the reason; their ranges are empty.
         errors: partitions in which planning stopped until a person acts (I11); their ranges are empty.
-        lag: for each partition that could be looked at, the offsets that wait behind the new slices.
+        lag: for each partition that could be looked at, the offsets that wait after the new slices.
         waiting: why offsets that wait were not cut; None if they were, or there are none.
     """
 

@@ -359,7 +359,7 @@ def _with_observation(
 
 
 def read_next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
-    """The slices after the cursor, and the cursor behind them, or OLDEST.
+    """The slices after the cursor, and the cursor after them, or OLDEST.
 
     The cursor says where to look, never what is true: a cursor that means nothing to the ledger begins again.
     """

@@ -76,7 +76,7 @@ class Ledger:
 
         Args:
             slices: new slices of one topic.
-            losses: holes that the stream's declaration accepts, recorded together with the slices behind them.
+            losses: holes that the stream's declaration accepts, recorded together with the slices after them.
             seen: the generation that the plans were made from; if the topic was planned or opened again since, nothing
                 is stored.
 

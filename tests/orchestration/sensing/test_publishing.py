@@ -205,10 +205,7 @@ def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one
     assert scene.asked() == [], "a dry run"
     for _ in range(2):  # said twice is no error
         release_for_retries(ledger, streams, RetryRequest(first.key, dry_run=False, by="ann"), LATER, lines.append)
-    assert (
-        lines[-1]
-        == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and those behind it"
-    )
+    assert lines[-1] == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and later ones"
     assert scene.asked() == [(first.key, second.key)]
     assert ledger.exhausted_slices.read_open("orders") == [], "repair gave nothing up"
 
@@ -320,7 +317,7 @@ def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
     gone = "rows, and the commit that they came with is gone: restore the table"
     assert red() == {first.key: f"the slice has 2 {gone}", retried.key: f"the slice has 1 {gone}"}
     DeltaTable(tables.lake.build_table_path("orders", "published")).delete(f"slice IN ('{first.key}', '{retried.key}')")
-    assert red() == {first.key: f"the slice is not published, and {second.key} behind it is: restore the table"}
+    assert red() == {first.key: f"the slice is not published, and {second.key} after it is: restore the table"}
 
 
 def test_values_of_another_declaration_are_not_compared(scene: PublishingScene) -> None:
