@@ -238,7 +238,7 @@ def complete_probe(circuit: Circuit, key: str, now: datetime) -> Circuit:
 def end_cool_down(circuit: Circuit, now: datetime) -> Circuit:
     """The breaker when its cool-down is over and no slice waits that could be the probe: closed.
 
-    What it kept back was let through by a person, or was decided before it opened. The next slice is judged as always,
+    A person let the refused slices pass, or they were decided before it opened. The next slice is judged as always,
     and retries, which never are the probe, wait no longer.
     """
     return Circuit(since=now) if circuit.can_admit_probe(now) else circuit

@@ -196,7 +196,7 @@ def _append_only_problems(stream: Stream) -> list[str]:
     return [f"{name} needs a key and a version, and no version is declared" for name, one in needs.items() if one]
 
 
-# What gives another value each time that it is computed, or needs more than one record.
+# Functions that give another value at each evaluation, or need more than one record.
 _UNFIT = re.compile(
     r"\b(rand|randn|random|uuid|now|current_timestamp|current_date|localtimestamp|unix_timestamp|shuffle|"
     r"monotonically_increasing_id|spark_partition_id|input_file_name|select|over)\b(?!\s*=)"

@@ -72,7 +72,7 @@ def decode_value(
         declared: the format.
         record: has a value.
         schemas: those of the registry, by number or GUID; None where none is configured.
-        infinite: whether a document in JSON may have NaN and infinities. Where no field takes them it is none then.
+        infinite: whether fields take NaN and infinities; if none does, a document with them is not JSON.
 
     Returns:
         An object, whose parts are those of JSON, or times, dates and bytes. An object of JSON in which a name occurs

@@ -13,7 +13,7 @@ TYPE = re.compile(
     r"string|integer|long|float|double|boolean|timestamp|timestamp_ntz|date|time|binary|json|array|map|struct|"
     r"decimal\((\d+),(\d+)\)"
 )
-# What neither a path into the value, nor SQL, nor a Delta table's column takes amiss.
+# Characters that are safe in a path into the value, in SQL and in a Delta table's column.
 NAME = re.compile(r"[\w@-]+")
 CONTAINERS = frozenset({"array", "map", "struct"})
 _MAX_DEEP = 16

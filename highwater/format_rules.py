@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 _GROUP = re.compile(r"[A-Za-z][A-Za-z0-9]*")
-# What a pattern consists of: escapes, sets, the beginnings of groups, quantifiers, and single characters.
+# Parts of a pattern: escapes, sets, the beginnings of groups, quantifiers, and single characters.
 _PARTS = re.compile(
     r"(?P<escape>\\(?:[1-9][0-9]+|.))"
     r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])"

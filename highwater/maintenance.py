@@ -132,7 +132,7 @@ def to_compact(parts: Iterable[TablePartition]) -> list[str]:
     return found
 
 
-# What readers of Parquet expect of a file.
+# File size that readers of Parquet expect.
 TARGET_BYTES = 128 * 1024 * 1024
 # A group ends at this number of files or at the target size, but for the rest of its last slice. Writers wait for it.
 FILES_PER_GROUP = 5_000

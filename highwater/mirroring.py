@@ -63,8 +63,8 @@ def compute_finished_prefix(
     """For each partition the offset before which everything is done, or recorded as lost.
 
     Slices tile, and what they leave out is a recorded loss: so that is where the first slice that is not done starts,
-    and without one the planned end. Where a later generation counts offsets again, nothing from its start on was read
-    while a slice before it is not done.
+    and without one the planned end. If a later generation reuses offsets, they count as unread from its
+    start on until all earlier slices are done.
 
     Args:
         slices: of the topic that was planned last, in their order; those before them are done.

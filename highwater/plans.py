@@ -11,7 +11,7 @@ from highwater.envelope import Origin
 from highwater.errors import InconsistentRecordError
 from highwater.slices import OffsetRange, Slice
 
-# Who accepted a loss that the declaration lets Highwater record by itself.
+# Name of the acceptor for losses that the declaration lets Highwater record by itself.
 RECORDED_BY_DECLARATION = "on_expired=record"
 
 

@@ -82,7 +82,7 @@ def _parse_properties(name: str, text: str) -> dict[str, str]:
     try:
         plain = json.loads(text)
     except ValueError as error:
-        # Of the text nothing is repeated: it may hold a password.
+        # The text is not repeated, since it may hold a password.
         raise ConfigurationError(
             f"{name} begins as JSON, and is none", remedy="fix it, or give Java properties"
         ) from error

@@ -79,7 +79,7 @@ _DEFAULTS: Mapping[Client, Mapping[str, tuple[tuple[Version, str], ...]]] = {
         "queuing.strategy": (((), "fifo"),),
     },
 }
-# What a configuration cannot say, and where to look.
+# Properties that a configuration does not show, and where to check them.
 UNTOLD: tuple[tuple[str, str], ...] = (
     ("settings in code", "see whether the program sets properties that are not in its configuration"),
     ("delivery reports", "check that the callback or the future of every send is looked at, and what follows an error"),

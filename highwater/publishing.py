@@ -141,7 +141,7 @@ def decide_publication(
     if known.fingerprint == fingerprint:
         if not known.slice_key:
             return PublicationOutcome(EventState.SENT, known.revision, known.late, known.at)
-        # What another slice has sent of the same origin is not sent by this one.
+        # An event that another slice sent for the same origin is not sent by this one.
         return None if known.slice_key == slice_key else PublicationOutcome(EventState.AGAIN, known.revision, None)
     if known.state is EventState.AGAIN:
         return (
@@ -185,7 +185,7 @@ def select_in_order(
 ) -> tuple[list[Slice], str | None]:
     """The slices that can be published now, in the order of their publication, and the one that the others wait for.
 
-    Those of the main topic follow each other without a gap; then come those that were published before and have
+    Slices of the main topic follow each other without a gap; then come slices that were published before and have
     changed, and slices of tiers, each after all slices of the main topic that were planned before it.
 
     Args:

@@ -29,7 +29,7 @@ _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 # An exponent beyond this fits no type.
 _MAX_EXPONENT = 400
 _CLOCK = re.compile(r"((?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9])(?:\.([0-9]{1,6})0*)?")
-# What exists of ISO 8601 in RFC 3339, with at most six digits after the second that are not zeros.
+# The part of ISO 8601 that RFC 3339 allows, with at most six digits after the second that are not zeros.
 _ISO = re.compile(
     r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ](?P<clock>[0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"(?:\.(?P<fraction>[0-9]{1,6})0*)?(?P<zone>[Zz]|(?P<sign>[+-])(?P<hours>[0-9]{2})(?::?(?P<minutes>[0-9]{2}))?)?"

@@ -44,7 +44,7 @@ Plain = str | int | bool
 
 # Where streams are beside a project's workspace.yaml; the first folder that exists is used.
 STREAMS_FOLDERS = ("streams", "assets/streams")
-# What marks a project, the last two one that `dg` made.
+# Files that mark a project; `dg` makes the last two.
 _MARKS = ("workspace.yaml", "dg.toml", "pyproject.toml")
 # The project that this package is part of, if it runs from a checkout: it is the last to be found.
 CHECKOUT = Path(__file__).resolve().parent.parent

@@ -186,7 +186,7 @@ class RecordsBeforeRestart:
     ) -> dict[Origin, RecordedOutcome]:
         """The known copies of origins, with the earlier publications that a question to `e` gives.
 
-        What this lake knows of an origin counts, unless the topic had a higher revision of it.
+        This lake's publication of an origin counts, unless the topic had a higher revision of the origin.
         """
         sql = f"SELECT {_KNOWN} FROM c LEFT SEMI JOIN ({origins}) o ON {_SAME} ORDER BY c.revision, c.published_at"
         found = {Origin.from_row(row): _build_known(row) for row in query_all({"c": self.table, "e": events}, sql)}

@@ -128,7 +128,7 @@ class RejectSending:
     _refused: set[tuple[Origin, str]] = field(default_factory=set)
 
     def send(self, batch: Sequence[RejectToSend], before: PublicationMark, after: PublicationMark) -> None:
-        """Send a batch in one transaction. What broker or client do not take goes another way, in another one.
+        """Send a batch in one transaction. Records that broker or client refuse go elsewhere, in a second transaction.
 
         Args:
             batch: rejects in the order of their origins.
@@ -217,7 +217,7 @@ class RejectSending:
         return template.envelope.partition % self.topics[template.topic].partitions
 
     def _build_reference_record(self, one: RejectToSend) -> Record:
-        """A record by reference. One that was such a one when it came refers to where that did."""
+        """A record by reference. A reference that was already a reference keeps its original place."""
         came, everything = one.envelope.reference, (VALUE, OWN_HEADERS, KEY)
         longest = replace(one.envelope, reference=ValueReference(everything, _LONGEST, one.size)).to_headers()
         own = remove_envelope(one.found.headers)

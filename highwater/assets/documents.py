@@ -219,7 +219,7 @@ def _build_step(document: str, names: Sequence[str] | None, whole: Sequence[str]
     fields = f"if({value}, concat(s.fields, ',', {_quote_member_name('s.name', names)}, ':', {text}), s.fields)"
     path_name = ""
     if whole or names is None:
-        # One that is kept begins here, and is copied from the document where it ends.
+        # A wanted object or array begins here, and is copied from the document at its end.
         keeps = f"({value} AND {opens})"
         if names is not None:
             keeps = f"({value} AND {opens} AND s.name IN ({', '.join(map(_quote_literal, whole))}))"

@@ -214,7 +214,7 @@ def _list_unfinishable_slices(
     """The unfinished slices whose split can never be finished, with the reason: their rows do not add up.
 
     No rejects can follow such a split, so it would fail each run that takes it over. It may be reprocessed, since
-    nothing of it was published: `dlq` sends no rejects that are not as many as were decided. Where that began before
+    nothing of it was published: `dlq` only sends rejects whose number is the decided one. If `dlq` began to send before
     somebody changed a table, the split stays.
     """
     if not keys:

@@ -156,7 +156,7 @@ def from_source(stream: Stream, source: Key | Header | Meta | Rest | Reference |
     if isinstance(source, tuple):
         return F.try_variant_get("json", build_variant_path(source), "variant")
     if isinstance(source, Meta):
-        # Of the origin: a copy on a tier lies elsewhere.
+        # The origin's columns, since a copy on a tier has another place.
         column = F.col("origin_timestamp_ms" if source.name == "timestamp" else f"origin_{source.name}")
         return column.cast("string" if source.name == "topic" else "bigint").cast("variant")
     if isinstance(source, Header):
@@ -184,7 +184,7 @@ def needs_digits(declared: Field) -> bool:
     return declared.is_number or declared.unit is not None
 
 
-# What a decoded value may be of, beside what a JSON document has.
+# Types of a decoded value that a JSON document does not have.
 _TYPED = {
     "timestamp": "TIMESTAMP",
     "timestamp_ntz": "TIMESTAMP_NTZ",

@@ -161,7 +161,7 @@ def _find_key_problem(stream: Stream) -> Column:
 def build_key(stream: Stream) -> Column:
     """The key that the fields say, as text; null where one of them is, or where none is declared.
 
-    What separates several fields is escaped in each of them: two keys whose fields differ are never one text.
+    The separator is escaped in each field, so two keys whose fields differ never have the same text.
     """
     from pyspark.sql import functions as F
 
@@ -229,7 +229,7 @@ def _find_value_problem(stream: Stream) -> Column:
         if declared.one_of:
             problems.append(F.when(~value.isin(list(declared.one_of)), F.lit(f"unknown {declared.name}")))
         if declared.at_least is not None:
-            # Of two types Spark would compare in a third one, which cuts digits off.
+            # Spark would compare two types in a third one, which cuts off digits.
             least = F.lit(str(declared.at_least)).cast(build_sql_type(declared))
             problems.append(F.when(value < least, F.lit(f"{declared.name} is below {declared.at_least}")))
         if declared.name in stream.never_negative:

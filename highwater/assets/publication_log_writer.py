@@ -273,8 +273,8 @@ class PublicationLog:
         It is committed as the next batch is written down, by `commit_settled`, or when the table is asked for it: what
         dies before finds the batch written down and its mark, and settles it again.
 
-        Of a slice that was not reached to its end the attempt stays as it was, so that it is looked at again. So is any
-        slice with second deliveries of contents that are retracted or revised: these are forgotten.
+        A slice that was not read to its end keeps its old attempt, so that it is read again. So is any slice with
+        second deliveries of contents that are retracted or revised: these are forgotten.
 
         Args:
             sent: records of it that were sent, by the mark.

@@ -77,9 +77,9 @@ _SOURCE_MS = f"IF(timestamp < {_OLDEST_CONVERTED}, RAISE_ERROR('{UNCONVERTED}'),
 def materialise(work: Work) -> list[SliceReport]:
     """Read the slices from Kafka once and commit them once; a report for each slice, in their order.
 
-    A slice whose records Kafka no longer holds in full keeps the rows it has, and the report says so (I10). One that
-    was never read takes what the losses that a person accepted leave of it (I11); where the stream declares
-    `on_expired="record"`, offsets that expired before they were read are recorded as lost first. One that this very run
+    A slice whose records Kafka no longer holds in full keeps the rows it has, and the report says so (I10). A slice
+    that was never read is read without the losses that a person accepted (I11); where the stream declares
+    `on_expired="record"`, offsets that expired before they were read are recorded as lost first. A slice that this run
     has committed stays: the answer was lost, and the step is tried again.
 
     Raises:
@@ -193,7 +193,7 @@ def _select_slices_of_run(run: str, committed: CommittedSlices) -> dict[str, str
 class _KafkaRows:
     """Kafka's rows of some slices.
 
-    Of slices that were read before, `again` counts the records of this reading; Spark holds them until the commit.
+    `again` counts the newly read records of slices that were read before; Spark caches them until the commit.
     """
 
     rows: DataFrame

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Among the counts of a slice: events whose record has another key than theirs.
 OTHER_KEYS = "other_keys"
-# What a record is beside its origin.
+# A record's columns beside its origin.
 PAYLOAD = ("key", "value", "headers")
 
 

@@ -36,7 +36,7 @@ class Table:
     kinds: frozenset[str] = frozenset()
 
 
-# What every stream has.
+# Tables of every stream.
 TABLES = (
     Table("raw", COMMENTS["raw"], ("kafka",)),
     Table("events", COMMENTS["events"], ("raw",)),

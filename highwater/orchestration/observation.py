@@ -69,7 +69,7 @@ def build_topic_metadata(found: list[PlanningPosition], left_out: Mapping[int, s
         left_out: partitions in which planning did not go on, with the reason.
     """
     names = ("partition", "planned", "log_start", "last_stable", "high_watermark", "lag", "held_back")
-    # Those with most lag: of a thousand partitions each observation would be 140 KB, and Dagster keeps them all.
+    # Only partitions with the most lag: a thousand would be 140 KB per observation, and Dagster keeps them all.
     shown = sorted(sorted(found, key=lambda one: -(one.lag or 0))[:MAX_SHOWN], key=lambda one: one.partition)
     records = [dg.TableRecord({name: getattr(position, name) for name in names}) for position in shown]
     schema = dg.TableSchema([dg.TableColumn(name, "int") for name in names])

@@ -263,7 +263,7 @@ class TicketPool:
     def select_unreported_tickets(self) -> list[Ticket]:
         """Tickets of records that the client never reported, in the order of sending, once the free ones are gone.
 
-        What a callback sends meanwhile takes another ticket.
+        Records that a callback sends meanwhile take other tickets.
         """
         silent = (ticket for ticket in self.every if ticket.left and ticket.callbacks is not NO_CALLBACKS)
         return sorted(silent, key=lambda ticket: ticket.first)

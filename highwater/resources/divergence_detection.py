@@ -61,7 +61,7 @@ def find_divergence(
         ConfigurationError: this user may not read the topic.
     """
     suspect = {p: was for p, was in recorded.items() if has_new_leader(was, state.partitions.get(p))}
-    # Those with new records first: they wait for the answer.
+    # Partitions with new records come first, since their records wait for the answer.
     ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
     deadline = time.monotonic() + seconds
     others: list[int] = []

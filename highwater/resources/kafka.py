@@ -267,7 +267,7 @@ class Kafka:
     def read_offsets_at(self, topic: str, timestamp_ms: int, state: TopicState | None = None) -> dict[int, int]:
         """For each partition that can be asked the first offset whose timestamp is at or after the given one.
 
-        Where no record is as young it is the last stable offset, and nowhere is it beyond that.
+        The last stable offset if no record is that young; never an offset beyond it.
 
         Args:
             topic: the topic.

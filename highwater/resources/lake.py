@@ -101,7 +101,7 @@ class Lake:
     def load_slice_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, SliceCommit]:
         """The commit records of the slices in a table, by slice key; all of them when `keys` is None.
 
-        Of the slices that are named, the rows are counted in the table where no record of the commit has them.
+        For named slices, rows are counted in the table if their commit record has no count.
 
         Raises:
             DependencyAwayError: the lake could not be read.

@@ -148,8 +148,8 @@ class Outbox:
     def recover(self, on_found: OnOutcome | None = None) -> int:
         """Tick what a process that died had sent; returns how many. The first `send` does it, if nobody did before.
 
-        What may have been sent and is not found waits to be sent again, if the topic still has all of that time; else
-        it is withheld (`list_withheld`).
+        A record that may have been sent and is not found waits to be sent again, if the topic still has all of that
+        time; else it is withheld (`list_withheld`).
 
         Raises:
             DependencyAwayError: the topic could not be read; nothing may be sent yet.

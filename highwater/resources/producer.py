@@ -271,8 +271,8 @@ class ReliableProducer:
     def _handle_produce_error(self, record: Record, sent: OutstandingRecord, error: Exception) -> None:
         """The outcome of a record that the client did not take from its sender.
 
-        One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
-        one of them stops its key, and after what a callback sends meanwhile.
+        A record that meets a full client waits in our queue. If we waited for reports first, it would be sent even
+        though a report stops its key, and after records that a callback sends meanwhile.
         """
         if isinstance(error, BufferError):
             self._queue.append((record, sent))

@@ -32,7 +32,7 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
     """Connect to the places of the configured Spark; a session of this process also needs Java and jars.
 
     Returns:
-        What answers, and the places of a list that do not.
+        The places that answer, and those that do not.
 
     Raises:
         ConfigurationError: Java, jars or Hadoop's configuration are missing, or the address cannot be read.

@@ -51,8 +51,8 @@ def create_table(
 ) -> bool:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 
-    One that is there gets the columns that it lacks: a field that was added to the stream, or a column of a newer
-    Highwater. Rows of before have null in them. A run under way writes on, without the new columns.
+    An existing table gets the columns that it lacks: a field that was added to the stream, or a column of a newer
+    Highwater. Earlier rows have null in them. A run under way writes on, without the new columns.
 
     Args:
         path: where it lies.

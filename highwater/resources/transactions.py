@@ -191,7 +191,7 @@ class Transactions:
             records: in the order of their publication; they may be asked for again.
             mark: counts these too.
             meanwhile: called once, when the client has the records and sends them by itself, before they are committed.
-                What it raises goes on, and nothing of the transaction is visible.
+                Its errors are raised, and nothing of the transaction is visible.
 
         Raises:
             SupersededAttemptError: another run opened the same name, or the transaction outlived
@@ -240,8 +240,8 @@ class Transactions:
     def _renew(self) -> None:
         """Go on with another producer, unless another run went on meanwhile.
 
-        One that had a record refused was seen to skip sequence numbers in its next transactions (librdkafka 2.16).
-        The new one reports refused records: a silent one would fail a transaction more at the next refusal.
+        A producer with a refused record was seen to skip sequence numbers in its next transactions (librdkafka 2.16).
+        The new one reports refused records: a silent one would fail another transaction at the next refusal.
         """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
         self._producer, last = self._open_producer(reports_delivery=True), self._last

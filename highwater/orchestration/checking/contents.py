@@ -220,8 +220,8 @@ def _build_deleted_column(stream: Stream, events: DeltaTable) -> str:
 def _load_filled_columns(events: DeltaTable, columns: Sequence[_EventColumn], slice_: Slice) -> list[_EventColumn]:
     """The columns in which the events of a slice must have something.
 
-    One declaration decides a whole slice: a field that came to the stream later is null in all of its events. What a
-    record has and some events alone have not was taken from them.
+    One declaration decides a whole slice: a field that came to the stream later is null in all of its events. A
+    field that records have but only some of the events have was removed from the others.
     """
     counts = ", ".join(f"count({_quote_column(one)}) AS c{at}" for at, one in enumerate(columns))
     [filled] = query(events, f"SELECT {counts} FROM t e WHERE {slice_is_one_of([slice_.key])}")
@@ -305,7 +305,7 @@ def _parse_digits(kind: str) -> tuple[int, int]:
     return int(precision), int(scale)
 
 
-# What Arrow's parser reads as it is declared.
+# Types that Arrow's parser reads as declared.
 _PLAIN = frozenset({"string", "timestamp", "boolean", "integer", "long", "decimal"})
 
 

@@ -128,7 +128,7 @@ _COMMITTED_VERSIONS = f"""
      in_table AS (SELECT c.key, max(c.version) AS version FROM (SELECT key, version, {_RULE} FROM c {{deletes}}) c
                   JOIN wanted ON c.key = wanted.key GROUP BY c.key)
 """
-# Of each key the event that won among those of its slice.
+# For each key the winning event of its slice.
 _EXAMPLES = f"""
 WITH brought AS (SELECT * FROM (SELECT slice, key, version, origin_topic, origin_generation, origin_partition,
                                   origin_offset, row_number() OVER (PARTITION BY slice, key

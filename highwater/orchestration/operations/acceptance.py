@@ -230,7 +230,7 @@ def _build_unread_losses(
 ) -> list[Loss]:
     """Losses of slices that were never read.
 
-    Those of earlier generations of the same topic are among them: what was left of them may be lost too.
+    Slices of earlier generations of the topic are among them: their remaining records may be lost too.
     """
     return [
         case.build_loss(slice_.generation, p, lost, reason)

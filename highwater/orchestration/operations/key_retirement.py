@@ -185,6 +185,16 @@ def recall(
 ) -> list[str]:
     """Bring back the retired keys from `first` to `last`, slices of one topic; returns them, the oldest first.
 
+    Args:
+        instance: Dagster's instance with the keys; None if there is none.
+        ledger: has the slices and the recalls.
+        stream: the stream of the keys.
+        first: the oldest slice key to bring back.
+        last: the newest one.
+        now: the time of the recall, in UTC.
+        log: takes sentences about the result.
+        dry_run: only return the keys.
+
     Raises:
         UnknownSliceError: one of the two was never planned.
         ConfigurationError: they are of two topics, of another stream, or in the wrong order.

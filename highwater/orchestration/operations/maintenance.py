@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from highwater.assets.work import Work
 
 WITHOUT_A_JVM = (METRICS, PUBLISHED, SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS)
-# Whose unfinished decisions read which table at an old version, by the number in their slice commits.
+# Tables that unfinished decisions read at an old version, with the number in their slice commits that names it.
 READ_LATER = {"events": SEEN, "dlq": DLQ_SEEN}
 
 
@@ -174,7 +174,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
     rule.ensure_enough(stream.maintenance.horizon)
     ensure_lake_exists(work.ledger, work.lake)
     if not dry_run:
-        # What checks found since, what older versions kept, and what a ledger that was restored does not know.
+        # Erasures that checks found since, that older versions wrote, or that a restored ledger lacks.
         erasures_table.keep(work.ledger, work.lake, stream.name)
         discards_table.keep(work.ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name)
@@ -228,7 +228,7 @@ def compute_minimum_horizon(instance: dg.DagsterInstance | None, now: datetime) 
 def _read_later(work: Work) -> dict[str, dict[str, int]]:
     """For each table the slices of tiers that are decided and incomplete, with the version that they still read.
 
-    One that is retired was whole, and is still, but for an erasure that has not done it yet.
+    Retired slices were complete and still are, unless an erasure has not finished them.
     """
     stream, found = work.stream, {name: dict[str, int]() for name in READ_LATER}
     keys = [slice_.key for topic in stream.delays for slice_ in work.ledger.list_slices(stream.name, topic)]

@@ -170,7 +170,18 @@ class ParkedRequest:
 def redrive_or_discard(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, request: ParkedRequest, log: Callable[[str], object]
 ) -> Parked:
-    """Look at the parked records, and send back or discard the selected ones; returns what was found.
+    """Read the parked records, and send back or discard the selected ones.
+
+    Args:
+        ledger: has the discards, and the lease of the stream's retries.
+        kafka: has the parked topic and the first tier.
+        lake: has the events, and the rows of records that are parked by reference.
+        stream: the declared stream.
+        request: the selection and the action; with a reason it discards, otherwise it redrives.
+        log: takes sentences about the result.
+
+    Returns:
+        The parked records that waited, with the selected ones.
 
     Raises:
         ConfigurationError: it is to be done and nobody is named, no reason is given, or there is no tier.
@@ -281,7 +292,7 @@ def _load_ended_origins(ledger: Ledger, lake: Lake, stream: Stream, origins: Col
     events = lake.open_stream_table(stream.name, "events")
     if events is not None:
         ensure_all_rows_seen(events)  # a missed event would be sent back, or discarded
-        # What was published is left to the DLQ: it became an event in a retry, or after it was reclaimed.
+        # A published record becomes an event only by a retry, or after it was reclaimed.
         since = f"(retries > 0 OR {read_count(events, NUMBER)} > 0)"
         accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE {since}")
         found |= {Origin.from_row(row) for row in accepted}

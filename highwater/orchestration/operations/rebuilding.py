@@ -331,7 +331,16 @@ def rebuild_from_lake(
     *,
     dry_run: bool,
 ) -> RebuiltPlans:
-    """Rebuild the ledger of a stream, or report what that would come to.
+    """Rebuild the ledger of a stream from the lake, or report the result without writing.
+
+    Args:
+        ledger: the ledger, without slices of the stream.
+        lake: has the commits of the slices.
+        kafka: has the topics, whose IDs and offsets are compared with the commits.
+        stream: the declared stream.
+        known: Dagster's partition keys of the stream.
+        log: takes sentences about the result.
+        dry_run: write nothing.
 
     Raises:
         ConfigurationError: the ledger holds slices of the stream: nothing is written over them.

@@ -232,9 +232,17 @@ def look(
     most: int | None = None,
     on: Collection[str] = (),
 ) -> RecordsOnDlq:
-    """Read which records belong to the DLQ: what was published and neither accepted nor discarded since.
+    """Select records of the DLQ: published, and neither accepted nor discarded since.
 
-    Held in memory is 1 KB for each of them; none of their values.
+    Each record takes 1 KB of memory; no values are held.
+
+    Args:
+        ledger: has the discards and the earlier reclaims.
+        lake: has the tables with rejects and publications.
+        stream: the declared stream.
+        choice: the selected reasons, slices, keys and times.
+        most: at most this number, oldest first; None means all.
+        on: only records last published to these topics; all if empty.
 
     Raises:
         ConfigurationError: nothing is published to one of the topics.

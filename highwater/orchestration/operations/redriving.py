@@ -80,7 +80,8 @@ def redrive(
 ) -> Iterator[int]:
     """Send records back to the first tier, as they are, in transactions; yields how many are sent so far.
 
-    Two at once end one of them. One that dies in between is restarted: what it sent comes twice, and counts once.
+    Of two concurrent calls one is fenced and fails. A call that dies is repeated: its records are sent twice, and count
+    once.
 
     Args:
         kafka: the cluster.

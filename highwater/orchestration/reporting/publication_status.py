@@ -76,7 +76,7 @@ class PublicationLag:
 
     @property
     def line(self) -> str:
-        """What waits, in a sentence."""
+        """The state of the publication in a sentence."""
         begin = f"{self.topic}: sent up to {self.last}" if self.last else f"{self.topic}: nothing is sent yet"
         parts = [*self._counts, *([self.held_up] if self.held_up else [])]
         return "; ".join([begin, *parts]) if parts else f"{begin}, no accepted event waits"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _HARMLESS = frozenset({"use_ssl", "user_id", "user_agent", "session_id"})
 # How long the process and its JVM have to end by themselves.
 END_SECONDS = 10.0
-# What Spark's log says of a session or a job that does not come about. Such lines hold no secret.
+# Lines of Spark's log about a session or a job that does not start. Such lines hold no secret.
 _HINT = re.compile(
     r"All masters are unresponsive|Initial job has not accepted any resources[^\n]*|UnknownHostException[^\n]*"
     r"|InvalidClassException[^\n]*|Failed to connect to master[^\n]*|OutOfMemoryError[^\n]*"

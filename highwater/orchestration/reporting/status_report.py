@@ -55,7 +55,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True)
 class DlqStatus:
-    """A DLQ topic. What waits is counted in offsets, markers of transactions among them.
+    """A DLQ topic. Its waiting records are counted in offsets, transaction markers included.
 
     Args:
         topic: its name.

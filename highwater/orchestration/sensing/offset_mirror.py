@@ -93,7 +93,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
         DependencyAwayError: Kafka, the lake or the ledger is away.
         LeaseHeldError: another tick is under way.
     """
-    # Of two ticks at once the slower one could set back what the other has just found in a new generation.
+    # Without the lease the slower of two ticks could reset an offset that the other one set in a new generation.
     with ledger.lease(stream.group, seconds=LEASE_SECONDS) as lease:
         lines: list[str] = []
         looked = _read_planned_topics(ledger, kafka, stream, lines)
@@ -206,7 +206,7 @@ def _bound_offsets(one: TopicLook, offsets: Mapping[int, int]) -> dict[int, int]
 def _build_withdrawal(one: TopicLook, has: Offsets, now: datetime) -> OffsetsToMirror:
     """The withdrawal of offsets of a topic that another one replaced: nothing of the new topic is read.
 
-    A cluster drops a topic's offsets with the topic. One that was committed in the same moment would stay.
+    A cluster drops a topic's offsets with the topic, but an offset committed at the same moment would stay.
     """
     ours = {
         p: stored for p, stored in has.items() if stored.mark is not None and stored.mark.topic_id != one.state.topic_id

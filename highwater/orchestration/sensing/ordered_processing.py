@@ -36,7 +36,7 @@ LONGEST_WAIT = timedelta(minutes=10)
 def ensure_in_turn(work: Work, table: str) -> None:
     """Ensure that the slices before those of a run are in the table, or go into it with them.
 
-    Raw is taken in any order, so that retention takes nothing. What a tier holds has left the order.
+    Raw is read in any order, so that retention takes nothing. Slices of tiers have no order.
 
     Raises:
         OutOfTurnError: one does not.

@@ -163,7 +163,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     urgent = list_endangered_slices(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
     decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)
     first = put_first(instance, stream, seen.order, urgent)
-    # Those of before are in the ledger, but for those that a person released since this tick read it.
+    # Earlier ones are in the ledger, except those that a person released since this tick read it.
     if fresh := [key for key in decided.repair.exhausted_slices if key not in still]:
         ledger.exhausted_slices.add(
             stream.name, {key: one.ended for key, one in group_runs_by_slice(fresh, runs).items()}, now

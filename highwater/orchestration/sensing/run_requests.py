@@ -203,8 +203,8 @@ def decide_repair(
 
     Args:
         missing: slices that are planned and not done, with the time of their plan, oldest first.
-        runs: runs of the last day that named slices, in any order. One that succeeded counts like one that failed: it
-            too left the slice undone, be it that it took one table only, or that the lake lost the rows since.
+        runs: runs of the last day that named slices, in any order. A successful run counts like a
+            failed one: it too left the slice undone, by writing one table only, or because the lake lost the rows.
         now: the time, in UTC.
         rules: caps and waits.
         exhausted: slices that were exhausted before, and that nobody released.

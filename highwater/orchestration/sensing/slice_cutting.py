@@ -256,7 +256,7 @@ def _cut(
     rest = sum(left.values())
     # Clocks of two planners may differ, and pages of slices are read in the order of this time.
     planned_at = max(now, planned.last.planned_at) if planned.last else now
-    # What was not looked at keeps the epoch that its plan was made in, or its divergence would be forgotten.
+    # A partition that was not checked keeps the epoch of its plan, or its divergence would be forgotten.
     looked_at = {p: state.partitions[p].leader_epoch for p in ready}
     epochs = _select_recorded_epochs(planned) | {p: epoch for p, epoch in looked_at.items() if epoch is not None}
     slices: list[Slice] = []

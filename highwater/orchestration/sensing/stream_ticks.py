@@ -1,4 +1,4 @@
-"""What planner and retries do for one stream in a tick: plan in the ledger, add keys to Dagster, request runs (I1)."""
+"""A tick of planner or retries for one stream: plans in the ledger, adds keys to Dagster, requests runs (I1)."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def plan_retries(
         except TemporaryError as error:
             if not keys and not errors:
                 raise
-            # What was planned before is handed on; it would wait for repair otherwise.
+            # Slices planned before are passed on; they would wait for repair otherwise.
             lines.append(f"{topic} is planned by a later tick: {error}")
             idle = False
             break

@@ -113,7 +113,7 @@ def _format_trouble_lines(tick: PlanningResult) -> list[str]:
 
 
 class Planner:
-    """Plans topics. What was planned before is what the ledger says, and nothing else (I1).
+    """Plans topics. Only the ledger says what was planned before (I1).
 
     Args:
         ledger: holds the plans.

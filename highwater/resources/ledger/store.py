@@ -359,7 +359,7 @@ class Ledger:
 
     @property
     def operator_actions(self) -> OperatorActions:
-        """What operators did: who, when and why."""
+        """The actions of operators: who, when and why."""
         return OperatorActions(self.database)
 
     @property
