@@ -26,7 +26,7 @@ def split_by_size(items: Iterable[T], size: Callable[[T], int], most: int, most_
 
     Args:
         items: the items to cut; one batch is held at a time.
-        size: of an item, in bytes.
+        size: measures an item in bytes.
         most: items in a batch.
         most_bytes: of the items of a batch together.
     """

@@ -82,7 +82,7 @@ def to_user_metadata(
     """The `userMetadata` of the commit that holds these slices.
 
     Args:
-        records: of one batch.
+        records: records of one batch.
         number: the number of the commit among the numbered commits of the table; 0 for one without a number.
         batch: the name of the commit, where there is no record.
         run: the Dagster run, where there is no record.

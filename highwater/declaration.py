@@ -88,7 +88,7 @@ class Stream:
         checks: by name the severity of each check whose severity differs from `CHECK_SEVERITIES`.
         breaker: when slices are no longer decided.
         publishes: where accepted events are sent to; None if nowhere.
-        maintenance: what maintenance keeps.
+        maintenance: limits of maintenance.
         retention: how long rows are kept.
         value: the format of record values.
         key_format: the format of record keys, which fields with the source `Key` are taken from.
@@ -96,7 +96,7 @@ class Stream:
             `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`), as it must be for keys that are no
             text.
         deletes: which records delete their key; None where none does.
-        unknown_fields: what happens to members of a record that no field is taken from.
+        unknown_fields: treatment of members of a record that no field is taken from.
         rules: conditions of Spark SQL over the fields, by name; a record that violates one is `invalid`. A null
             condition counts as satisfied. They fail as expressions of fields do.
     """

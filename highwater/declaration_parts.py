@@ -72,13 +72,13 @@ class Field:
             without a value to look up.
         optional: the value may be absent: `default` then.
         nullable: the value may be null in the record.
-        default: what an absent value becomes; None is null.
+        default: the value for an absent one; None is null.
         text: a number may also be written as a text.
         unit: a `timestamp` is a number in `s`, `ms`, `us` or `ns` since 1970, a `date` one in `days`, a `time` one in
             `ms` or `us` since midnight; None for text in ISO 8601.
         zone: the zone of a `timestamp` in ISO 8601 that names none, such as `Europe/Berlin`.
         plausible: first and last day of a `timestamp` that is a number, in UTC: another unit misses them by far.
-        nan: what becomes of NaN and infinities, which are no JSON, in a `float` or a `double`.
+        nan: treatment of NaN and infinities, which are no JSON, in a `float` or a `double`.
         rounded: a `decimal` with more digits after the point is rounded, half up; otherwise it is a reject.
         unscaled: a `decimal` is base64 of its unscaled value, a two's complement number with the highest byte first, as
             Kafka Connect's JsonConverter writes it.

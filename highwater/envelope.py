@@ -83,7 +83,7 @@ class ValueReference:
     Args:
         left_out: the parts of the record that are not in it: the value, and perhaps its own headers and its key.
         place: where all of it is in raw.
-        size: of the whole record with its envelope, in bytes.
+        size: size of the whole record with its envelope, in bytes.
     """
 
     left_out: tuple[str, ...]

@@ -109,7 +109,7 @@ class MainLog:
     one of its key, or its transaction was aborted.
 
     Args:
-        generations: of the main topic, oldest first.
+        generations: the main topic's generations, oldest first.
         losses: its recorded holes.
         ends: for each generation but the newest one, by partition, where its plan ended.
     """
@@ -124,8 +124,8 @@ class MainLog:
         Records that were in the topic when it was first planned have the first generation, at any age.
 
         Args:
-            timestamp: of the original record, in ms since 1970; None if it is not known.
-            appended: of the record on the foreign topic, which came after it.
+            timestamp: the original record's timestamp, in ms since 1970; None if unknown.
+            appended: timestamp of the later record on the foreign topic.
         """
         moment = appended if timestamp is None else timestamp
         open_ = [one.number for one in self.generations[:1]]
@@ -187,8 +187,8 @@ def resolve_origin(stream: Stream, log: MainLog, found: NamedOrigin, appended: i
 
     Args:
         stream: its declaration.
-        log: what its main topic's slices read.
-        found: what the headers name.
+        log: offsets that slices of the main topic read.
+        found: the origin that the headers name.
         appended: the record's own timestamp on the foreign topic, in milliseconds since 1970.
     """
     generation = log.find_open_offset(found.timestamp, appended) if found.topic == stream.topic else None

@@ -88,7 +88,7 @@ def build_too_large_error(
     """The error of records that are not taken, with what would let them through.
 
     Args:
-        sizes: of each record its topic and its size.
+        sizes: topic and size of each record.
         client: `message.max.bytes` of the producer.
         bootstrap: for the command.
         rooms: `max.message.bytes` of the topics, where it is known: a topic with enough of it gets no command.

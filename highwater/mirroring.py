@@ -18,7 +18,7 @@ class MirrorMark:
     """The metadata of a committed offset: the group itself shows what was mirrored, and when.
 
     Args:
-        topic_id: of the topic that the offset is of.
+        topic_id: ID of the offset's topic.
         last: the key of the last slice of the prefix; empty before the first one.
         identity: of that slice: another ledger may have planned something else under the same key.
         at: when it was committed, in UTC.
@@ -70,7 +70,7 @@ def compute_finished_prefix(
         slices: of the topic that was planned last, in their order; those before them are done.
         done: the keys of those that are done.
         planned: how far the topic is planned. It was read before `slices`, so that nothing is in it that is not there.
-        generations: of the topic, read after `planned`.
+        generations: the topic's generations, read after `planned`.
     """
     topic_id = planned.generation.topic_id
     ordered = sorted((slice_ for slice_ in slices if slice_.topic_id == topic_id), key=lambda slice_: slice_.ordinal)

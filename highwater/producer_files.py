@@ -40,7 +40,7 @@ def parse_producer_facts(
         name: for the page and for errors.
         text: Java properties, or a JSON object.
         client: which client it is for; by the names if None.
-        version: of the client, if it is known.
+        version: the client's version, if it is known.
 
     Raises:
         ConfigurationError: it cannot be read, or the names do not show it the client.

@@ -108,7 +108,7 @@ class ProducerFacts:
     Args:
         name: for the page.
         client: which client it is.
-        version: of the client; None if it is not known.
+        version: the client's version; None if it is not known.
         properties: as they are set, by their names or aliases.
         ours: whether it is Highwater's own, whose settings are all known.
         replica_lag_ms: the brokers' `replica.lag.time.max.ms`.

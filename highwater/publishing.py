@@ -48,9 +48,9 @@ class RecordedOutcome(NamedTuple):
     """The outcome that an earlier publication recorded of an origin.
 
     Args:
-        state: what became of it last.
+        state: its last state.
         revision: how often it was sent again with other content, or retracted.
-        fingerprint: of the content that was decided last; None of a retracted one.
+        fingerprint: fingerprint of the content that was decided last; None if it was retracted.
         slice_key: the slice that it is kept under; empty of what was sent before a lost lake was restarted.
         at: when that was known to be sent, in UTC.
         late: why its last record is late.
@@ -91,7 +91,7 @@ class PossibleCopy:
     Args:
         slice_key: the slice that holds it.
         origin: its identity.
-        fingerprint: of its content, or of the content that was decided of it before.
+        fingerprint: fingerprint of its content, or of the content decided before.
         ms: when it was published first, milliseconds since 1970 in UTC.
         place: its place among the records to send now; None if it was decided before.
     """
@@ -131,8 +131,8 @@ def decide_publication(
 
     Args:
         slice_key: the slice whose event it is.
-        fingerprint: of its content.
-        known: what became of its origin before; None if nothing did.
+        fingerprint: its content's fingerprint.
+        known: the earlier publication of its origin; None if there is none.
         again: whether its content was accepted before, of another origin.
         late: why it would be late, if nothing is known of it.
     """
@@ -192,7 +192,7 @@ def select_in_order(
         slices: the slices that are asked for.
         main: the main topic.
         following: the slices of the main topic that are not published yet, in their order, as far as they matter.
-        published: those of `slices` that were published before.
+        published: the slices that were published before.
     """
     wanted = {slice_.key for slice_ in slices}
     begin: list[Slice] = []

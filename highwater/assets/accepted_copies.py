@@ -80,12 +80,12 @@ class AcceptedCopy:
     """One record of the topic of accepted events.
 
     Args:
-        origin: of the event.
+        origin: the event's origin.
         ms: when that was published first, in milliseconds since 1970 in UTC.
         slice_key: the slice that accepted it.
         revision: how often it had been sent again, or retracted.
         late: why it is late; None in order.
-        fingerprint: of the content; None of a retraction.
+        fingerprint: the content's fingerprint; None for a retraction.
     """
 
     origin: Origin
@@ -138,7 +138,7 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
         lake: the tables.
         stream: the stream's name.
         batches: rows; one batch is held at a time.
-        ends: of the main topic: no event that lies after them was sent then.
+        ends: end offsets of the main topic; no event after them was sent then.
 
     Raises:
         DependencyAwayError: the storage is away.

@@ -61,7 +61,7 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
         lake: the tables.
         stream: the stream's name.
         batches: rows; one batch is held at a time.
-        ends: of the topics that were read, and of the main topic: what lies after them has no copy.
+        ends: end offsets of the main topic and of the topics that were read; later records have no copy.
 
     Raises:
         DependencyAwayError: the storage is away.

@@ -52,7 +52,7 @@ class EnvelopeTemplate:
     A slice has many rejects of few kinds: the headers of a kind are written once, a whole envelope only if asked for.
 
     Args:
-        envelope: of one of them.
+        envelope: the envelope of any one of them.
         topic: where they go.
     """
 
@@ -78,10 +78,10 @@ class RejectToSend(NamedTuple):
 
     Args:
         template: the envelope of the record and of similar ones.
-        offset: of its origin.
-        timestamp: of its origin, in milliseconds since 1970 in UTC.
+        offset: the origin's offset.
+        timestamp: the origin's timestamp, in milliseconds since 1970 in UTC.
         found: the record as it was read, an earlier envelope included.
-        headers: what it is sent with if it is sent whole.
+        headers: the headers of the whole record.
         size: in bytes, sent whole.
     """
 

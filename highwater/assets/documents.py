@@ -92,7 +92,7 @@ def mark_inexact_numbers(text: Column, marked: Column, *, infinite: bool) -> Col
 
     Args:
         text: the document in UTF-8, JSON or not.
-        marked: what `needs_number_marks` says of it; otherwise it stays as it is.
+        marked: the result of `needs_number_marks`; if false the document stays as it is.
         infinite: whether NaN, Infinity and -Infinity, which are no JSON, become such strings too.
     """
     from pyspark.sql import functions as F
@@ -144,7 +144,7 @@ def scan_document(text: str, sound: str, names: Sequence[str] | None, whole: Seq
         sound: the column of their sound parts.
         names: the names of declared fields in the outermost object; None where every member matters, and is in
             `fields` as it is written.
-        whole: those of them whose objects and arrays are in `fields` as they are written.
+        whole: names whose objects and arrays are in `fields` as they are written.
     """
     from pyspark.sql import functions as F
 

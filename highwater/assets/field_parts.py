@@ -26,7 +26,7 @@ class FieldPart:
     Args:
         json: a variant; null where it has nothing.
         kind: the type of the variant.
-        number: of a number its digits, plain and exact.
+        number: the plain and exact digits of a number.
         declared: the field.
         textual: whether the format has texts alone, so that numbers and booleans are written as such.
         written: the value as text where that is known to be its type.

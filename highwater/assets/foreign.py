@@ -156,8 +156,8 @@ def with_reader(work: Work, rows: DataFrame, seen: Mapping[str, int]) -> DataFra
 
     Args:
         work: the connections.
-        rows: of one slice of a foreign topic.
-        seen: what its decision rests on.
+        rows: rows of one slice of a foreign topic.
+        seen: inputs of its decision.
     """
     from pyspark.sql import functions as F
 

@@ -151,7 +151,7 @@ class _MetricsRows:
 
     Args:
         days: for each day that changed all of its minutes.
-        slice_commits: of each slice, with the minutes of its events.
+        slice_commits: the commit of each slice, with the minutes of its events.
     """
 
     days: Mapping[str, Mapping[int, Minute]]

@@ -83,7 +83,7 @@ def with_origins(
         work: the connections.
         raw: the rows.
         slices: the slices that they are of.
-        seen: what the decisions of slices of tiers rest on.
+        seen: inputs of the decisions of slices of tiers.
         published: the slices with published records.
     """
     from pyspark.sql import DataFrame as Frame
@@ -300,7 +300,7 @@ def with_fate(
         slices: the slices that the rows are of.
         seen: for each slice what its decision rests on: what was reclaimed by then and, of tiers, the version of
             events in which others' acceptance counts.
-        published: what was published of them, in one version of the table.
+        published: the published rejects of them, in one version of the table.
     """
     from pyspark.sql import functions as F
 

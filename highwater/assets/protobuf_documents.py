@@ -129,7 +129,7 @@ def _build_writer(descriptor: Any, writers: dict[str, _Writer]) -> _Writer:
 
     Args:
         descriptor: the type.
-        writers: those of the types around it, which may be inside of it again.
+        writers: writers of the enclosing types, which may occur inside of it again.
     """
     known, name = _find_well_known_writer(descriptor), descriptor.full_name
     if known is not None:

@@ -49,8 +49,8 @@ class PublicationBatch:
 
     Args:
         work: the connections.
-        book: what became of events before.
-        records: of the slices.
+        book: earlier publications of events.
+        records: the slices' records.
     """
 
     work: Work

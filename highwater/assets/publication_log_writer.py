@@ -110,7 +110,7 @@ class PublicationLog:
 
     Args:
         work: the connections.
-        topic_id: of the topic that is published to.
+        topic_id: ID of the target topic.
 
     Raises:
         ConfigurationError: another topic was published to before.

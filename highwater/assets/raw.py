@@ -275,7 +275,7 @@ class _SparkRead:
 
     Args:
         work: the connections.
-        options: of the source, beside those that every read has.
+        options: options of the source, beside those that every read has.
         ms: a record's timestamp in milliseconds, in SQL.
         type_: its type, likewise.
     """

@@ -56,7 +56,7 @@ class ClassifiedSlices:
         work: the connections.
         rows: the classified records.
         measured: the numbers of the split, by slice.
-        seen: what else it was decided by.
+        seen: further inputs of the decision.
         exposed: slices with events that may still be sent until they are reprocessed.
         spread: the column that spreads a slice over files.
     """

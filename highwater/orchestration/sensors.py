@@ -81,7 +81,7 @@ class SensorTicking:
     Args:
         running: whether they start by themselves.
         pace: a factor on the seconds between the ticks of planner, retries and publisher. The daemon looks every five
-            seconds, whatever it is.
+            seconds, in every case.
     """
 
     running: bool = False

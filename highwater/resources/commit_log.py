@@ -46,8 +46,8 @@ class TableSlices:
 
     Args:
         records: the newest commit record by slice key.
-        version: of the table; -1 where there is no table.
-        number: of the last numbered commit in that version; 0 where there is no table.
+        version: the table's version; -1 without a table.
+        number: number of the last numbered commit in that version; 0 without a table.
         unrecorded: whether Delta's log has records that `_commits` lacks, of any slice.
     """
 
@@ -74,7 +74,7 @@ class CommitTime(NamedTuple):
     """The version and time of a slice's commit.
 
     Args:
-        rows: of the slice; None where neither the commit nor the table's log has them.
+        rows: the slice's number of rows; None if neither the commit nor the table's log has it.
         at_ms: the time of the commit in milliseconds since 1970.
     """
 

@@ -238,9 +238,9 @@ class TicketPool:
         Args:
             tickets: gets them.
             first: the number of the first record.
-            keys: of the records.
-            ids: of the records.
-            callbacks: of all of them.
+            keys: the records' keys.
+            ids: the records' IDs.
+            callbacks: the callbacks of all records.
             most: from this many tickets with reports to come on, each record gets one of its own.
         """
         places = dict(zip(keys, range(len(keys)), strict=True))

@@ -239,7 +239,7 @@ def list_folders_with_files(root: str, folder: str) -> list[str]:
     """The names of the folders in a folder that hold a file at any depth; none where that is not there.
 
     Args:
-        root: of the lake, which is there.
+        root: the existing root of the lake.
         folder: its path below the root.
 
     Raises:

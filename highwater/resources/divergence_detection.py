@@ -102,7 +102,7 @@ def locate_divergence(
         topic: the topic.
         partition: one of its partitions.
         sound: the matching part of the log, up to where epochs show that it parts.
-        marks: of its plans, the newest first.
+        marks: marks of its plans, the newest first.
 
     Raises:
         DependencyAwayError: a record could not be read.

@@ -253,7 +253,7 @@ def resolve(modules: Iterable[Module], work: Path, cache: Path, *, transitive: b
     """Let Ivy retrieve modules into the folder `new` below `work`; it shows each download.
 
     Args:
-        modules: what to get.
+        modules: the modules to fetch.
         work: an empty folder.
         cache: Ivy's cache; jars in it are not downloaded again.
         transitive: whether what the modules depend on is wanted too.

@@ -128,7 +128,7 @@ class Lake:
         return set() if opened is None else read_slice_keys(opened)
 
     def list_slices_in_rows(self, stream: str, table: str) -> set[str]:
-        """The slices that rows of a table name, whatever the commit records say.
+        """The slices that rows of a table name, also those without a commit record.
 
         Raises:
             IncompleteReadError: fewer rows were read than the table's log counts.

@@ -70,7 +70,7 @@ class ReliableProducer:
 
     Args:
         properties: made by `build_producer_properties`.
-        on_failure: what happens to the later records of a key after one failed for good.
+        on_failure: treatment of the later records of a key after one failed for good.
         most_with_client: how many records the client holds at a time, 1 or more. When a key is stopped, or the brokers
             are away, these count as under way; fewer narrow that, and may be slower.
         clients: how many share the work, each with some of the keys and with batches of its own under way. More than
@@ -146,7 +146,7 @@ class ReliableProducer:
             record_id: the caller's name of it, for its report; a number if None.
             on_delivered: called with the id once every in-sync replica has the record, from `send`, `poll`, `flush` or
                 `close`. Acknowledge upstream only then.
-            on_outcome: called once with what became of the record, whatever it was.
+            on_outcome: called once with the record's outcome.
 
         The first error that callbacks raise comes out of `send`, `poll`, `flush` or `close` once the reports at hand
         are taken in.

@@ -197,7 +197,7 @@ def write_slices(
         path: the table.
         rows: the rows, with the table's columns.
         keys: the slices.
-        options: of the write: what its commit carries.
+        options: options of the write, with the facts that its commit stores.
         replace: whether the table may hold rows of these slices. Without it Delta need not look: 0.5 s less.
         files: data files to write at the most; 0 leaves the rows as they are spread.
         spread: the column whose value picks the file where a slice has several, or rows are gathered.

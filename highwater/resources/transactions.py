@@ -1,4 +1,4 @@
-"""Records and a mark of them in one Kafka transaction: each is published once, wherever a run dies."""
+"""Records and a mark of them in one Kafka transaction: each is published once, at whatever point a run dies."""
 
 # The mark is an offset that is committed for a consumer group in the transaction of the records that it counts. Opening
 # a producer of the same name fences every earlier one, and waits until the outcome of its transaction is settled; only

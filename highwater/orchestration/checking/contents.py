@@ -80,7 +80,7 @@ def check_events_as_recorded(
         lake: the tables.
         stream: its declaration.
         keys: the slices.
-        schemas: those of the registry, for formats that have them there.
+        schemas: finds the registry's schemas, for formats that need them.
 
     Raises:
         DependencyAwayError: the ledger, the lake or the registry could not be read.

@@ -131,8 +131,8 @@ def find_commit_difference(slice_: Slice, slice_commit: SliceCommit, table: str,
 
     Args:
         slice_: the plan.
-        slice_commit: what the commit says.
-        table: where it is.
+        slice_commit: the commit's facts about the slice.
+        table: the commit's table.
         rows: how many the commit must name; None if nobody knows.
     """
     if (

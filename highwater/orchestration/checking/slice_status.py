@@ -36,7 +36,7 @@ def check_record_counts(
     """For each slice whether its records are accounted for, by its commits and the rows that are there.
 
     Args:
-        tables: those of `CONSERVED` that were ever created, as they were opened.
+        tables: the existing tables of `CONSERVED`, as they were opened.
         slice_commits: by table the slice commits in it, with their rows.
         keys: the slices.
 

@@ -44,7 +44,7 @@ class RetirementOutcome:
 
     Args:
         live: how many there were.
-        retired: those that are retired, the oldest first.
+        retired: the retired keys, the oldest first.
         retained: how many were to be retired and stay, by reason.
     """
 

@@ -71,8 +71,8 @@ class TableReport:
 
     Args:
         table: its name.
-        before: what it took before; in a dry run the same as after.
-        after: what it takes now.
+        before: the size before; in a dry run the same as after.
+        after: the size now.
         compacted: small files of slices that were compacted, or partitions of other tables whose small files were.
         removed: files that were removed from storage.
         seconds: how long it took.
@@ -111,13 +111,13 @@ class Report:
     """The actions of maintenance, or the preview.
 
     Args:
-        tables: of the stream, upstream first; those that were never created are left out.
-        keys: what became of Dagster's keys; None where Dagster was not asked.
+        tables: reports of the stream's existing tables, upstream first.
+        keys: the result for Dagster's keys; None if Dagster was not asked.
         runs: the result for Dagster's old runs; None where Dagster was not asked, or all stay.
         done: whether it was done.
-        retained: what became of rows that are old enough; None of a stream that keeps them forever.
-        groups: what became of consumer groups of publications, in a sentence.
-        catalog: what was registered in the catalog, in a sentence; empty without one.
+        retained: the result for expired rows; None for a stream without retention.
+        groups: the result for consumer groups of publications, in a sentence.
+        catalog: the result for the catalog, in a sentence; empty without one.
     """
 
     tables: Sequence[TableReport] = ()

@@ -95,7 +95,7 @@ class Parked:
     """The parked records of a stream that wait for a person.
 
     Args:
-        waiting: those that are meant, by their origin.
+        waiting: the selected records by origin.
         others: how many wait beside them.
         ended: how many of the topic's records were accepted, discarded, reclaimed or erased, since.
         strange: records of the topic without an envelope that can be believed; nobody touches them.
@@ -153,7 +153,7 @@ class ParkedRequest:
     """A request to send parked records back or to discard them.
 
     Args:
-        choice: which ones.
+        choice: the selected records.
         most: at most this many matching records, oldest first; all if None.
         dry_run: do nothing; only report what would be done.
         by: the person's name.

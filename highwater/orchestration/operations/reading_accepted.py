@@ -74,7 +74,7 @@ class AcceptedFacts:
 
         Args:
             number: the main topic's generation.
-            log: what it holds.
+            log: the offsets that it holds.
         """
         if self.first and number not in {generation for generation, _ in self.first}:
             return {}  # other records are there now

@@ -81,11 +81,11 @@ class NewBeginning:
 
     Args:
         generations: one for each topic that is there.
-        losses: what the main topic's log no longer holds.
+        losses: offsets that the main topic's log no longer holds.
         copies: by DLQ topic how many records it holds.
         strange: records there without a sound envelope.
         log: by topic and partition what its log holds.
-        accepted: what the topic of accepted events holds.
+        accepted: the records of the topic of accepted events.
     """
 
     generations: Sequence[Generation]
@@ -144,7 +144,7 @@ def build_new_generations(
 
     Args:
         stream: the stream.
-        states: those of its topics that are there; the parked topic is not planned.
+        states: states of its existing topics, without the parked topic, which is not planned.
         ordinals: by topic the highest one that was seen anywhere.
         number: the main topic's generation.
         by: the person's name.

@@ -45,7 +45,7 @@ def release_slice(
 
     Args:
         ledger: holds plans and holds.
-        streams: those that the slice may be of, by name.
+        streams: the declared streams, by name.
         request: the request.
         now: the time, in UTC.
         log: gets the findings and actions, in sentences.

@@ -35,7 +35,7 @@ class TickResult:
     """The result of a tick.
 
     Args:
-        lines: what was done, in sentences.
+        lines: the actions, in sentences.
         begin: the stream that the next tick evaluates first.
         calm: streams that were measured whole, with nothing to report.
     """

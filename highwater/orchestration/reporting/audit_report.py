@@ -80,13 +80,13 @@ class Audit:
     Args:
         stream, topic: their names.
         at: when it was made, in UTC.
-        partitions: of the main topic.
+        partitions: partitions of the main topic.
         slices: planned of it.
-        unfinished: those that are not complete in all tables, the oldest first.
+        unfinished: slices that some table lacks, the oldest first.
         losses: recorded holes.
         ends: how the origins ended.
         dlq: the tiers and the parked topic.
-        findings: what the rules say of the topic; empty if it could not be asked.
+        findings: results of the topic rules; empty if the topic could not be read.
         endurance: how many brokers may fail.
         problems: errors that stop planning or reading, by their subject.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
@@ -102,7 +102,7 @@ class Audit:
         published: how far accepted events are sent; empty of a stream that sends none.
         on_topics: what tiers, parked topic and that of accepted events hold of the slices that were compared.
         published_to: by name of a topic that is published to what the rules say of it.
-        orphan_slices: what tables hold of slices that were never planned.
+        orphan_slices: rows of tables whose slices were never planned.
     """
 
     stream: str

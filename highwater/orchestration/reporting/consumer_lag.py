@@ -45,9 +45,9 @@ class HeldBackRecords:
     """The records that an open transaction holds back in a partition.
 
     Args:
-        offset: of the first record of the transaction.
+        offset: offset of the first record of the transaction.
         offsets: from there to the high watermark.
-        age: of that record; None if it could not be read.
+        age: age of that record; None if it could not be read.
     """
 
     offset: int
@@ -65,7 +65,7 @@ class RecordAges:
             `PARTITIONS_ASKED` partitions lag, only those with the oldest unread records were read.
         waiting: the oldest slices that are planned and not in raw.
         starts: for each partition that answered, where the part outside raw begins.
-        held_back: what open transactions hold back; it is unread too.
+        held_back: records held back by open transactions, which are unread too.
         expired: unread offsets that retention deleted, and that are not recorded as lost.
     """
 

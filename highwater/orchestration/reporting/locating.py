@@ -52,7 +52,7 @@ class LocatedRecord:
         row: the row in raw, its key as text, without value and headers.
         facts: further sentences, in the order of what happened.
         commits: by table the attempt that committed the slice; tables that lack it are left out.
-        unseen: what kept Kafka from being looked at; None if nothing did, or it was not to be.
+        unseen: the error that kept Kafka from being read; None if it was read, or was not needed.
     """
 
     end: str

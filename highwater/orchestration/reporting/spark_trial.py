@@ -50,8 +50,8 @@ class TrialStep:
         what: its name among what the doctor tried.
         check: takes a session and the settings, returns what was found and a warning's remedy.
         seconds: how long it may take.
-        late: what it means if it takes longer.
-        remedy: what to do then.
+        late: the meaning of a longer duration.
+        remedy: the remedy for that.
     """
 
     what: str

@@ -69,7 +69,7 @@ class Turn:
 
     Args:
         keys: slices that go on now, in one run; none while the first one is worked on, or its next run not due.
-        run_number: of the next run of the first of them.
+        run_number: number of the next run of the first slice.
         raw_alone: slices after them that are only to be read from Kafka.
         waiting: slices that are in raw and wait for their turn.
         due_at: when the first one is asked for, if it waits for that alone.
@@ -106,7 +106,7 @@ def take_turn(
         planned_at: when each of them was planned, in UTC.
         order: all keys in Dagster's order; a run takes neighbours there.
         runs: runs of the last day that named slices.
-        held: those of the slices that records hold.
+        held: the slices that are held.
         now: the time, in UTC.
         rules: the waits.
         most: slices in one run at the most.

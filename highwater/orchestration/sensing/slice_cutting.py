@@ -60,7 +60,7 @@ def cut_slices(
         stream: the declaration, for its limits.
         planned: how far the topic is planned. It was read before `state`: a plan that another planner made in between
             may lie beyond the last stable offset seen here.
-        state: what the topic holds.
+        state: the topic's offsets.
         now: the time, in UTC.
         divergence: the comparison of the topic with what was recorded of it (I16).
 
@@ -92,7 +92,7 @@ def is_caught_up(planned: Planned, state: TopicState) -> bool:
 
     Args:
         planned: how far the topic is planned; it was read before `state`.
-        state: what the topic holds.
+        state: the topic's offsets.
     """
     return (
         state.topic_id == planned.generation.topic_id

@@ -46,7 +46,7 @@ class PlanningResult:
     """The result of planning a topic once.
 
     Args:
-        stream: whose topic was planned.
+        stream: the planned topic's stream.
         result: the plan, as it is in the ledger.
         state: the topic as it was seen.
         ends: for each partition where the next slice starts.
