@@ -20,7 +20,7 @@ class MirrorMark:
     Args:
         topic_id: ID of the offset's topic.
         last: the key of the last slice of the prefix; empty before the first one.
-        identity: of that slice: another ledger may have planned something else under the same key.
+        identity: that slice's identity, since another ledger may have planned another slice under the same key.
         at: when it was committed, in UTC.
     """
 
@@ -67,7 +67,7 @@ def compute_finished_prefix(
     start on until all earlier slices are done.
 
     Args:
-        slices: of the topic that was planned last, in their order; those before them are done.
+        slices: slices of the last planned topic, in their order; earlier ones are done.
         done: the keys of those that are done.
         planned: how far the topic is planned. It was read before `slices`, so that nothing is in it that is not there.
         generations: the topic's generations, read after `planned`.

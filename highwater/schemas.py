@@ -28,7 +28,7 @@ class FramingError(ValueError):
     Args:
         problem: the fault.
         position: the byte that is wrong or missing, counted from 0.
-        place: what the position counts in: the value, or a header.
+        place: the bytes in which the position counts: the value, or a header.
     """
 
     def __init__(self, problem: str, position: int, place: str = "the value") -> None:

@@ -34,7 +34,7 @@ class _Node:
     Args:
         text: the text before the parts.
         parts: the parts, each with the comments above it.
-        end: what follows them; empty for plain text.
+        end: the text after them; empty for plain text.
         single: whether it is a tuple, which needs a comma after its only part.
     """
 

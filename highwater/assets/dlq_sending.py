@@ -115,7 +115,7 @@ class RejectSending:
     Args:
         work: the connections.
         decision: the commit of the slice in rejects.
-        version: of that table; a later one where records go elsewhere than they were to.
+        version: that table's version; a later one if records go to another topic than decided.
         topics: how the topics are set up.
         transactions: opened by the slice's name.
     """

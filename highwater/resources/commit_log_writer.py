@@ -52,7 +52,7 @@ def complete(
         opened: the table, at its newest version.
         slices: slices whose commits do not carry their ranges.
         written: records of a commit whose rows are known, or which the log no longer has.
-        restores: of such a commit, see `select_newest_records`.
+        restores: the restores of that commit, see `select_newest_records`.
 
     Raises:
         SupersededAttemptError: others wrote to `_commits` again and again.

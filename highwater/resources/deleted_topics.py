@@ -70,7 +70,7 @@ def find_vanished_error(
         ledger: holds the plans.
         stream: the stream.
         topic: the topic.
-        absent: what Kafka said; of a main topic it has the names that are nearest.
+        absent: Kafka's error; for a main topic it has similar names.
     """
     if topic == stream.parked_topic:
         return _build_parked_error(stream) if ledger.publications.has_published_rejects(stream.name) else None

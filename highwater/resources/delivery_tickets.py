@@ -38,7 +38,7 @@ class OutstandingRecord(NamedTuple):
 class Ticket:
     """The callback for the delivery reports of one or several records.
 
-    Where possible it covers a batch of `send_all`: with one for each record, a report waits for memory that the
+    It covers a batch of `send_all` if possible: with one for each record, a report waits for memory that the
     processor last saw some ten thousand records ago, which was a sixth of a producer's time. The key of a report names
     its record, so the keys differ; it is read only if the record failed or there is a callback.
 

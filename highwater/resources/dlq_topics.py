@@ -223,7 +223,7 @@ def add_partitions(
         kafka: the cluster.
         stream: the declaration.
         main: the main topic as it was seen before.
-        topics: those that the caller needs; of the others one that cannot be looked at is left out.
+        topics: topics that the caller needs; any other that cannot be read is left out.
         only_asked: change nothing.
 
     Raises:

@@ -70,7 +70,7 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
         # Our reads name the slices, so no partition is left to prune by a join. To find that out, Spark writes out each
         # joined column down to the table it comes from: ten of the fifteen seconds of planning a slice's events.
         "spark.sql.optimizer.dynamicPartitionPruning.enabled": "false",
-        # Our cached frames are read once more and released; compressing them took longer than computing them.
+        # Our cached frames are read a second time and released; compressing them took longer than computing them.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
         # and a key has many lines, so everything after the first such name is hidden. Spark looks through the plan of

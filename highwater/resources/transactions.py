@@ -121,8 +121,8 @@ class Transactions:
     def _open_producer(self, *, reports_delivery: bool) -> Producer:
         """A producer; with delivery reports it also reports refused records.
 
-        A transaction in which a record failed cannot be committed, whether anybody hears of the record or not
-        (librdkafka counts them, `txn_dr_fails`). Where reports are asked for, the client takes the interpreter's lock
+        A transaction with a failed record cannot be committed, even without delivery reports (librdkafka counts the
+        records, `txn_dr_fails`). With reports the client takes the interpreter's lock
         for each record, also for those that are delivered.
         """
         from confluent_kafka import Producer
@@ -436,8 +436,8 @@ def _note(refused: set[tuple[str | None, bytes, bytes]], error: KafkaError | Non
 def _call_client(call: Callable[[], T]) -> T:
     """Call the client, which reports deliveries meanwhile.
 
-    Where it breaks down for good, it reports them with its own error pending. Python then blames the report, by a
-    SystemError whose cause is the client's error: that one is raised.
+    A client that fails for good reports deliveries with its own error pending. Python then blames the report, by a
+    SystemError whose cause is the client's error: the cause is raised.
     """
     from confluent_kafka import KafkaException
 

@@ -35,7 +35,7 @@ class AcceptedFacts:
     """The facts that were noted while the topic was read; the records themselves are not held.
 
     Args:
-        log: what the topic holds, by partition; empty of a stream that publishes nothing, or publishes all again.
+        log: the topic's offsets by partition; empty for a stream that publishes nothing, or everything again.
         count: records that the topic holds.
         first: by generation and partition of the main topic the lowest offset of the records in order.
         since: by partition whose log does not begin at 0 the time of its first record, in milliseconds; None without.

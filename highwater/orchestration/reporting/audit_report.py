@@ -35,7 +35,7 @@ class PartitionAudit:
         planned: the end of the planned offsets.
         committed: the end of the contiguous slices that are complete in all tables.
         last_stable: to where it can be read.
-        age: of the oldest record that is not in raw; None where there is none, or it was not asked.
+        age: age of the oldest record that is not in raw; None if there is none, or it was not read.
         unread: offsets that are not in raw, planned or not; None where that is not known.
         lost: offsets that are recorded as lost, of all generations.
     """
@@ -100,7 +100,7 @@ class Audit:
         producers: by name what the rules say of a producer.
         keys: where the topic's keys are; None if it was not asked for.
         published: how far accepted events are sent; empty of a stream that sends none.
-        on_topics: what tiers, parked topic and that of accepted events hold of the slices that were compared.
+        on_topics: records of the compared slices on the tiers, the parked topic and the topic of accepted events.
         published_to: by name of a topic that is published to what the rules say of it.
         orphan_slices: rows of tables whose slices were never planned.
     """

@@ -105,7 +105,7 @@ class ExplainedSlice:
         retired: whether its key was retired from Dagster.
         erased: its erased records, in sentences.
         aged: its expired rows, in sentences.
-        accepted: what became of its events on their way to the topic of accepted events; None of a stream without one.
+        accepted: the publication of its accepted events; None for a stream that publishes none.
     """
 
     slice_: Slice

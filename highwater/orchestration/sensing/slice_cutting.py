@@ -296,8 +296,8 @@ def compute_fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> di
     Args:
         left: for each partition the offsets that wait.
         most: offsets in the slice at the most.
-        turn: who of those that could take more gets the remainder of the division changes with it; with fewer offsets
-            than partitions each has its turn.
+        turn: number that rotates the partitions which get the remainder of the division; with fewer offsets than
+            partitions each gets its turn.
     """
     level = _compute_level(sorted(left.values()), most)
     shares = {p: min(waits, level) for p, waits in left.items()}
