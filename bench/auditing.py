@@ -149,7 +149,7 @@ def _measure_status(world: World, bed: Bed, what: str, rounds: int) -> Row:
 
 
 def _audit(world: World, records: int) -> tuple[Ended, Row]:
-    """The audit of a large stream, and the checks of slices that come behind it."""
+    """The audit of a large stream, and the checks of slices that come after it."""
     stream, topic_id = _write_topic(world, "bench-k")
     bed = world.fresh(stream)
     maker = Maker(stream, bed.lake, bed.ledger, topic_id, records, WIDTH)

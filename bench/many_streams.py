@@ -180,7 +180,7 @@ def _write(bootstrap: str, stop: threading.Event) -> None:
 
 
 def _lag(stack: Stack) -> int:
-    """Records of all topics behind the offsets of the streams' groups."""
+    """Records of all topics after the offsets of the streams' groups."""
     from confluent_kafka import Consumer, TopicPartition
 
     lag = 0

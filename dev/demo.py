@@ -206,7 +206,7 @@ class Demo:
     def _begin_writing(self, stack: Stack) -> None:
         """Create the topics, and write the backlog while Spark and the definitions start.
 
-        Dagster's daemon starts behind it: a planner that looks earlier cuts more slices, which take more runs.
+        Dagster's daemon starts after it: a planner that looks earlier cuts more slices, which take more runs.
         """
         target = Target(stack.bootstrap, self.home, self.lake)
         for stream in STREAMS:

@@ -384,7 +384,7 @@ _UNKNOWN_SCHEMA = 987_654
 
 
 def registered_json(records: int, account: Account, register: Register) -> Iterator[Sent]:
-    """JSON behind the registry's framing, or with the schema's ID in a header; a few name a schema that is unknown."""
+    """JSON after the registry's framing, or with the schema's ID in a header; a few name a schema that is unknown."""
     schema = register("receipts-value", json.dumps(_REGISTERED), "JSON")
     chance, newest, orders = _chance(), {}, max(1, records // 3)
     for number in range(records):

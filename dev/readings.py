@@ -99,7 +99,7 @@ def read_topics(
 
 
 def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    """The offset behind the last record of each partition that readers of committed records may reach."""
+    """The offset after the last record of each partition that readers of committed records may reach."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer({**_READER, "bootstrap.servers": bootstrap})

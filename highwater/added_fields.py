@@ -100,7 +100,7 @@ def _to_added_field(member: Field) -> Field | None:
 def widen_field(field: Field, newer: Field) -> Field:
     """The field with a type that also holds the values of a newer schema, where one type widens to the other.
 
-    `integer` widens to `long`, `float` to `double`, a decimal to one with more digits before and behind the point, and
+    `integer` widens to `long`, `float` to `double`, a decimal to one with more digits before and after the point, and
     a struct gets the members that it lacks. Any other type stays as it is: values that do not fit it are rejects.
     """
     if field.type == newer.type == "struct":

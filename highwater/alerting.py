@@ -18,10 +18,10 @@ class Condition:
     Args:
         stream: whose.
         what: names the condition; with the stream it is the alert's identity.
-        value: what was measured, in words with its unit.
+        value: the measured value, in words with its unit.
         threshold: the value above which the alert begins, in words with its unit.
         over: whether the value is above it.
-        remedy: what the operator does.
+        remedy: the action for the operator.
     """
 
     stream: str
@@ -89,7 +89,7 @@ class WatchChange:
     """The names that nobody watches over any more, and the names to record as watched.
 
     Args:
-        gone: what nobody watches over any more.
+        gone: subjects that are no longer watched.
         added: names to record as watched: declared names without a recent record, and names that get another day.
     """
 

@@ -73,7 +73,7 @@ class _Branches(list[Any]):
     """The branches of a union; none has a negative number.
 
     fastavro's compiled reader adds the length to a negative number before it asks for the branch, as a list does. With
-    this length the sum is behind the last branch.
+    this length the sum is after the last branch.
     """
 
     def __len__(self) -> int:

@@ -26,9 +26,9 @@ def split_by_size(items: Iterable[T], size: Callable[[T], int], most: int, most_
 
     Args:
         items: the items to cut; one batch is held at a time.
-        size: of an item, in bytes.
+        size: measures an item in bytes.
         most: items in a batch.
-        most_bytes: of the items of a batch together.
+        most_bytes: total bytes of a batch.
     """
     batch: list[T] = []
     total = 0
@@ -47,9 +47,9 @@ def compute_batch_ranges(sizes: Iterable[int], most: int, most_bytes: int) -> It
     """The half-open ranges of the batches that `split_by_size` would make, from the sizes alone.
 
     Args:
-        sizes: of the items, in bytes.
+        sizes: the items' sizes in bytes.
         most: items in a batch.
-        most_bytes: of the items of a batch together.
+        most_bytes: total bytes of a batch.
     """
     sums = [0, *accumulate(sizes)]
     start, last = 0, len(sums) - 1

@@ -30,8 +30,8 @@ class AttemptResult:
 
     Args:
         key: the slice.
-        records: of its raw records, tombstones included.
-        rejects: those of them that were rejected, or would have been.
+        records: number of its raw records, tombstones included.
+        rejects: number of records that were rejected, or would have been.
         failed: whether it ended in an error of another kind.
     """
 
@@ -48,7 +48,7 @@ class Circuit:
     Args:
         window: the newest first attempts since it closed, the oldest first; empty while it is not closed.
         since: when it was opened, or closed last; None for one that never was anything but closed.
-        why: what opened it; None while it is closed.
+        why: the reason for opening; None while it is closed.
         until: when the cool-down ends, or when the probe counts as lost; None while it is closed.
         probe: the slice that is let through alone.
         lost: probes in a row that failed or were refused since it opened.
@@ -238,7 +238,7 @@ def complete_probe(circuit: Circuit, key: str, now: datetime) -> Circuit:
 def end_cool_down(circuit: Circuit, now: datetime) -> Circuit:
     """The breaker when its cool-down is over and no slice waits that could be the probe: closed.
 
-    What it kept back was let through by a person, or was decided before it opened. The next slice is judged as always,
+    A person let the refused slices pass, or they were decided before it opened. The next slice is judged as always,
     and retries, which never are the probe, wait no longer.
     """
     return Circuit(since=now) if circuit.can_admit_probe(now) else circuit

@@ -47,7 +47,7 @@ class Classification:
 
     Args:
         kind: an `event`, an event that is a `delete`, a `tombstone` that does nothing, or a `reject`.
-        reason: of a reject: `malformed`, `schema`, `invalid` or `unresolved`.
+        reason: a reject's reason: `malformed`, `schema`, `invalid` or `unresolved`.
         detail: why the record was rejected.
         values: the fields by name, of a reject as far as they can be read.
         key: the key; None without one.

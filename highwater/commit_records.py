@@ -22,8 +22,8 @@ class CommitRecord:
     Args:
         slice_key: the slice.
         attempt: the attempt whose rows the commit holds.
-        rows: of the slice in the table, or for `current` the events that the commit took into account; None where the
-            commit does not say.
+        rows: the slice's number of rows in the table, or for `current` the number of events in the commit; None if the
+            commit does not have it.
         batch: the name of the commit.
         run: the Dagster run that committed; empty outside of Dagster.
         version: the version of the table that the commit made; -1 before the commit.
@@ -82,7 +82,7 @@ def to_user_metadata(
     """The `userMetadata` of the commit that holds these slices.
 
     Args:
-        records: of one batch.
+        records: records of one batch.
         number: the number of the commit among the numbered commits of the table; 0 for one without a number.
         batch: the name of the commit, where there is no record.
         run: the Dagster run, where there is no record.
@@ -106,7 +106,7 @@ def from_user_metadata(text: str | None, version: int, committed_at: datetime | 
 
     Args:
         text: the `userMetadata`, None for a commit without one.
-        version: of the table.
+        version: the table's version.
         committed_at: in UTC.
 
     Raises:
@@ -168,7 +168,7 @@ def select_newest_records(
     """The newest record of each slice that one version of a table holds.
 
     Args:
-        version: of the table.
+        version: the table's version.
         records: all of the table, in any order.
         restores: by version the version that a `RESTORE` went back to; -1 for a commit that replaced the table, whose
             own records count.

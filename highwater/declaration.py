@@ -89,7 +89,7 @@ class Stream:
         checks: by name the severity of each check whose severity differs from `CHECK_SEVERITIES`.
         breaker: when slices are no longer decided.
         publishes: where accepted events are sent to; None if nowhere.
-        maintenance: what maintenance keeps.
+        maintenance: limits of maintenance.
         retention: how long rows are kept.
         value: the format of record values.
         key_format: the format of record keys, which fields with the source `Key` are taken from.
@@ -97,7 +97,7 @@ class Stream:
             `record_keys_as_declared` (`warn`), or nothing of interest (`ignore`). A key of the format `Text` is
             compared as a text with the column `key`, a key of another format field by field: see `record_key_fields`.
         deletes: which records delete their key; None where none does.
-        unknown_fields: what happens to members of a record that no field is taken from.
+        unknown_fields: treatment of members of a record that no field is taken from.
         rules: conditions of Spark SQL over the fields, by name; a record that violates one is `invalid`. A null
             condition counts as satisfied. They fail as expressions of fields do.
     """

@@ -67,18 +67,18 @@ class Field:
             that fits without rounding), `array`, `map` (keys are text) or `struct`.
         one_of: the values allowed, of a string or a whole number; another one makes the record `invalid`.
         at_least: the least value allowed, of a number; a smaller one makes the record `invalid`.
-        source: where the value is taken from; of several the first that is there. Of a `Reference`, which is alone,
-            `nullable` says that the row that was found may have null, `optional` that the record may have nothing to
-            look up.
+        source: where the value is taken from. If several are named, the first one that the record has counts. A
+            `Reference` must be the only one; with it `nullable` allows a null in the found row, and `optional` a record
+            without a value to look up.
         optional: the value may be absent: `default` then.
         nullable: the value may be null in the record.
-        default: what an absent value becomes; None is null.
+        default: the value for an absent one; None is null.
         text: a number may also be written as a text.
         unit: a `timestamp` is a number in `s`, `ms`, `us` or `ns` since 1970, a `date` one in `days`, a `time` one in
             `ms` or `us` since midnight; None for text in ISO 8601.
         zone: the zone of a `timestamp` in ISO 8601 that names none, such as `Europe/Berlin`.
         plausible: first and last day of a `timestamp` that is a number, in UTC: another unit misses them by far.
-        nan: what becomes of NaN and infinities, which are no JSON, in a `float` or a `double`.
+        nan: treatment of NaN and infinities, which are no JSON, in a `float` or a `double`.
         rounded: a `decimal` with more digits after the point is rounded, half up; otherwise it is a reject.
         unscaled: a `decimal` is base64 of its unscaled value, a two's complement number with the highest byte first, as
             Kafka Connect's JsonConverter writes it.
@@ -211,7 +211,13 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Transitions:
-    """The state machine of a key: `first` is the state of the first version, `allowed` maps state to next states."""
+    """The state machine of a key, for the check `transitions_allowed`.
+
+    Args:
+        field: name of the field that holds the state.
+        first: state of the first version.
+        allowed: for each state the states that may follow.
+    """
 
     field: str
     first: str
@@ -276,11 +282,11 @@ class Alerts:
         reject_ratio: rejects among the records of the newest 20 slices, 0 to 1.
         parked: records that wait for a person.
         retries_late: how long after its due time a retry is still in no slice.
-        retention_left: time until retention takes the oldest unread record. Where the topic's retention is less than
-            twice as long, half of that retention.
+        retention_left: time until retention takes the oldest unread record; half of the topic's retention if that is
+            shorter.
         unread_late: how long a planned slice may wait until it is in raw.
-        held_back: how old the first record of an open transaction may be. Where the topic's retention is less than
-            twice as long, half of that retention.
+        held_back: how old the first record of an open transaction may be; half of the topic's retention if that
+            is shorter.
         published_late: how long an accepted event may wait until it is sent, of a stream that publishes.
         reclaimed_late: how long what was reclaimed from the DLQ may wait until its slice is materialised again.
     """
@@ -382,7 +388,7 @@ class Retention:
 class OnReject(str, Enum):
     """The outcome of a record that is no event.
 
-    `HOLD` keeps its slice, and all that come behind it, from being decided as long as the record would be rejected for
+    `HOLD` keeps its slice, and all that come after it, from being decided as long as the record would be rejected for
     that reason. The stream's slices are decided one at a time, in their order.
     """
 
@@ -413,7 +419,8 @@ class Severity(str, Enum):
     BLOCK = "block"
 
 
-# Of `highwater.orchestration.checking.checks`. A conflict and a transition are the producer's: the tables are right.
+# Severities of the checks in `highwater.orchestration.checking.checks`. Conflicts and transitions are the producer's
+# faults: the tables are right.
 CHECK_SEVERITIES: Mapping[str, Severity] = MappingProxyType(
     {
         "slices_tile": Severity.ERROR,
@@ -457,7 +464,13 @@ SHORTEST_RETENTION = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of the stream's owners to the three questions; shown on the assets' pages."""
+    """The answers of the stream's owners to three questions; shown on the assets' pages.
+
+    Args:
+        does_order_matter: within which records order matters, and which record counts.
+        what_about_duplicates: effect of second deliveries and of contradictions.
+        what_on_failure: which failures wait, and which need a person.
+    """
 
     does_order_matter: str
     what_about_duplicates: str

@@ -80,8 +80,8 @@ def decode_value(
     Args:
         declared: the format.
         record: has a value.
-        schemas: those of the registry, by number or GUID; None where none is configured.
-        infinite: whether a document in JSON may have NaN and infinities. Where no field takes them it is none then.
+        schemas: finds the registry's schemas by number or GUID; None if no registry is configured.
+        infinite: whether fields take NaN and infinities; if none does, a document with them is not JSON.
 
     Returns:
         An object, whose parts are those of JSON, or times, dates and bytes. An object of JSON in which a name occurs
@@ -115,7 +115,7 @@ def decode_record_key(stream: Stream, record: KafkaRecord, schemas: Schemas | No
     Args:
         stream: declares the format.
         record: the record.
-        schemas: those of the registry, by number or GUID; None where none is configured.
+        schemas: finds the registry's schemas by number or GUID; None if no registry is configured.
 
     Returns:
         A text, a number, bytes, an object, or what else the format has.

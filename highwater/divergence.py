@@ -17,7 +17,7 @@ class Fingerprint:
     """The last record that could be seen before a planned end.
 
     Args:
-        offset: where it is.
+        offset: the record's offset.
         digest: SHA-256 of its timestamp, key and value, in hexadecimal.
     """
 
@@ -106,7 +106,7 @@ def has_diverged(was: PlannedFacts, now: Sequence[SeenRecord]) -> bool:
     A record that retention or compaction removed is no divergence: then only a later epoch shows one.
 
     Args:
-        was: what was recorded.
+        was: the recorded facts.
         now: the records that can be seen from the mark, or the last one before the end where there is no mark.
     """
     mark = was.fingerprint

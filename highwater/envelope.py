@@ -25,14 +25,14 @@ LATE = "highwater.late"
 REVISION = "highwater.revision"
 RETRACTED = "highwater.retracted"
 RECLAIMS = "highwater.reclaims"
-# Of a reference alone: a record on the parked topic whose value, at least, is left out.
+# Headers of a reference: a record on the parked topic that lacks at least its value.
 LEFT_OUT = "highwater.left_out"
 RAW_TOPIC = "highwater.raw.topic"
 RAW_GENERATION = "highwater.raw.generation"
 RAW_PARTITION = "highwater.raw.partition"
 RAW_OFFSET = "highwater.raw.offset"
 BYTES = "highwater.bytes"
-# What `highwater.left_out` may name.
+# Parts that `highwater.left_out` may name.
 VALUE, OWN_HEADERS, KEY = "value", "headers", "key"
 
 # Room that a DLQ topic must have beyond the main topic's largest record.
@@ -40,7 +40,7 @@ MAX_BYTES = 16 * 1024
 # A detail is for people; it and a rule's name are cut at this length, so that the envelope never outgrows its room.
 MAX_DETAIL = 1000
 
-# Of numbers that count up: one less than the columns hold, so that the next one has room as well.
+# Limit of counters: one less than the columns hold, so that the next number fits as well.
 MAX_COUNT = 2**31 - 2
 
 # The years 1 to 9999: what readers of the tables can hold as a time. Beyond them there is the number alone.
@@ -85,7 +85,7 @@ class ValueReference:
     Args:
         left_out: the parts of the record that are not in it: the value, and perhaps its own headers and its key.
         place: where all of it is in raw.
-        size: of the whole record with its envelope, in bytes.
+        size: size of the whole record with its envelope, in bytes.
     """
 
     left_out: tuple[str, ...]
@@ -198,7 +198,7 @@ def build_headers(row: Mapping[str, Any]) -> list[Header]:
 def open_envelope(headers: Iterable[Header], believed: Callable[[str], bool] | None = None) -> Envelope | None:
     """The envelope of a record on a DLQ topic; None where one is missing or cannot be believed.
 
-    Of several headers of one name the last counts. `highwater.assets.origins` reads the same in Spark.
+    If a header occurs several times, the last one counts. `highwater.assets.origins` reads the same in Spark.
 
     Args:
         headers: all of the record's.
@@ -241,7 +241,7 @@ _RANGES = {
     ATTEMPT: (1, MAX_COUNT),
     RECLAIMS: (0, MAX_COUNT),
 }
-# What a record says that lacks the header: it was published before there was one.
+# Values for records without the header, which were published before it existed.
 _WITHOUT = {RECLAIMS: "0"}
 
 

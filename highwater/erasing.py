@@ -141,11 +141,11 @@ def subtract_counts(
     Args:
         key: the slice key.
         counts: the numbers of the decision's slice commit.
-        raw: records that go.
-        tombstones: those of them without a value.
-        events: those that were accepted.
-        rejects: those that were rejected, by reason.
-        rules: those of them that a rule refused, by rule.
+        raw: removed records.
+        tombstones: removed records without a value.
+        events: removed records that were accepted.
+        rejects: removed records that were rejected, by reason.
+        rules: removed rejects that a rule refused, by rule.
 
     Raises:
         UnbalancedError: fewer would remain than none: the tables do not hold what was decided.

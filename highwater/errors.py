@@ -19,7 +19,7 @@ class HighwaterError(Exception):
         problem: the fault, with the object's name.
         stored: the value that Highwater had recorded, where there is one.
         found: the value that was found instead.
-        remedy: what the operator does next, a command where there is one.
+        remedy: the operator's next action, a command if possible.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class DependencyAwayError(TemporaryError):
         problem: the fault.
         stored: the value that Highwater had recorded, where there is one.
         found: the value that was found instead.
-        remedy: what the operator does next.
-        of: what was away, where it has a breaker: `KAFKA`, `LAKE`, or a reference table.
+        remedy: the operator's next action.
+        of: the absent dependency, if it has a breaker: `KAFKA`, `LAKE`, or a reference table.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class BreakerOpenError(TemporaryError):
 
 
 class SliceHeldError(TemporaryError):
-    """Records of a slice hold it: nothing of it was committed downstream of raw, nor is what comes behind it."""
+    """Records of a slice hold it: nothing of it was committed downstream of raw, nor is what comes after it."""
 
 
 class OutOfTurnError(TemporaryError):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 # Columns are named after rules, and after values of fields.
 COLUMN_PART = re.compile(r"[A-Za-z0-9_]+")
-# What gives another value each time that it is computed, or needs more than one record.
+# Functions that give another value at each evaluation, or need more than one record.
 _UNFIT = re.compile(
     r"\b(rand|randn|random|uuid|now|current_timestamp|current_date|localtimestamp|unix_timestamp|shuffle|"
     r"monotonically_increasing_id|spark_partition_id|input_file_name|select|over)\b(?!\s*=)"

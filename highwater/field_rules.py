@@ -14,7 +14,7 @@ TYPE = re.compile(
     r"string|integer|long|float|double|boolean|timestamp|timestamp_ntz|date|time|binary|json|array|map|struct|"
     r"decimal\((\d+),(\d+)\)"
 )
-# What neither a path into the value, nor SQL, nor a Delta table's column takes amiss.
+# Characters that are safe in a path into the value, in SQL and in a Delta table's column.
 NAME = re.compile(r"[\w@-]+")
 CONTAINERS = frozenset({"array", "map", "struct"})
 _MAX_DEEP = 16
@@ -33,7 +33,7 @@ def find_field_problems(declared: Field, depth: int = 0) -> list[str]:
     if kind is None:
         return [f"field {declared.name!r}: unknown type {declared.type!r}"]
     if kind[1] and not (1 <= int(kind[1]) <= _MAX_DECIMAL_DIGITS and int(kind[2]) <= int(kind[1])):
-        rule = f"a decimal has 1 to {_MAX_DECIMAL_DIGITS} digits, and no more behind the point than in all"
+        rule = f"a decimal has 1 to {_MAX_DECIMAL_DIGITS} digits, and no more after the decimal point than in all"
         return [f"field {declared.name!r}: there is no {declared.type}: {rule}"]
     found = _find_source_problems(declared) + _find_notation_problems(declared) + _find_default_problems(declared, kind)
     found += _find_bound_problems(declared, _compute_maximum(declared, kind)) + _find_choice_problems(declared)

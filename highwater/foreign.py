@@ -47,7 +47,7 @@ class NamedOrigin(NamedTuple):
 def parse_foreign_origin(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> NamedOrigin | None:
     """The origin that the headers of a record on a foreign topic name; None where they name none.
 
-    Where several systems wrote headers, those of the first one count. `highwater.assets.foreign` is its Spark form.
+    If several systems wrote headers, those of the first one count. `highwater.assets.foreign` is its Spark form.
 
     Args:
         headers: all of the record's.
@@ -105,11 +105,11 @@ class UnreadSpan(NamedTuple):
 class MainLog:
     """The slices of the main topic that read an offset, or will read it, by plans, losses and accepted events.
 
-    What a slice covers and its reading did not find is read all the same: compaction took it for a newer record of its
-    key, or its transaction was aborted.
+    An offset that a slice covers counts as read even without a row: compaction removed the record in favour of a newer
+    one of its key, or its transaction was aborted.
 
     Args:
-        generations: of the main topic, oldest first.
+        generations: the main topic's generations, oldest first.
         losses: its recorded holes.
         ends: for each generation but the newest one, by partition, where its plan ended.
     """
@@ -121,11 +121,11 @@ class MainLog:
     def find_open_offset(self, timestamp: int | None, appended: int) -> int | None:
         """The generation that was open at a time; None where that cannot be known.
 
-        What lay in the topic when it was first planned is of the first generation, however old it is.
+        Records that were in the topic when it was first planned have the first generation, at any age.
 
         Args:
-            timestamp: of the original record, in ms since 1970; None if it is not known.
-            appended: of the record on the foreign topic, which came after it.
+            timestamp: the original record's timestamp, in ms since 1970; None if unknown.
+            appended: timestamp of the later record on the foreign topic.
         """
         moment = appended if timestamp is None else timestamp
         open_ = [one.number for one in self.generations[:1]]
@@ -187,8 +187,8 @@ def resolve_origin(stream: Stream, log: MainLog, found: NamedOrigin, appended: i
 
     Args:
         stream: its declaration.
-        log: what its main topic's slices read.
-        found: what the headers name.
+        log: offsets that slices of the main topic read.
+        found: the origin that the headers name.
         appended: the record's own timestamp on the foreign topic, in milliseconds since 1970.
     """
     generation = log.find_open_offset(found.timestamp, appended) if found.topic == stream.topic else None

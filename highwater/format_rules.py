@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 _GROUP = re.compile(r"[A-Za-z][A-Za-z0-9]*")
-# What a pattern consists of: escapes, sets, the beginnings of groups, quantifiers, and single characters.
+# Parts of a pattern: escapes, sets, the beginnings of groups, quantifiers, and single characters.
 _PARTS = re.compile(
     r"(?P<escape>\\(?:[1-9][0-9]+|.))"
     r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])"
@@ -31,7 +31,7 @@ _SHARED_GROUP = re.compile(r"\(\?(?:<?[=!]|>|[ims]*(?:-[ims]+)?[:)])")
 # A possessive quantifier Java follows in a loop.
 _REPEATED = re.compile(r"(?:[*+]|\{[0-9]+,[0-9]*\})\??")
 _SHARED_QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})[?+]?")
-# Letters and digits behind a backslash that both read as the same: classes, boundaries, characters, back references.
+# Letters and digits after a backslash that both read as the same: classes, boundaries, characters, back references.
 _SHARED_ESCAPES = frozenset("dDsSwWbBAtnrfaxu123456789")
 _SHARED_IN_SETS = _SHARED_ESCAPES - frozenset("bBA123456789")
 _IN_SETS_ALONE = re.compile(r"\[|&&")

@@ -90,7 +90,7 @@ class Raw:
     """Any bytes, which are not parsed: fields come from the key, headers and what Kafka says of the record.
 
     A field with the source `value` has the whole value: of type `binary` its bytes, of type `string` its text in UTF-8.
-    Of a key `Key()` is its bytes.
+    In a key, `Key()` gives its bytes.
     """
 
 

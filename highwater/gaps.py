@@ -23,13 +23,13 @@ class Gaps:
     """The explanation of the gaps of a slice when it was first looked at; also that there were none.
 
     Args:
-        digest: of the places, so that a gap that comes later is distinguished from those that were there.
+        digest: hash of the places, so that a later gap is distinguished from the recorded ones.
         aborted: seen by readers of uncommitted records alone.
         markers: seen by nobody, on a topic that was never compacted.
         markers_or_compacted: seen by nobody, on another topic.
         lost: their loss was accepted before the slice was read.
         unseen: Kafka held them no more, so nothing is known of them.
-        cleanup_policy: of the topic then; None where there was no reason to ask.
+        cleanup_policy: the topic's policy at that time; None if it was not needed.
         looked_at: when, in UTC.
     """
 

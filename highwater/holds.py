@@ -24,9 +24,9 @@ class HoldingRecords:
 
     Args:
         records: how many records hold it.
-        origin: of the first of them, in the order of origins.
-        reason: of that one.
-        detail: of that one; names no content.
+        origin: origin of the first record, in the order of origins.
+        reason: reason of the first record.
+        detail: detail of the first record, without its content.
     """
 
     records: int
@@ -70,7 +70,7 @@ class Hold:
         slice_key: the slice.
         stream: its stream.
         since: when it was found first, in UTC.
-        found: what the newest attempt found.
+        found: the holding records that the newest attempt found.
         attempts: how many found something.
         tried_at: when the newest of them did, in UTC.
         release: None while nobody released it.
@@ -131,8 +131,8 @@ def find_obstacle(order: Sequence[str], committed: Collection[str], run: Collect
 
     Args:
         order: slices in their order: those of the run, those between them, and as many before them as are looked at.
-        committed: those that are in the table.
-        run: those that are to go into it now, in their order.
+        committed: slices that are in the table.
+        run: slices to be committed now, in their order.
     """
     first = next((key for key in order if key not in committed and key not in run), None)
     if first is None:

@@ -150,7 +150,7 @@ class TypeGuesser:
     """Guesses the type of each place, and notes why.
 
     Args:
-        hints: what the format says.
+        hints: the format's hints.
         reasons: why a type was chosen, by the path of the place.
     """
 

@@ -238,7 +238,7 @@ def recognise_envelope(documents: Sequence[Any], records: Sequence[KafkaRecord])
 
 
 def recognise_header_envelope(records: Sequence[KafkaRecord]) -> ValueEnvelope:
-    """The envelope that headers are, whatever the format."""
+    """The envelope that the headers form, with any value format."""
     filled = [record for record in records if record.value is not None]
     named = [record for record in filled if {"ce_id", "ce_type"} <= {name for name, _ in record.headers}]
     if _is_most(len(named), len(filled)):

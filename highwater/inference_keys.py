@@ -25,7 +25,7 @@ _UNIQUE_SHARE = 0.99
 _BEST_IDS = ("id", "uuid", "guid", "event_id", "message_id", "eventid", "messageid")
 # A heartbeat, a test message or a truncate amid the records: so few are rejects, and say nothing of the others.
 _ODD_SHARE = 0.02
-# Of integers that count or of times the first bytes are alike, of random bytes they are not.
+# Counting integers and times share their first bytes; random bytes do not.
 _MAX_FIRST_BYTES = 2
 _FRAMED: Mapping[Kind, KeyFormat] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
 

@@ -36,7 +36,7 @@ def build_tree(schemas: Sequence[Schema], message: Sequence[int] = (0,)) -> Fiel
     """The field of type `struct` that holds the values of all schemas, the newest one last.
 
     Args:
-        schemas: of one kind.
+        schemas: schemas of one kind.
         message: for Protobuf which message of the schema the values are.
 
     Raises:

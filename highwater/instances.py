@@ -10,7 +10,7 @@ from typing import Any
 # An instance writes once a minute that it is there, and its sensors tick every 10 to 30 s: after five missed writes it
 # is taken for stopped.
 TERM = timedelta(minutes=5)
-# What a person does about two at the same time.
+# Remedy for two instances at the same time.
 ONE_INSTANCE = (
     "stop the sensors, or the daemon, of all instances but one: each instance repeats what the other does. Runs that "
     "both requested commit once"

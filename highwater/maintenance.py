@@ -218,7 +218,7 @@ def select_candidates(live: Sequence[LiveKey], newest: int, longest: timedelta |
     Args:
         live: the live keys, in any order.
         newest: how many of the youngest plans stay; recalled ones stay beside them.
-        longest: those planned longer ago are retired as well; None for no such limit.
+        longest: keys planned longer ago are retired as well; None for no limit.
         now: in UTC.
     """
     recalled = {one.key for one in live if one.recalled_at is not None and now - one.recalled_at < RECALLED_FOR}

@@ -55,7 +55,7 @@ class SizeLimits:
     def select_left_out(
         self, topic: str, key: bytes | None, own: Sequence[Header], envelope: Sequence[Header]
     ) -> tuple[str, ...]:
-        """The parts of a record that stay behind so that the rest of it fits for sure, as few as can be.
+        """The fewest parts of a record to leave out so that the rest of it surely fits.
 
         Args:
             topic: where to.
@@ -88,7 +88,7 @@ def build_too_large_error(
     """The error of records that are not taken, with what would let them through.
 
     Args:
-        sizes: of each record its topic and its size.
+        sizes: topic and size of each record.
         client: `message.max.bytes` of the producer.
         bootstrap: for the command.
         rooms: `max.message.bytes` of the topics, where it is known: a topic with enough of it gets no command.

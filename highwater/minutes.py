@@ -36,7 +36,7 @@ class Sums:
         """The mean amount, half a unit rounded away from 0; None without events.
 
         Args:
-            scale: digits behind the point.
+            scale: digits after the decimal point.
         """
         if not self.events:
             return None
@@ -48,7 +48,7 @@ class Minute:
     """The measures of one minute.
 
     Args:
-        events: its events, of whatever status.
+        events: its events of every status.
         by_status: its sums by status; a status without events may be left out.
         hour: sums of the hour that ends with it, over the statuses of the mean.
         linked: the minutes where a version of its events also occurs, with other content: which of them counts there
@@ -145,7 +145,7 @@ def sum_hours(minutes: Mapping[int, Minute], wanted: Iterable[int], statuses: Co
     Args:
         minutes: all minutes of those hours that have events.
         wanted: minutes.
-        statuses: whose events count.
+        statuses: statuses whose events count.
     """
     ordered = sorted(minutes)
     counted = [sum((minutes[m].by_status.get(s, Sums()) for s in statuses), Sums()) for m in ordered]

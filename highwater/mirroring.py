@@ -18,9 +18,9 @@ class MirrorMark:
     """The metadata of a committed offset: the group itself shows what was mirrored, and when.
 
     Args:
-        topic_id: of the topic that the offset is of.
+        topic_id: ID of the offset's topic.
         last: the key of the last slice of the prefix; empty before the first one.
-        identity: of that slice: another ledger may have planned something else under the same key.
+        identity: that slice's identity, since another ledger may have planned another slice under the same key.
         at: when it was committed, in UTC.
     """
 
@@ -63,14 +63,14 @@ def compute_finished_prefix(
     """For each partition the offset before which everything is done, or recorded as lost.
 
     Slices tile, and what they leave out is a recorded loss: so that is where the first slice that is not done starts,
-    and without one the planned end. Where a later generation counts offsets again, nothing from its start on was read
-    while a slice before it is not done.
+    and without one the planned end. If a later generation reuses offsets, they count as unread from its
+    start on until all earlier slices are done.
 
     Args:
-        slices: of the topic that was planned last, in their order; those before them are done.
+        slices: slices of the last planned topic, in their order; earlier ones are done.
         done: the keys of those that are done.
         planned: how far the topic is planned. It was read before `slices`, so that nothing is in it that is not there.
-        generations: of the topic, read after `planned`.
+        generations: the topic's generations, read after `planned`.
     """
     topic_id = planned.generation.topic_id
     ordered = sorted((slice_ for slice_ in slices if slice_.topic_id == topic_id), key=lambda slice_: slice_.ordinal)

@@ -20,7 +20,7 @@ class OperatorAction:
     Args:
         action: its name, that of the operator job, such as `accept_loss`.
         stream: the stream's name.
-        asked: what the action is about, as plain values; it holds no keys of records.
+        asked: arguments of the action as plain values, without keys of records.
         by: the person's name, as it was given.
         because: the reason; empty where none was given.
         through: the run's id, or the login under which the command ran.

@@ -15,7 +15,7 @@ class Era:
     """Slices of a topic between two changes of its identity or of the number of its partitions.
 
     Args:
-        generation: of the topic.
+        generation: the topic's generation.
         topic_id: its ID.
         since: the first of the slices.
         ordinal: its ordinal.

@@ -162,7 +162,7 @@ def estimate_shares(tally: Tally) -> dict[PartitionedBy | None, float]:
         gained = dict.fromkeys(sources, 0.0)
         for (partitions, found), records in tally.items():
             weights = {one: held[one] for one in found} | {None: held[None] / partitions}
-            # Of no weight at all is what chance alone explained, and no longer does.
+            # A partitioner that only chance had explained, and no longer does, has no weight.
             whole = sum(weights.values()) or 1.0
             for one, weight in weights.items():
                 gained[one] += records * weight / whole

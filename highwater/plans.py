@@ -11,7 +11,7 @@ from highwater.envelope import Origin
 from highwater.errors import InconsistentRecordError
 from highwater.slices import OffsetRange, Slice
 
-# Who accepted a loss that the declaration lets Highwater record by itself.
+# Name of the acceptor for losses that the declaration lets Highwater record by itself.
 RECORDED_BY_DECLARATION = "on_expired=record"
 
 
@@ -119,7 +119,7 @@ class Planned:
 
     @property
     def next_ordinal(self) -> int:
-        """The ordinal of the next slice: never one that was used, in whatever generation."""
+        """The ordinal of the next slice: never one that was used in any generation."""
         following = 0 if self.last is None else self.last.ordinal + 1
         return max(following, self.generation.first_ordinal)
 
@@ -201,7 +201,7 @@ class Publication:
     """The published part of a slice's rejects.
 
     Args:
-        attempt: of the decision that they belong to.
+        attempt: attempt of the decision that they belong to.
         sent: how many of them, in the order of their origins.
         published_at: when the last of them was committed, in UTC.
     """

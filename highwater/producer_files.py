@@ -40,7 +40,7 @@ def parse_producer_facts(
         name: for the page and for errors.
         text: Java properties, or a JSON object.
         client: which client it is for; by the names if None.
-        version: of the client, if it is known.
+        version: the client's version, if it is known.
 
     Raises:
         ConfigurationError: it cannot be read, or the names do not show it the client.
@@ -82,7 +82,7 @@ def _parse_properties(name: str, text: str) -> dict[str, str]:
     try:
         plain = json.loads(text)
     except ValueError as error:
-        # Of the text nothing is repeated: it may hold a password.
+        # The text is not repeated, since it may hold a password.
         raise ConfigurationError(
             f"{name} begins as JSON, and is none", remedy="fix it, or give Java properties"
         ) from error

@@ -79,7 +79,7 @@ _DEFAULTS: Mapping[Client, Mapping[str, tuple[tuple[Version, str], ...]]] = {
         "queuing.strategy": (((), "fifo"),),
     },
 }
-# What a configuration cannot say, and where to look.
+# Properties that a configuration does not show, and where to check them.
 UNTOLD: tuple[tuple[str, str], ...] = (
     ("settings in code", "see whether the program sets properties that are not in its configuration"),
     ("delivery reports", "check that the callback or the future of every send is looked at, and what follows an error"),
@@ -108,7 +108,7 @@ class ProducerFacts:
     Args:
         name: for the page.
         client: which client it is.
-        version: of the client; None if it is not known.
+        version: the client's version; None if it is not known.
         properties: as they are set, by their names or aliases.
         ours: whether it is Highwater's own, whose settings are all known.
         replica_lag_ms: the brokers' `replica.lag.time.max.ms`.

@@ -48,9 +48,9 @@ class RecordedOutcome(NamedTuple):
     """The outcome that an earlier publication recorded of an origin.
 
     Args:
-        state: what became of it last.
+        state: its last state.
         revision: how often it was sent again with other content, or retracted.
-        fingerprint: of the content that was decided last; None of a retracted one.
+        fingerprint: fingerprint of the content that was decided last; None if it was retracted.
         slice_key: the slice that it is kept under; empty of what was sent before a lost lake was restarted.
         at: when that was known to be sent, in UTC.
         late: why its last record is late.
@@ -91,7 +91,7 @@ class PossibleCopy:
     Args:
         slice_key: the slice that holds it.
         origin: its identity.
-        fingerprint: of its content, or of the content that was decided of it before.
+        fingerprint: fingerprint of its content, or of the content decided before.
         ms: when it was published first, milliseconds since 1970 in UTC.
         place: its place among the records to send now; None if it was decided before.
     """
@@ -131,8 +131,8 @@ def decide_publication(
 
     Args:
         slice_key: the slice whose event it is.
-        fingerprint: of its content.
-        known: what became of its origin before; None if nothing did.
+        fingerprint: its content's fingerprint.
+        known: the earlier publication of its origin; None if there is none.
         again: whether its content was accepted before, of another origin.
         late: why it would be late, if nothing is known of it.
     """
@@ -141,7 +141,7 @@ def decide_publication(
     if known.fingerprint == fingerprint:
         if not known.slice_key:
             return PublicationOutcome(EventState.SENT, known.revision, known.late, known.at)
-        # What another slice has sent of the same origin is not sent by this one.
+        # An event that another slice sent for the same origin is not sent by this one.
         return None if known.slice_key == slice_key else PublicationOutcome(EventState.AGAIN, known.revision, None)
     if known.state is EventState.AGAIN:
         return (
@@ -185,14 +185,14 @@ def select_in_order(
 ) -> tuple[list[Slice], str | None]:
     """The slices that can be published now, in the order of their publication, and the one that the others wait for.
 
-    Those of the main topic follow each other without a gap; then come those that were published before and have
+    Slices of the main topic follow each other without a gap; then come slices that were published before and have
     changed, and slices of tiers, each after all slices of the main topic that were planned before it.
 
     Args:
         slices: the slices that are asked for.
         main: the main topic.
         following: the slices of the main topic that are not published yet, in their order, as far as they matter.
-        published: those of `slices` that were published before.
+        published: the slices that were published before.
     """
     wanted = {slice_.key for slice_ in slices}
     begin: list[Slice] = []

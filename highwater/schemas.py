@@ -15,7 +15,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 VALUE_HEADER = "__value_schema_id"
 KEY_HEADER = "__key_schema_id"
 
-# The first byte of the framing, and the bytes of the ID or GUID behind it.
+# The first byte of the framing, and the bytes of the ID or GUID after it.
 ID_MAGIC, ID_BYTES = 0, 4
 GUID_MAGIC, GUID_BYTES = 1, 16
 # A varint of 32 bits has 7 of them in each byte: 32 / 7, rounded up.
@@ -28,7 +28,7 @@ class FramingError(ValueError):
     Args:
         problem: the fault.
         position: the byte that is wrong or missing, counted from 0.
-        place: what the position counts in: the value, or a header.
+        place: the bytes in which the position counts: the value, or a header.
     """
 
     def __init__(self, problem: str, position: int, place: str = "the value") -> None:
@@ -78,8 +78,8 @@ class FramedValue:
     Args:
         schema_id: the schema's ID; None if the framing has a GUID.
         guid: the schema's GUID in its usual text form; None if the framing has an ID.
-        payload: the value behind the framing, or the whole value if the framing is a header.
-        header_rest: the bytes behind the ID or GUID in the header; None if the framing is in the value.
+        payload: the value after the framing, or the whole value if the framing is a header.
+        header_rest: the bytes after the ID or GUID in the header; None if the framing is in the value.
     """
 
     schema_id: int | None
@@ -115,7 +115,7 @@ def parse_framing(
 
 
 def _split_framing(data: bytes, allowed: tuple[int, ...], place: str) -> tuple[int | None, str | None, bytes]:
-    """The ID or the GUID at the beginning of the data, and the bytes behind it."""
+    """The ID or the GUID at the beginning of the data, and the bytes after it."""
     if not data or data[0] not in allowed:
         raise FramingError(f"no magic byte {' or '.join(map(str, allowed))}", 0, place)
     end = 1 + (ID_BYTES if data[0] == ID_MAGIC else GUID_BYTES)
@@ -147,7 +147,7 @@ def parse_message_indexes(payload: bytes) -> tuple[tuple[int, ...], bytes]:
     in it, and so on. A count of 0 means the first message of the file.
 
     Returns:
-        The indexes, and the bytes behind them.
+        The indexes, and the bytes after them.
 
     Raises:
         FramingError: the list is cut short, or a number in it is negative or too long.
@@ -163,7 +163,7 @@ def parse_message_indexes(payload: bytes) -> tuple[tuple[int, ...], bytes]:
 
 
 def _read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """A zig-zag varint that is not negative, and the position behind it."""
+    """A zig-zag varint that is not negative, and the position after it."""
     number = 0
     for shift, byte in enumerate(data[start : start + VARINT_BYTES]):
         number |= (byte & 0x7F) << (7 * shift)

@@ -29,7 +29,7 @@ _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 # An exponent beyond this fits no type.
 _MAX_EXPONENT = 400
 _CLOCK = re.compile(r"((?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9])(?:\.([0-9]{1,6})0*)?")
-# What exists of ISO 8601 in RFC 3339, with at most six digits after the second that are not zeros.
+# The part of ISO 8601 that RFC 3339 allows, with at most six digits after the second that are not zeros.
 _ISO = re.compile(
     r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ](?P<clock>[0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"(?:\.(?P<fraction>[0-9]{1,6})0*)?(?P<zone>[Zz]|(?P<sign>[+-])(?P<hours>[0-9]{2})(?::?(?P<minutes>[0-9]{2}))?)?"
@@ -38,7 +38,7 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _FARTHEST_ZONE = timedelta(hours=18)
 _FIRST_MICROS = -62_135_596_800_000_000  # of the year 1
 _LAST_MICROS = 253_402_300_799_999_999  # of the year 9999
-# As RFC 4648, with or without padding; white space may be anywhere but behind padding.
+# As RFC 4648, with or without padding; white space may be anywhere but after padding.
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?")
 _SPACE = re.compile(r"[ \t-\r\x1c-\x1f]+")
 _UNSCALED_BYTES = 16  # as many as 38 digits need
@@ -454,7 +454,7 @@ def _convert_nested(field: Field, found: Any, place: str) -> Any:
 
 
 def format_located_problem(place: str, error: ValueError) -> str:
-    """The problem behind its place: `lines[1].price: it is missing`."""
+    """The problem after its place: `lines[1].price: it is missing`."""
     return f"{place}{'' if str(error).startswith(('.', '[')) else ': '}{error}"
 
 

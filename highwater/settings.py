@@ -44,7 +44,7 @@ Plain = str | int | bool
 
 # Where streams are beside a project's workspace.yaml; the first folder that exists is used.
 STREAMS_FOLDERS = ("streams", "assets/streams")
-# What marks a project, the last two one that `dg` made.
+# Files that mark a project; `dg` makes the last two.
 _MARKS = ("workspace.yaml", "dg.toml", "pyproject.toml")
 # The project that this package is part of, if it runs from a checkout: it is the last to be found.
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -98,7 +98,7 @@ class Settings:
 
 
 def find_home_folder(environment: Mapping[str, str], start: Path | None = None) -> Path:
-    """The folder of local state: `HIGHWATER_HOME`, else `.highwater` in the project, whichever folder of it one is in.
+    """The folder of local state: `HIGHWATER_HOME`, else `.highwater` in the project, found from any folder of it.
 
     Args:
         environment: the process's environment variables. `HIGHWATER_STREAMS` names a folder of the project; without it
@@ -163,7 +163,7 @@ def read_secret(environment: Mapping[str, str], name: str) -> str:
 
 
 def _to_absolute(lake: str) -> str:
-    """The root as every process means it, whatever folder it was started in; a URI stays as it is."""
+    """The root as an absolute path, so that it is the same for all processes; a URI stays as it is."""
     return lake if ":" in lake.split("/", maxsplit=1)[0] else str(Path(lake).absolute())
 
 

@@ -21,7 +21,7 @@ class SliceCommit:
     Args:
         slice_: the slice as it was planned.
         attempt: the number, issued by the ledger, of the decision that the commit belongs to.
-        rows: of the slice in the table; None where they were not counted before the write, so Delta's log has them.
+        rows: the slice's number of rows in the table; None if only Delta's log has it.
         counts: further numbers by name; in events the whole split of raw.
         past: whether the commit also holds what the plan recorded of each partition's past (I16), for a ledger that is
             rebuilt; one table of a stream does.

@@ -33,8 +33,8 @@ class _Node:
     Args:
         text: the text before the parts.
         parts: the parts, each with the comments above it.
-        end: what follows them; empty for plain text.
-        single: whether it is a tuple, which needs a comma behind its only part.
+        end: the text after them; empty for plain text.
+        single: whether it is a tuple, which needs a comma after its only part.
     """
 
     text: str
@@ -66,7 +66,7 @@ class _Node:
         return [*found, indent + self.end]
 
     def with_prefix(self, text: str) -> _Node:
-        """The source behind a text, such as an argument's name."""
+        """The source with a text before it, such as an argument's name."""
         return _Node(text + self.text, self.parts, self.end, self.single)
 
 

@@ -19,7 +19,7 @@ from pydantic import Field as Member
 from highwater.declaration import Stream
 from highwater.errors import DeclarationError
 
-# What `type` of a document says: Dagster loads this class from it.
+# Value of `type` in a document: Dagster loads this class from it.
 TYPE = "highwater.orchestration.components.StreamComponent"
 # The name of Dagster's files of components.
 FILE = "defs.yaml"

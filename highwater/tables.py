@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 # In these every row names its slice in a column.
 BY_SLICE = ("raw", "events", "rejects", "dlq")
-# What most streams have.
+# Tables of most streams.
 COMMON = (*BY_SLICE, "current")
 
 # The comment of each table, in Dagster's pages and in a catalog.

@@ -19,7 +19,7 @@ class TilingFault:
 
     Args:
         slice_key: the slice.
-        partition: of its topic.
+        partition: the topic's partition.
         expected: where it had to begin.
         found: where it begins.
     """

@@ -56,8 +56,8 @@ class TopicFacts:
         replicas: for each partition the number of its replicas.
         in_sync: for each partition the number of those in sync.
         leaderless: partitions without a leader.
-        settings: of the topic; None where the cluster forbids reading them.
-        broker_settings: of all brokers as one (`merge_broker_settings`); None likewise.
+        settings: the topic's settings; None where the cluster forbids reading them.
+        broker_settings: settings of all brokers, merged (`merge_broker_settings`); None likewise.
         oldest_unread: age of the oldest record that is not in raw; None where none that could be looked at is unread.
         age_known: whether no unread record can be older: all could be looked at.
         assignment: for each partition the brokers that hold it, the preferred leader first.
@@ -108,7 +108,7 @@ class Finding:
     Args:
         rule: its name.
         level: how much it matters.
-        value: what was found.
+        value: the found value.
         where: where that is set, empty where it is no setting.
         remedy: the command that fixes the fault, empty where nothing needs a fix.
     """
@@ -216,7 +216,7 @@ def build_reassignment(facts: TopicFacts, replicas: int) -> str:
     """The command that gives each partition with too few replicas further ones, spread over the brokers.
 
     Args:
-        facts: of the topic.
+        facts: facts about the topic.
         replicas: as many as each shall have.
     """
     if len(facts.broker_ids) < replicas:

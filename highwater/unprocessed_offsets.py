@@ -31,7 +31,7 @@ class Undecided:
 
     Args:
         newest: the newest generation's number: no record is of a later one.
-        partitions: those that are planned of it: no record of another one was read.
+        partitions: its planned partitions; no record of another one was read.
         spans: in these; they do not overlap.
     """
 

@@ -37,7 +37,7 @@ hypothesis.register_profile("untimed", deadline=None)
 hypothesis.load_profile("untimed")
 
 
-# A shell that starts the tests behind it has them ignore Ctrl-C, and so would the processes that tests interrupt.
+# A shell that starts the tests after it has them ignore Ctrl-C, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

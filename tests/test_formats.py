@@ -48,7 +48,7 @@ def rejected(bench: Bench) -> list[tuple[int, str, str]]:
 
 
 def test_debezium_without_schemas(bench: Bench) -> None:
-    """Insert, update, delete and the tombstone behind it: base64 decimals, microseconds and days since 1970."""
+    """Insert, update, delete and the tombstone after it: base64 decimals, microseconds and days since 1970."""
     rows = loaded(bench, "01-debezium-postgres-plain")
     names = ("key", "id", "customer", "amount", "note", "op", "lsn", "deleted")
     assert picked(rows, *names) == [

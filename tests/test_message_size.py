@@ -347,7 +347,7 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
         return restarted(self, reports_delivery=reports_delivery)
 
     monkeypatch.setattr(Transactions, "_open_producer", counted)
-    # librdkafka waits for as long as it may before it ends a transaction behind a refused record.
+    # librdkafka waits for as long as it may before it ends a transaction after a refused record.
     monkeypatch.setattr("highwater.resources.transactions.CALL_SECONDS", 5.0)
     name = topic(partitions=1, **{"max.message.bytes": "20000"})
     create_topic(bootstrap, other := f"{name}.other", 1, {"max.message.bytes": "50000"})

@@ -721,7 +721,7 @@ def test_what_python_and_java_do_not_share_is_refused(pattern: str) -> None:
     ],
 )  # fmt: skip
 def test_what_both_read_is_declared(pattern: str, line: str) -> None:
-    """`++` behind a backslash was refused, and a parenthesis behind one was taken for a group."""
+    """`++` after a backslash was refused, and a parenthesis after one was taken for a group."""
     stream = lined(Lines(pattern), Field("a", "string"))
     assert classify(stream, KafkaRecord(line.encode()), None).values == {"a": "7"}
 

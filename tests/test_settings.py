@@ -63,7 +63,7 @@ def test_the_home_is_below_the_working_folder_where_no_project_is(
 
 @pytest.mark.parametrize("url", ["http://user:pa/ss@host:8081", "https://user:pa#ss@host", "http://[bad", "http://h:x"])
 def test_an_address_of_a_registry_whose_password_would_show_is_refused(url: str) -> None:
-    """The part behind `/` or `#` counted as the path, and was shown with the address."""
+    """The part after `/` or `#` counted as the path, and was shown with the address."""
     with pytest.raises(ConfigurationError) as caught:
         Settings.from_environment({"HIGHWATER_SCHEMA_REGISTRY_URL": url})
     assert "ss@" not in str(caught.value)

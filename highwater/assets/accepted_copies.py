@@ -80,12 +80,12 @@ class AcceptedCopy:
     """One record of the topic of accepted events.
 
     Args:
-        origin: of the event.
+        origin: the event's origin.
         ms: when that was published first, in milliseconds since 1970 in UTC.
         slice_key: the slice that accepted it.
         revision: how often it had been sent again, or retracted.
         late: why it is late; None in order.
-        fingerprint: of the content; None of a retraction.
+        fingerprint: the content's fingerprint; None for a retraction.
     """
 
     origin: Origin
@@ -138,7 +138,7 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
         lake: the tables.
         stream: the stream's name.
         batches: rows; one batch is held at a time.
-        ends: of the main topic: no event that lies behind them was sent then.
+        ends: end offsets of the main topic; no event after them was sent then.
 
     Raises:
         DependencyAwayError: the storage is away.
@@ -186,7 +186,7 @@ class RecordsBeforeRestart:
     ) -> dict[Origin, RecordedOutcome]:
         """The known copies of origins, with the earlier publications that a question to `e` gives.
 
-        What this lake knows of an origin counts, unless the topic had a higher revision of it.
+        This lake's publication of an origin counts, unless the topic had a higher revision of the origin.
         """
         sql = f"SELECT {_KNOWN} FROM c LEFT SEMI JOIN ({origins}) o ON {_SAME} ORDER BY c.revision, c.published_at"
         found = {Origin.from_row(row): _build_known(row) for row in query_all({"c": self.table, "e": events}, sql)}

@@ -67,8 +67,8 @@ def ensure_within_limit(
 ) -> None:
     """Report to the breaker how slices would be split, before anything of it is committed.
 
-    Of a slice that is materialised again only the rejects count that it did not have before. Records that are rejected
-    for a reason that a person accepted do not count at all: neither as rejects nor as records.
+    If a slice is materialised again, only its additional rejects count. Records that are rejected for a reason that a
+    person accepted do not count at all: neither as rejects nor as records.
 
     Args:
         work: the connections.

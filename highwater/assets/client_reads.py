@@ -36,7 +36,7 @@ def stage_records(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> 
 
     Raises:
         DependencyAwayError: Kafka or the lake is away.
-        OffsetsExpiredError: the log begins behind the start of a range.
+        OffsetsExpiredError: the log begins after the start of a range.
     """
     name = f"{datetime.now(UTC):{_MOMENT}}-{uuid.uuid4().hex}"
     path = work.lake.build_table_path(work.stream.name, f"{FOLDER}/{name}")

@@ -1,4 +1,4 @@
-"""What every stage shares: create its table, commit slices or take over another run's commit, report (I4)."""
+"""Steps that every stage shares: create its table, commit slices or take over another run's commit, report (I4)."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> Abs
 def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
     """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
 
-    What a dead run left open is closed, so that the caller's first look finds its records.
+    The intents that dead runs left open are closed, so that the caller's first read finds their records.
     """
     path = work.lake.build_table_path(work.stream.name, table)
     of_stream = {"highwater.stream": work.stream.name, "highwater.owner": work.stream.owner}
@@ -383,7 +383,7 @@ def log_reports(work: Work, found: Sequence[SliceReport], clock: Clock) -> None:
             work.log(f"{report.slice_.key}: {report.note}")
 
 
-# What a commit says of itself in Delta's log, by the names under which Dagster plots it.
+# Operation metrics of a commit in Delta's log, by the names under which Dagster plots them.
 _COST = {
     "write/rows_inserted": ("numTargetRowsInserted",),
     "write/rows_updated": ("numTargetRowsUpdated",),

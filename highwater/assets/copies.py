@@ -50,8 +50,8 @@ class CopySearch:
         """Events of versions that came more than once, in the batch or in slices that were published.
 
         Args:
-            book: what became of events before.
-            known: what became before of the origins of the batch.
+            book: earlier publications of events.
+            known: earlier publications of the batch's origins.
         """
         rows = query_arrow({"e": self.events}, self._question)
         prints = event_json.compute_fingerprints(event_json.encode_values(self.stream, rows))

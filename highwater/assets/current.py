@@ -97,7 +97,7 @@ def build_precedence(alias: str = "") -> str:
     """The order of the version rule in SQL: the greatest value wins.
 
     Args:
-        alias: of the table, with a dot behind it.
+        alias: the table's alias with a dot after it.
     """
     return (
         f"struct({alias}version, -{alias}{MILLISECONDS}, -{alias}origin_partition, "

@@ -36,7 +36,7 @@ class Differences:
 
     Args:
         slices: slices with events that `current` must all hold.
-        behind: those of them that `current` does not hold at their attempt.
+        behind: decided slices that `current` does not hold at their attempt.
         unknown: slices that `current` holds and events do not.
         lacking: rows that the events give and `current` lacks.
         wrong: rows of `current` that the events do not give.

@@ -128,7 +128,7 @@ def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
 
 
 def _parse_with_end(document: Column, text: Column) -> Column:
-    """A document, which may be marked, and our text behind it as a variant."""
+    """A document, which may be marked, and our text after it as a variant."""
     from pyspark.sql import functions as F
 
     return F.try_parse_json(F.concat(F.lit("["), document, F.lit(',"'), _build_end(text), F.lit('"]')))
@@ -177,7 +177,7 @@ def evaluate_once(column: Column) -> Column:
     return F.when(F.spark_partition_id() >= 0, column)
 
 
-# Read behind the value, and known before: bytes that a value leaves over move it from its place. The mark does not end
+# Read after the value, and known before: bytes that a value leaves over move it from its place. The mark does not end
 # as it begins, so it is found in a wrong place only where the bytes before it hold all of it.
 _AVRO_MARK = b"\xf1high\xf2w\xf3"
 _AVRO_END = {"type": "fixed", "name": "highwater_end", "size": len(_AVRO_MARK)}
@@ -200,7 +200,7 @@ def with_avro(work: Work, declared: Avro, raw: DataFrame, *, usual: bool = True)
     else:
         rows = without_framing(work, raw)
         texts = {one: _to_avro_text(schema) for one, schema in fetch_schemas_by_id(work, rows).items() if schema}
-    # The bytes behind a payload that has the mark in it depend on all of the payload.
+    # The bytes after a payload that has the mark in it depend on all of the payload.
     hashed = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
     end = F.when(F.contains("payload", F.lit(_AVRO_MARK)), hashed).otherwise(F.lit(_AVRO_MARK))
     rows = rows.withColumn("end", end)

@@ -76,8 +76,8 @@ _RECORD = (
 def materialise(work: Work) -> list[SliceReport]:
     """Publish the rejects of the slices, and keep what was published; a report for each slice, in their order.
 
-    A slice without rejects has nothing to publish and gets no row: its rejects' own commit says so. One that had some
-    before they were reclaimed follows its decision all the same.
+    A slice without rejects has nothing to publish and gets no row: its rejects' own commit says so. A slice whose
+    earlier rejects were all reclaimed still gets a commit for its new decision.
 
     Raises:
         TemporaryError: rejects of a slice are not there yet.
@@ -267,7 +267,7 @@ class _Waiting:
         return [_find_identity(one) for one in now] == [_find_identity(one) for one in (self._table, self._held_by)]
 
     def read_batches(self, sent: int) -> PrefetchingIterator[list[RejectToSend]]:
-        """The rejects behind the first `sent` ones, in batches for a transaction each; the first of them is read.
+        """The rejects after the first `sent` ones, in batches for a transaction each; the first of them is read.
 
         Value sizes bound a read; sizes of whole records bound a transaction.
         """
@@ -398,8 +398,8 @@ def _commit(
 ) -> int:
     """Store the origins of all rejects of the slices.
 
-    Those of earlier publications are still among them, also of ones before a rebuild of the lake, with the time of that
-    one: it orders an origin's rejections.
+    This includes rejects of earlier publications, also from before a rebuild of the lake. They keep the time of their
+    publication, which orders an origin's rejections.
     """
     from pyspark.sql import functions as F
 

@@ -62,7 +62,7 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
         lake: the tables.
         stream: the stream's name.
         batches: rows; one batch is held at a time.
-        ends: of the topics that were read, and of the main topic: what lies behind them has no copy.
+        ends: end offsets of the main topic and of the topics that were read; later records have no copy.
 
     Raises:
         DependencyAwayError: the storage is away.
@@ -86,7 +86,7 @@ def with_copies(work: Work, rows: DataFrame, slices: Sequence[Slice], held: Sequ
         work: the connections.
         rows: raw rows with their origins and the columns `held_...`.
         slices: the slices that the rows are of.
-        held: the names behind `held_`.
+        held: the names after `held_`.
     """
     from pyspark.sql import functions as F
 

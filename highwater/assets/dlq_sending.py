@@ -52,7 +52,7 @@ class EnvelopeTemplate:
     A slice has many rejects of few kinds: the headers of a kind are written once, a whole envelope only if asked for.
 
     Args:
-        envelope: of one of them.
+        envelope: the envelope of any one of them.
         topic: where they go.
     """
 
@@ -78,10 +78,10 @@ class RejectToSend(NamedTuple):
 
     Args:
         template: the envelope of the record and of similar ones.
-        offset: of its origin.
-        timestamp: of its origin, in milliseconds since 1970 in UTC.
+        offset: the origin's offset.
+        timestamp: the origin's timestamp, in milliseconds since 1970 in UTC.
         found: the record as it was read, an earlier envelope included.
-        headers: what it is sent with if it is sent whole.
+        headers: the headers of the whole record.
         size: in bytes, sent whole.
     """
 
@@ -115,7 +115,7 @@ class RejectSending:
     Args:
         work: the connections.
         decision: the commit of the slice in rejects.
-        version: of that table; a later one where records go elsewhere than they were to.
+        version: that table's version; a later one if records go to another topic than decided.
         topics: how the topics are set up.
         transactions: opened by the slice's name.
     """
@@ -128,7 +128,7 @@ class RejectSending:
     _refused: set[tuple[Origin, str]] = field(default_factory=set)
 
     def send(self, batch: Sequence[RejectToSend], before: PublicationMark, after: PublicationMark) -> None:
-        """Send a batch in one transaction. What broker or client do not take goes another way, in another one.
+        """Send a batch in one transaction. Records that broker or client refuse go elsewhere, in a second transaction.
 
         Args:
             batch: rejects in the order of their origins.
@@ -217,7 +217,7 @@ class RejectSending:
         return template.envelope.partition % self.topics[template.topic].partitions
 
     def _build_reference_record(self, one: RejectToSend) -> Record:
-        """A record by reference. One that was such a one when it came refers to where that did."""
+        """A record by reference. A reference that was already a reference keeps its original place."""
         came, everything = one.envelope.reference, (VALUE, OWN_HEADERS, KEY)
         longest = replace(one.envelope, reference=ValueReference(everything, _LONGEST, one.size)).to_headers()
         own = remove_envelope(one.found.headers)

@@ -66,7 +66,7 @@ EXACT = "\ue000number as written"
 _OWN = r"\x{e000}|\\u[eE]000"
 # Where such a number may be: the text before it in a document is hardly ever similar.
 _ROUNDED = r"[:,\[ \t\r\n]-?+(?:[0-9.]++[eE]|[0-9.]{39}%s)"
-# A number of more than 38 digits, or with an exponent, behind all that is none. `\G` is where the last match ended.
+# A number of more than 38 digits, or with an exponent, after all that is none. `\G` is where the last match ended.
 _PLAIN = r"""(?:[^"0-9NI-]++|"(?:[^"\\]++|\\.)*+"|-?[0-9.]{1,38}+(?![0-9.eE]))*+"""
 # A number in the place of a name stays one: as a string it would make a document JSON that is none.
 _INEXACT = rf"\G({_PLAIN})({_NUMBER}(?![0-9.eE])%s)(?!{_SPACE}:)"
@@ -149,7 +149,7 @@ def scan_document(text: str, sound: str, names: Sequence[str] | None, whole: Seq
         sound: the column of their sound parts.
         names: the names of declared fields in the outermost object; None where every member matters, and is in
             `fields` as it is written.
-        whole: those of them whose objects and arrays are in `fields` as they are written.
+        whole: names whose objects and arrays are in `fields` as they are written.
     """
     from pyspark.sql import functions as F
 
@@ -193,7 +193,7 @@ def _let(name: str, value: str, body: str) -> str:
 def _build_step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> str:
     """The state `s` after the token `t` of a column of documents."""
     longest = 12 * max(map(len, names or ()), default=0) + 2  # a character may be escaped as a pair, \ud83d\ude00
-    name = f"regexp_extract(t.text, {_quote_raw('^' + _STRING + chr(34))}, 0)"  # without the space behind it
+    name = f"regexp_extract(t.text, {_quote_raw('^' + _STRING + chr(34))}, 0)"  # without the space after it
     declared = ", ".join(map(_quote_literal, names or ()))
     read = f"try_variant_get(try_parse_json({name}), '$', 'string')"
     if names is not None:
@@ -224,7 +224,7 @@ def _build_step(document: str, names: Sequence[str] | None, whole: Sequence[str]
     fields = f"if({value}, concat(s.fields, ',', {_quote_member_name('s.name', names)}, ':', {text}), s.fields)"
     path_name = ""
     if whole or names is None:
-        # One that is kept begins here, and is copied from the document where it ends.
+        # A wanted object or array begins here, and is copied from the document at its end.
         keeps = f"({value} AND {opens})"
         if names is not None:
             keeps = f"({value} AND {opens} AND s.name IN ({', '.join(map(_quote_literal, whole))}))"

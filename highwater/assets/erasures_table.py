@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 TABLE = "erasures"
-# By what an erasure is known in every ledger, whose own numbers restarts: the key's digest, and the moment.
+# Identity of an erasure in every ledger, since each ledger's own numbers restart: the key's digest and the moment.
 Name = tuple[str, datetime]
 
 

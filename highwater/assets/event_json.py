@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 # Hexadecimal digits: 128 bits.
 FINGERPRINT_DIGITS = 32
-# What JSON wants escaped.
+# Characters that JSON requires to be escaped.
 _ESCAPED = r'["\\\x00-\x1f]'
-# Digits behind the point above which Arrow may write an exponent.
+# Digits after the decimal point above which Arrow may write an exponent.
 _PLAIN_DIGITS = 6
 
 

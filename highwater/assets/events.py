@@ -77,7 +77,7 @@ def materialise(work: Work) -> list[SliceReport]:
         UnbalancedError: rows of raw have expired, and the decision is gone too.
         BreakerOpenError: the stream's breaker lets none of them be decided.
         RetractionError: an event that was sent to the accepted topic would be rejected; nothing was committed.
-        SliceHeldError: records hold a slice; neither it nor what comes behind it was committed.
+        SliceHeldError: records hold a slice; neither it nor what comes after it was committed.
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
@@ -214,7 +214,7 @@ def _list_unfinishable_slices(
     """The unfinished slices whose split can never be finished, with the reason: their rows do not add up.
 
     No rejects can follow such a split, so it would fail each run that takes it over. It may be reprocessed, since
-    nothing of it was published: `dlq` sends no rejects that are not as many as were decided. Where that began before
+    nothing of it was published: `dlq` only sends rejects whose number is the decided one. If `dlq` began to send before
     somebody changed a table, the split stays.
     """
     if not keys:

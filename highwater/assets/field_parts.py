@@ -26,7 +26,7 @@ class FieldPart:
     Args:
         json: a variant; null where it has nothing.
         kind: the type of the variant.
-        number: of a number its digits, plain and exact.
+        number: the plain and exact digits of a number.
         declared: the field.
         textual: whether the format has texts alone, so that numbers and booleans are written as such.
         mark: the mark of numbers in the document that has the value; null where none is marked.
@@ -173,7 +173,7 @@ def from_source(stream: Stream, source: Key | Header | Meta | Rest | Reference |
     if isinstance(source, tuple):
         return F.try_variant_get("json", build_variant_path(source), "variant")
     if isinstance(source, Meta):
-        # Of the origin: a copy on a tier lies elsewhere.
+        # The origin's columns, since a copy on a tier has another place.
         column = F.col("origin_timestamp_ms" if source.name == "timestamp" else f"origin_{source.name}")
         return column.cast("string" if source.name == "topic" else "bigint").cast("variant")
     if isinstance(source, Header):
@@ -201,7 +201,7 @@ def needs_digits(declared: Field) -> bool:
     return declared.is_number or declared.unit is not None
 
 
-# What a decoded value may be of, beside what a JSON document has.
+# Types of a decoded value that a JSON document does not have.
 _TYPED = {
     "timestamp": "TIMESTAMP",
     "timestamp_ntz": "TIMESTAMP_NTZ",

@@ -1,8 +1,8 @@
 """The values of declared fields, each in the type of its column."""
 
-# Of a field `x` the columns are `json_x`, what the record has as a variant, null where it has nothing; `kind_x`, the
-# type of that; `number_x`, of a number its digits, plain and exact; and `field_x`, the value. What is inside of arrays,
-# maps and structs has no columns: the same expressions are evaluated for each element.
+# The columns of a field `x` are `json_x`, the record's value as a variant, null if it has none; `kind_x`, the
+# type of that; `number_x`, the plain and exact digits of a number; and `field_x`, the value. Elements of arrays, maps
+# and structs have no columns: the same expressions are evaluated for each element.
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _build_json(stream: Stream, declared: Field) -> Column:
     from pyspark.sql import functions as F
 
     if isinstance(stream.value, Raw) and declared.type == "string":
-        # Of the whole value the text, not the bytes.
+        # The whole value is taken as text, not as bytes.
         found = [
             to_text(F.col("value")).cast("variant") if isinstance(s, tuple) else from_source(stream, s)
             for s in declared.sources
@@ -176,7 +176,7 @@ def _to_plain_number(number: Column) -> Column:
     moved = F.when(exponent.between(-_MAX_PLACES, _MAX_PLACES), exponent)
     point = F.length(extract_group(2)) + moved
     digits = F.concat(extract_group(2), extract_group(3))
-    # The digits with as many zeros before and behind them as bring the point into them.
+    # The digits with as many zeros before and after them as bring the point into them.
     before = F.repeat(F.lit("0"), F.greatest(F.lit(0), 1 - point))
     behind = F.repeat(F.lit("0"), F.greatest(F.lit(0), point - F.length(digits)))
     padded, at = F.concat(before, digits, behind), F.greatest(F.lit(1), point)

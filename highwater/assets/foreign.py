@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from highwater.plans import Generation, Loss
     from highwater.resources.ledger import Ledger
 
-# What a decision rested on, in the slice commit of a foreign topic's slice: its rejects are computed from the same.
+# Inputs of a decision, in the slice commit of a foreign topic's slice: its rejects are computed from the same inputs.
 DLQ_SEEN = "dlq_seen"
 GENERATIONS_SEEN = "generations_seen"
 LOSSES_SEEN = "losses_seen"
@@ -125,7 +125,7 @@ def _from_bytes(name: str, length: int) -> Column:
     from pyspark.sql import functions as F
 
     value = _extract_first_header(name)
-    # Of a longer value no more is converted than fits: the conversion fails the query where a number does not.
+    # A longer value is cut to fit, since converting a number that does not fit would fail the query.
     digits = F.substring(F.hex(value), 1, 2 * length)
     positive = digits.rlike("^[0-7]")
     return F.when((F.length(value) == length) & positive, F.conv(digits, 16, 10).try_cast("bigint"))
@@ -156,8 +156,8 @@ def with_reader(work: Work, rows: DataFrame, seen: Mapping[str, int]) -> DataFra
 
     Args:
         work: the connections.
-        rows: of one slice of a foreign topic.
-        seen: what its decision rests on.
+        rows: rows of one slice of a foreign topic.
+        seen: inputs of its decision.
     """
     from pyspark.sql import functions as F
 

@@ -45,7 +45,7 @@ def without_framing(work: Work, raw: DataFrame, *, by_guid: bool = True) -> Data
 
 
 def _split_framing(raw: DataFrame) -> DataFrame:
-    """Rows with `payload`, the value behind its framing, and `schema`, the ID in the framing as text."""
+    """Rows with `payload`, the value without its framing, and `schema`, the ID in the framing as text."""
     from pyspark.sql import functions as F
 
     value, found = F.col("value"), _parse_header_id()
@@ -75,7 +75,7 @@ def _parse_header_id() -> Column:
 
 
 def skip_header_id() -> Column:
-    """The bytes behind the ID in a record's header: there Protobuf says which message it is."""
+    """The bytes after the ID in a record's header: there Protobuf says which message it is."""
     from pyspark.sql import functions as F
 
     header = F.col("in_header")
@@ -84,7 +84,7 @@ def skip_header_id() -> Column:
 
 
 def _skip_bytes(data: Column, end: int) -> Column:
-    """The bytes behind a framing."""
+    """The bytes after a framing."""
     from pyspark.sql import functions as F
 
     return data.substr(F.lit(end + 1), F.length(data))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import SliceHeldError
 from highwater.holds import HoldingRecords, format_place
+from highwater.routing import find_destination
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -79,13 +80,14 @@ def _build_held_error(work: Work, key: str, found: HoldingRecords, *, is_committ
             found=because,
             remedy="supply what the records lack, then request the slice again",
         )
+    target = find_destination(work.stream, found.reason, 0)
     hold = work.ledger.holds.note(work.stream.name, key, found, datetime.now(UTC))
     return SliceHeldError(
         f"{reason}; later slices of {work.stream.name} wait in raw",
         stored=f"held since {hold.since:%Y-%m-%d %H:%M:%S} UTC, attempt {hold.attempts}",
         found=because,
         remedy="supply what the records lack: the sensor repair requests the slice again. "
-        f"Or highwater release-hold {key} sends them to the first tier, with --park to the parked topic",
+        f"Or highwater release-hold {key} sends them to {target}, with --park to {work.stream.parked_topic}",
     )
 
 

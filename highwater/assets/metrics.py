@@ -151,7 +151,7 @@ class _MetricsRows:
 
     Args:
         days: for each day that changed all of its minutes.
-        slice_commits: of each slice, with the minutes of its events.
+        slice_commits: the commit of each slice, with the minutes of its events.
     """
 
     days: Mapping[str, Mapping[int, Minute]]
@@ -192,9 +192,9 @@ class _Computation:
         return found
 
     def _collect_affected_minutes(self, begin: Collection[int], weights: Mapping[int, int]) -> set[int]:
-        """The minutes and all that hang together with them: in events as they are, or as the table knew them.
+        """The minutes and all minutes connected with them, by current events or by the table's earlier state.
 
-        What the table knew is for versions that are gone: what counts instead of them is touched by nothing else.
+        The earlier state matters for versions that are gone: nothing else leads to the versions that count instead.
         """
         found: set[int] = set()
         fresh = collect_linked_minutes(begin, self._load_links)

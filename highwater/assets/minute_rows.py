@@ -27,7 +27,7 @@ LINKED = "arrow_cast(linked, 'List(Int64)') AS linked"
 
 
 def find_scale(stream: Stream) -> int:
-    """Digits of the amounts behind the point."""
+    """Digits of the amounts after the decimal point."""
     kind = stream.find_field(require_metrics(stream).amount).type
     return int(kind.rstrip(")").split(",")[1]) if kind.startswith("decimal") else 0
 

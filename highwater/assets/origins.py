@@ -83,7 +83,7 @@ def with_origins(
         work: the connections.
         raw: the rows.
         slices: the slices that they are of.
-        seen: what the decisions of slices of tiers rest on.
+        seen: inputs of the decisions of slices of tiers.
         published: the slices with published records.
     """
     from pyspark.sql import DataFrame as Frame
@@ -145,7 +145,7 @@ def _with_own_origins(
 def _with_foreign_origins(
     work: Work, raw: DataFrame, slice_: Slice, seen: Seen, published: Collection[str]
 ) -> DataFrame:
-    """Rows of a slice of a foreign topic. Where a record carries our envelope, that is what counts."""
+    """Rows of a slice of a foreign topic. If a record carries our envelope, only the envelope counts."""
     from pyspark.sql import functions as F
 
     marked = raw.withColumns(foreign.build_named_origin()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
@@ -289,8 +289,8 @@ def with_fate(
 
     A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was reclaimed from
     there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was discarded, or reclaimed
-    since it was published, and another system's where it is still its main slice's. What was published before the lake
-    was lost and restarted counts as published too, with `copied_at`.
+    since it was published. A record of another system is superseded while its main slice decides on the origin. Records
+    published before the lake was lost and rebuilt count as published too, with `copied_at`.
 
     Computed for the events and again for the rejects of the same decision, from the same versions.
 
@@ -300,7 +300,7 @@ def with_fate(
         slices: the slices that the rows are of.
         seen: for each slice what its decision rests on: what was reclaimed by then and, of tiers, the version of
             events in which others' acceptance counts.
-        published: what was published of them, in one version of the table.
+        published: the published rejects of them, in one version of the table.
     """
     from pyspark.sql import functions as F
 
@@ -319,7 +319,7 @@ def with_fate(
 def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
     """Classified rows with `superseded`: of an origin that comes several times in a tier's slice one counts.
 
-    The first that can be accepted, or the first of all if none can: a correction that lies behind what it corrects must
+    The first that can be accepted, or the first of all if none can: a correction that lies after what it corrects must
     not be lost for it. A copy whose end is `elsewhere` never counts before one whose end is here.
 
     Args:

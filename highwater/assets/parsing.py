@@ -196,7 +196,7 @@ def _find_key_problem(stream: Stream) -> Column:
 def build_key(stream: Stream) -> Column:
     """The key that the fields say, as text; null where one of them is, or where none is declared.
 
-    What separates several fields is escaped in each of them: two keys whose fields differ are never one text.
+    The separator is escaped in each field, so two keys whose fields differ never have the same text.
     """
     from pyspark.sql import functions as F
 
@@ -291,7 +291,7 @@ def _find_value_problem(stream: Stream) -> Column:
             unknown = ~value.isin(list(declared.one_of))
             problems.append(_build_violation(unknown, f"{declared.name}.one_of", f"unknown {declared.name}"))
         if declared.at_least is not None:
-            # Of two types Spark would compare in a third one, which cuts digits off.
+            # Spark would compare two types in a third one, which cuts off digits.
             least = F.lit(str(declared.at_least)).cast(build_sql_type(declared))
             below = f"{declared.name} is below {declared.at_least}"
             problems.append(_build_violation(value < least, f"{declared.name}.at_least", below))

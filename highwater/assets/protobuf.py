@@ -24,7 +24,7 @@ def build_reader_udf(declared: Protobuf, schemas: Mapping[str, Schema] | None) -
 
     Args:
         declared: the format.
-        schemas: those of the registry by their IDs; None for bare messages of the declared one.
+        schemas: the registry's schemas by ID; None for bare messages of the declared one.
 
     Returns:
         A function of the columns of the schema's ID, of the message, and of the bytes of a header that say which

@@ -41,8 +41,8 @@ class ProtobufReader:
 
         Args:
             schema: the schema's ID.
-            data: the value behind its framing.
-            places: the bytes behind the ID in a header; None where the framing is in the value.
+            data: the value after its framing.
+            places: the bytes after the ID in a header; None where the framing is in the value.
         """
         if schema is None or data is None:
             return None, None
@@ -129,7 +129,7 @@ def _build_writer(descriptor: Any, writers: dict[str, _Writer]) -> _Writer:
 
     Args:
         descriptor: the type.
-        writers: those of the types around it, which may be inside of it again.
+        writers: writers of the enclosing types, which may occur inside of it again.
     """
     known, name = _find_well_known_writer(descriptor), descriptor.full_name
     if known is not None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
-# What a batch's events may take in memory to be held until they are sent.
+# Memory that a batch's events may take to be held until they are sent.
 HELD_BYTES = 256 * 1024 * 1024
 _ORIGIN = ", ".join(ORIGIN)
 
@@ -49,8 +49,8 @@ class PublicationBatch:
 
     Args:
         work: the connections.
-        book: what became of events before.
-        records: of the slices.
+        book: earlier publications of events.
+        records: the slices' records.
     """
 
     work: Work

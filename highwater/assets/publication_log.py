@@ -71,7 +71,7 @@ class BatchUnderWay:
     Args:
         attempt: the number of the batch; the mark names it.
         topic: where it goes.
-        topic_id: of that topic.
+        topic_id: that topic's ID.
         total: records in it.
         slices: for each slice the attempt of its decision, in the order of publication.
         settled: a slice of an earlier batch, with the number of that batch: `published` has it, or is an older version.
@@ -118,7 +118,7 @@ def ensure_unchanged(lake: Lake, stream: Stream, keys: Sequence[str], decided: M
     Args:
         lake: the tables.
         stream: the stream.
-        keys: of slices.
+        keys: slice keys.
         decided: the attempt that is in events, by slice.
 
     Raises:

@@ -110,7 +110,7 @@ class PublicationLog:
 
     Args:
         work: the connections.
-        topic_id: of the topic that is published to.
+        topic_id: ID of the target topic.
 
     Raises:
         ConfigurationError: another topic was published to before.
@@ -237,7 +237,7 @@ class PublicationLog:
         return found if self.before is None else self.before.merge_earlier_copies(found, events, origins)
 
     def follow(self, batch: int) -> None:
-        """Let batches be numbered from the one behind this on: the last that a table had sent which was lost."""
+        """Let batches be numbered from the one after this on: the last that a table had sent which was lost."""
         self.sending = replace(self.sending, attempt=max(batch, self.sending.attempt))
         self.commit_settled()
         self._write_down([], self.sending)
@@ -273,8 +273,8 @@ class PublicationLog:
         It is committed as the next batch is written down, by `commit_settled`, or when the table is asked for it: what
         dies before finds the batch written down and its mark, and settles it again.
 
-        Of a slice that was not reached to its end the attempt stays as it was, so that it is looked at again. So is any
-        slice with second deliveries of contents that are retracted or revised: these are forgotten.
+        A slice that was not read to its end keeps its old attempt, so that it is read again. So is any slice with
+        second deliveries of contents that are retracted or revised: these are forgotten.
 
         Args:
             sent: records of it that were sent, by the mark.

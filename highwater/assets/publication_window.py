@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Rows that are made into objects at a time.
 FEW = 1_000
-# What the records of a run have in common.
+# Columns in which the records of a run agree.
 RUN = ("slice", *ORIGIN[:-1])
 
 

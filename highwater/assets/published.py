@@ -295,7 +295,7 @@ class OutgoingRecords(Iterable[Record]):
     Args:
         window: the part.
         topic: where it goes.
-        partitions: of that topic.
+        partitions: the number of that topic's partitions.
     """
 
     def __init__(self, window: PublicationWindow, topic: str, partitions: int) -> None:

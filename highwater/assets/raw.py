@@ -52,7 +52,7 @@ MAX_RECORDS_PER_TASK = 250_000
 # a task is written by the tasks that read it, a file each: to gather it would take as long as to write it.
 RECORDS_PER_FILE = 100_000
 # A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
-# default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
+# default 500 ms and every later request of the task waits after it: 1.1 s instead of 0.15 s for 50,000 records.
 # A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. Spark asks again
 # with the same wait until its patience ends, 120 s by default: so the read with the short wait has little patience, and
 # one that got nothing is repeated with the long wait, which costs no more than the first one's patience.
@@ -77,9 +77,9 @@ _SOURCE_MS = f"IF(timestamp < {_OLDEST_CONVERTED}, RAISE_ERROR('{UNCONVERTED}'),
 def materialise(work: Work) -> list[SliceReport]:
     """Read the slices from Kafka once and commit them once; a report for each slice, in their order.
 
-    A slice whose records Kafka no longer holds in full keeps the rows it has, and the report says so (I10). One that
-    was never read takes what the losses that a person accepted leave of it (I11); where the stream declares
-    `on_expired="record"`, offsets that expired before they were read are recorded as lost first. One that this very run
+    A slice whose records Kafka no longer holds in full keeps the rows it has, and the report says so (I10). A slice
+    that was never read is read without the losses that a person accepted (I11); where the stream declares
+    `on_expired="record"`, offsets that expired before they were read are recorded as lost first. A slice that this run
     has committed stays: the answer was lost, and the step is tried again.
 
     Raises:
@@ -193,7 +193,7 @@ def _select_slices_of_run(run: str, committed: CommittedSlices) -> dict[str, str
 class _KafkaRows:
     """Kafka's rows of some slices.
 
-    Of slices that were read before, `again` counts the records of this reading; Spark holds them until the commit.
+    `again` counts the newly read records of slices that were read before; Spark caches them until the commit.
     """
 
     rows: DataFrame
@@ -275,7 +275,7 @@ class _SparkRead:
 
     Args:
         work: the connections.
-        options: of the source, beside those that every read has.
+        options: options of the source, beside those that every read has.
         ms: a record's timestamp in milliseconds, in SQL.
         type_: its type, likewise.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
     """Commit slices without their rows; returns those that lost them.
 
-    One that holds another number of rows than was recorded was read again meanwhile: it keeps them.
+    A slice with another number of rows than was recorded was read again meanwhile, and keeps them.
 
     Args:
         work: the slices.

@@ -49,7 +49,7 @@ COLUMNS = (
     "published_at TIMESTAMP"
 )
 STATISTICS_COLUMNS = ("slice", "origin_partition", "origin_offset", "origin_timestamp", "reason")
-# Of a reject that was published before a lost lake was rebuilt, when it was; else null.
+# Time of publication, for a reject that was published before a lost lake was rebuilt; else null.
 PUBLISHED_AT = "published_at"
 TRIES = 3
 
@@ -220,7 +220,7 @@ def _classify_again(
 
     All are read at the versions in which the decisions were found, so what another run commits meanwhile does not
     matter. Only a lookup can answer otherwise than it did when the events were decided; such a record stays a reject of
-    that decision, as unresolved, and its retry will accept it. One that was published keeps what was published of it.
+    that decision, as unresolved, and its retry will accept it. A published reject keeps its published content.
     """
     from pyspark.sql import functions as F
 

@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def classify_records(work: Work, records: Sequence[KafkaRecord]) -> list[Classification]:
-    """What becomes of records by expressions, rules and lookups too; without the values of their fields.
+    """The classification of records, with expressions, rules and lookups, but without the values of fields.
 
     Args:
         work: the connections; no slices.

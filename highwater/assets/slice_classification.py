@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 # Among the counts of a slice: events whose record has another key than theirs.
 OTHER_KEYS = "other_keys"
-# What a record is beside its origin.
+# A record's columns beside its origin.
 PAYLOAD = ("key", "value", "headers")
 
 
@@ -68,7 +68,7 @@ class ClassifiedSlices:
         work: the connections.
         rows: the classified records.
         measured: the numbers of the split, by slice.
-        seen: what else it was decided by.
+        seen: further inputs of the decision.
         exposed: slices with events that may still be sent until they are reprocessed.
         spread: the column that spreads a slice over files.
     """

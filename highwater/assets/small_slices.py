@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # A slice through all tables, in seconds, with generated code and without (2 cores, `orders`, medians): 8.3 and 6.0 of
 # 1,000 records, 7.1 and 5.4 of 10,000, 9.3 and 8.3 of 40,000, where classifying alone is slower already.
 MAX_OFFSETS = 20_000
-# Of a table that is read beside them, such as `current` by its MERGE.
+# Limit for a table that is read beside them, such as `current` by its MERGE.
 MAX_ROWS = 100_000
 
 INTERPRETED: Mapping[str, str] = MappingProxyType(

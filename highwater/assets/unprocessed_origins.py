@@ -81,8 +81,8 @@ def with_early(
 ) -> DataFrame:
     """Rows of tiers with `EARLY`.
 
-    What was parked as such stays so when its slice is reprocessed: by then the origin is decided, and the record would
-    have two ends.
+    A record that was parked as early stays parked when its slice is reprocessed: by then the origin is decided, and the
+    record would have two ends.
 
     Args:
         work: the connections.

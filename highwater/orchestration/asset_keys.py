@@ -22,7 +22,7 @@ class Table:
         what: one sentence for the asset's page.
         above: the tables that it is made from; `kafka` is the topic.
         pool: whether runs take turns here.
-        engine: what computes it.
+        engine: the engine that computes it.
         spark: whether a session is opened for it.
         kinds: its other kinds in Dagster, beside Delta.
     """
@@ -36,7 +36,7 @@ class Table:
     kinds: frozenset[str] = frozenset()
 
 
-# What every stream has.
+# Tables of every stream.
 TABLES = (
     Table("raw", COMMENTS["raw"], ("kafka",)),
     Table("events", COMMENTS["events"], ("raw",)),

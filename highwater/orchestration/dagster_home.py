@@ -34,9 +34,9 @@ def ensure_home(home: str) -> None:
 
 @contextmanager
 def translate_errors(problem: str, kinds: type[Exception] = Exception) -> Iterator[None]:
-    """Say what Dagster raises in our words: whatever storage is configured raises its own.
+    """Translate errors of Dagster, since each kind of storage raises its own.
 
-    Of an error only its name is sent: texts may hold a password (I13).
+    Only the error's name is shown: texts may hold a password (I13).
 
     Args:
         problem: the problem to report.

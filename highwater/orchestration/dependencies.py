@@ -62,9 +62,9 @@ def is_lookup_blocked(ledger: Ledger, stream: Stream, now: datetime) -> bool:
 
 
 def is_lookup_away(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
-    """Whether the reference table is away now. One that was is asked here, when its breaker lets somebody ask.
+    """Whether the reference table is away now. If its breaker is due for a probe, this is the probe.
 
-    So no slice has to fail for it to be found back.
+    So the return of the table is noticed without a failing slice.
     """
     for guard in list_lookup_guards(ledger, lake, stream):
         try:

@@ -17,7 +17,7 @@ from highwater.orchestration.resources import list_known_secrets
 # business: a waiting step holds its worker.
 TRIES_AGAIN = 3
 FIRST_WAIT = 5.0
-# What these wait for takes longer than a step should wait.
+# These errors last longer than a step should wait.
 NOT_TRIED_AGAIN = (PermanentError, BreakerOpenError, SliceHeldError, OutOfTurnError)
 
 

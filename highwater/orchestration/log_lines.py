@@ -36,7 +36,7 @@ def install(environment: Mapping[str, str]) -> None:
 
 
 class JsonLogger(logging.Logger):
-    """A logger that writes JSON to the console, whichever handler it has."""
+    """A logger that writes JSON to the console, with any of its handlers."""
 
     def addHandler(self, hdlr: logging.Handler) -> None:  # noqa: N802 - overrides
         """Take the handler, with the other formatter if it writes to the console."""

@@ -30,7 +30,7 @@ class PlanningPosition:
         planned: the end of the planned offsets.
         log_start: the earliest offset that the broker still holds.
         last_stable: the last stable offset: planning never goes past it (I3).
-        high_watermark: the offset behind the last record, be it of an open transaction.
+        high_watermark: the offset after the last record, be it of an open transaction.
     """
 
     partition: int
@@ -41,7 +41,7 @@ class PlanningPosition:
 
     @property
     def lag(self) -> int | None:
-        """Offsets up to the high watermark that are not planned, those behind an open transaction among them."""
+        """Offsets up to the high watermark that are not planned, those after an open transaction among them."""
         if self.last_stable is None:
             return None
         end = max(self.last_stable, self.high_watermark or 0)
@@ -69,7 +69,7 @@ def build_topic_metadata(found: list[PlanningPosition], left_out: Mapping[int, s
         left_out: partitions in which planning did not go on, with the reason.
     """
     names = ("partition", "planned", "log_start", "last_stable", "high_watermark", "lag", "held_back")
-    # Those with most lag: of a thousand partitions each observation would be 140 KB, and Dagster keeps them all.
+    # Only partitions with the most lag: a thousand would be 140 KB per observation, and Dagster keeps them all.
     shown = sorted(sorted(found, key=lambda one: -(one.lag or 0))[:MAX_SHOWN], key=lambda one: one.partition)
     records = [dg.TableRecord({name: getattr(position, name) for name in names}) for position in shown]
     schema = dg.TableSchema([dg.TableColumn(name, "int") for name in names])

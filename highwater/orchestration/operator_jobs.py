@@ -56,7 +56,7 @@ class OperatorConfig(StreamConfig):
 class AcceptConfig(OperatorConfig):
     """Configuration of `accept_loss` and `accept_divergence`."""
 
-    topic: str = Field(default="", description="Topic of a tier; the main topic if empty.")
+    topic: str = Field(default="", description="Tier, or foreign DLQ topic; the main topic if empty.")
     partitions: list[int] = Field(default=[], description="Only these partitions; all if empty.")
 
 

@@ -71,8 +71,7 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
         Args:
             clients: how many share its work; more than one is faster to brokers that are far away.
             most_with_client: how many records may be under way at a time; the producer's default if None.
-            on_failure: what happens to the later records of a key after one failed for good; its key is stopped if
-                None.
+            on_failure: treatment of the later records of a key after one failed for good; None stops the key.
 
         Raises:
             ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it, or another client of ours.

@@ -81,7 +81,7 @@ class SensorTicking:
     Args:
         running: whether they start by themselves.
         pace: a factor on the seconds between the ticks of planner, retries and publisher. The daemon looks every five
-            seconds, whatever it is.
+            seconds, in every case.
     """
 
     running: bool = False
@@ -132,7 +132,7 @@ RETRIES_SHELL = StreamsSensor(
     RETRY_SECONDS,
     _ALL_THREE,
     RetriesRound,
-    "Cuts due records of every stream's tiers into slices and requests their runs, behind those of new slices.",
+    "Cuts due records of every stream's tiers into slices and requests their runs, after those of new slices.",
     (RETRIES, ALL),
 )
 REPAIR_SHELL = StreamsSensor(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The last sign of life counts for so long. Four beats fit in: a worker on a machine that hangs for 45 s lives.
 LEASE_SECONDS = 60.0
-# What the names of these leases begin with.
+# Prefix of the names of these leases.
 KIND = "run "
 
 

@@ -34,9 +34,9 @@ def open_client(
     Args:
         kind: Producer, Consumer or AdminClient.
         properties: in librdkafka's names.
-        given: those of them whose values may be secrets; all if None.
-        name: of the client, for the error.
-        more: what the client takes beside its properties.
+        given: properties whose values may be secrets; all if None.
+        name: the client's name, for the error.
+        more: further arguments of the client.
 
     Raises:
         ConfigurationError: librdkafka does not take them, or their login needs a package that is not installed.

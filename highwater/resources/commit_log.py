@@ -1,7 +1,7 @@
 """The table `_commits` of a stream: which slices each table holds, by the commits that wrote them."""
 
 # A commit carries its records in `userMetadata`, and `_commits` gets them after it. So a reader takes what `_commits`
-# has, and from the table's Delta log the commits behind it.
+# has, and from the table's Delta log the commits after it.
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class TableSlices:
 
     Args:
         records: the newest commit record by slice key.
-        version: of the table; -1 where there is no table.
-        number: of the last numbered commit in that version; 0 where there is no table.
+        version: the table's version; -1 without a table.
+        number: number of the last numbered commit in that version; 0 without a table.
         unrecorded: whether Delta's log has records that `_commits` lacks, of any slice.
     """
 
@@ -74,7 +74,7 @@ class CommitTime(NamedTuple):
     """The version and time of a slice's commit.
 
     Args:
-        rows: of the slice; None where neither the commit nor the table's log has them.
+        rows: the slice's number of rows; None if neither the commit nor the table's log has it.
         at_ms: the time of the commit in milliseconds since 1970.
     """
 
@@ -89,7 +89,7 @@ class CommitTime(NamedTuple):
 
 @dataclass(frozen=True)
 class LogTail:
-    """The entries of a table's Delta log behind the last version that `_commits` has.
+    """The entries of a table's Delta log after the last version that `_commits` has.
 
     Args:
         records: the commit records in them.
@@ -379,7 +379,7 @@ def _build_record(row: Mapping[str, Any]) -> CommitRecord:
 
 
 def read_tail(opened: DeltaTable, last: int) -> LogTail:
-    """The commits of a table behind a version, by its Delta log."""
+    """The commits of a table after a version, by its Delta log."""
     records: list[CommitRecord] = []
     restores: dict[int, int] = {}
     batches: dict[str, int] = {}

@@ -52,7 +52,7 @@ def complete(
         opened: the table, at its newest version.
         slices: slices whose commits do not carry their ranges.
         written: records of a commit whose rows are known, or which the log no longer has.
-        restores: of such a commit, see `select_newest_records`.
+        restores: the restores of that commit, see `select_newest_records`.
 
     Raises:
         SupersededAttemptError: others wrote to `_commits` again and again.
@@ -115,7 +115,7 @@ def _build_missing_rows(
         *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
     ]
     if last < opened.version() and opened.version() not in {row["version"] for row in rows}:
-        # So the entry behind it, such as one of OPTIMIZE, is not looked at again, and may be cleaned.
+        # So the entry after it, such as one of OPTIMIZE, is not looked at again, and may be cleaned.
         rows.append({**base, "version": opened.version()})
     return rows
 

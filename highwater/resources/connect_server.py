@@ -25,7 +25,7 @@ def build_server_conf(settings: Settings, environment: Mapping[str, str]) -> dic
 
     Args:
         settings: where the lake is, and the jars of a local master.
-        environment: of the process, with AWS's variables.
+        environment: variables of the process, with AWS's.
 
     Raises:
         ConfigurationError: the jars were not fetched, or Hadoop does not open the lake's scheme.

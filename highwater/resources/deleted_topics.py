@@ -70,7 +70,7 @@ def find_vanished_error(
         ledger: holds the plans.
         stream: the stream.
         topic: the topic.
-        absent: what Kafka said; of a main topic it has the names that are nearest.
+        absent: Kafka's error; for a main topic it has similar names.
     """
     if topic == stream.parked_topic:
         return _build_parked_error(stream) if ledger.publications.has_published_rejects(stream.name) else None
@@ -117,7 +117,7 @@ def _build_parked_error(stream: Stream) -> TopicVanishedError:
 def find_parked_loss(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredError | None:
     """The error for a parked topic with fewer records than wait there.
 
-    Two looks must agree on it. That its log begins behind 0 alone is none: records of an erased key may be deleted
+    Two looks must agree on it. A log that merely begins after 0 is no proof: records of an erased key may be deleted
     there, and a topic that lost some stays so when they come back.
 
     Args:
@@ -140,7 +140,7 @@ def _find_loss(stream: Stream, state: TopicState, waiting: int) -> OffsetsExpire
         for p, one in sorted(seen.items())
         if one.log_start is not None and one.high_watermark is not None
     }
-    # Up to the high watermark: behind a transaction that is open lie records that are published as well.
+    # Up to the high watermark: records after an open transaction are published as well.
     held = sum(end - start for start, end in spans.values())
     if len(spans) < len(seen) or held >= waiting:
         return None

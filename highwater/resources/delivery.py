@@ -36,7 +36,7 @@ _SURE = frozenset(
 NOT_SENT, UNREPORTED = "NOT_SENT", "UNREPORTED"
 
 
-# What makes the client take a record that it refused.
+# Remedies for records that the client refused.
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "MSG_SIZE_TOO_LARGE": "send it smaller, or raise message.max.bytes here and max.message.bytes of the topic",

@@ -38,7 +38,7 @@ class OutstandingRecord(NamedTuple):
 class Ticket:
     """The callback for the delivery reports of one or several records.
 
-    Where possible it covers a batch of `send_all`: with one for each record, a report waits for memory that the
+    It covers a batch of `send_all` if possible: with one for each record, a report waits for memory that the
     processor last saw some ten thousand records ago, which was a sixth of a producer's time. The key of a report names
     its record, so the keys differ; it is read only if the record failed or there is a callback.
 
@@ -238,9 +238,9 @@ class TicketPool:
         Args:
             tickets: gets them.
             first: the number of the first record.
-            keys: of the records.
-            ids: of the records.
-            callbacks: of all of them.
+            keys: the records' keys.
+            ids: the records' IDs.
+            callbacks: the callbacks of all records.
             most: from this many tickets with reports to come on, each record gets one of its own.
         """
         places = dict(zip(keys, range(len(keys)), strict=True))
@@ -263,7 +263,7 @@ class TicketPool:
     def select_unreported_tickets(self) -> list[Ticket]:
         """Tickets of records that the client never reported, in the order of sending, once the free ones are gone.
 
-        What a callback sends meanwhile takes another ticket.
+        Records that a callback sends meanwhile take other tickets.
         """
         silent = (ticket for ticket in self.every if ticket.left and ticket.callbacks is not NO_CALLBACKS)
         return sorted(silent, key=lambda ticket: ticket.first)

@@ -34,7 +34,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
 
     Args:
         path: where it lies.
-        version: is read, without the log behind it; the newest if None.
+        version: is read, without the log after it; the newest if None.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -100,7 +100,7 @@ def _ensure_absent(path: str) -> None:
 
 
 def find_local_path(path: str) -> Path | None:
-    """A path of the lake in the file system of this machine; None behind another URI."""
+    """A path of the lake in the file system of this machine; None for another URI."""
     local = path.removeprefix("file://").removeprefix("file:")
     return None if "://" in local else Path(local)
 

@@ -29,7 +29,7 @@ def open_or_create_table(
     Args:
         path: where it lies.
         schema: its columns.
-        description: what its rows rest on beside events; rows of another description are of no use.
+        description: inputs of its rows beside events; rows with another description are discarded.
         partition_by: the columns that partition it.
 
     Raises:
@@ -73,7 +73,7 @@ def create(
         path: where it lies; that it is absent was seen.
         schema: its columns.
         partition_by: the columns that partition it.
-        description: what its rows rest on.
+        description: inputs of its rows.
         configuration: Delta's table properties.
 
     Raises:
@@ -239,7 +239,7 @@ def list_folders_with_files(root: str, folder: str) -> list[str]:
     """The names of the folders in a folder that hold a file at any depth; none where that is not there.
 
     Args:
-        root: of the lake, which is there.
+        root: the existing root of the lake.
         folder: its path below the root.
 
     Raises:

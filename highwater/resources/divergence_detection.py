@@ -61,7 +61,7 @@ def find_divergence(
         ConfigurationError: this user may not read the topic.
     """
     suspect = {p: was for p, was in recorded.items() if has_new_leader(was, state.partitions.get(p))}
-    # Those with new records first: they wait for the answer.
+    # Partitions with new records come first, since their records wait for the answer.
     ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
     deadline = time.monotonic() + seconds
     others: list[int] = []
@@ -102,7 +102,7 @@ def locate_divergence(
         topic: the topic.
         partition: one of its partitions.
         sound: the matching part of the log, up to where epochs show that it parts.
-        marks: of its plans, the newest first.
+        marks: marks of its plans, the newest first.
 
     Raises:
         DependencyAwayError: a record could not be read.
@@ -176,7 +176,7 @@ def _build_seen_record(message: Message) -> SeenRecord:
 
 
 def _search_epoch_end(kafka: Kafka, state: TopicState, partition: int, was: PlannedFacts, deadline: float) -> int:
-    """The offset behind the last record that was written in the recorded epoch or before: a binary search."""
+    """The offset after the last record that was written in the recorded epoch or before: a binary search."""
     seen = state.partitions[partition]
     low, high = seen.log_start or 0, min(was.end, seen.last_stable or 0)
     end = high

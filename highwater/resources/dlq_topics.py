@@ -49,7 +49,7 @@ class TopicShape:
         return int(self.config[ROOM])
 
 
-# Of an absent topic the error that it is that it is not there; None if it may be created.
+# The error for an absent topic; None if it may be created.
 Gone = Callable[[str], "TopicVanishedError | None"]
 
 
@@ -183,9 +183,9 @@ def _ensure_none_vanished(kafka: Kafka, absent: Collection[str], gone: Gone) -> 
 def _validate_batch_limits(
     kafka: Kafka, wanted: Mapping[str, TopicShape], found: Mapping[str, TopicShape]
 ) -> dict[str, str]:
-    """The largest batch that each of the topics takes that are there; these have no drift.
+    """The largest batch that each existing topic takes. Existing topics have no drift.
 
-    One that is too small for some records holds nobody up: these are parked, by reference in the end.
+    A topic whose limit is too small for some records delays no others: those are parked, by reference if necessary.
     """
     drifts: list[TopicDriftError] = []
     for topic, shape in found.items():
@@ -223,7 +223,7 @@ def add_partitions(
         kafka: the cluster.
         stream: the declaration.
         main: the main topic as it was seen before.
-        topics: those that the caller needs; of the others one that cannot be looked at is left out.
+        topics: topics that the caller needs; any other that cannot be read is left out.
         only_asked: change nothing.
 
     Raises:

@@ -33,7 +33,7 @@ GROUPS_PER_REQUEST = 100
 _MOVING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_WAIT_COORD"})
 _DENIED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
 _ABSENT = frozenset({"GROUP_ID_NOT_FOUND"})
-# What a commit from outside is answered while the group has members, whichever protocol they speak.
+# Answers to a commit by a non-member while the group has members, by any protocol.
 _OCCUPIED = frozenset({"UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
 
 
@@ -87,7 +87,7 @@ def _with_coordinator(kafka: Kafka, name: str, request: Callable[[], T]) -> T:
 
 
 def _request_group(kafka: Kafka, name: str) -> Any:
-    """What the coordinator says of a group; None if it is not there."""
+    """The coordinator's description of a group; None if it does not exist."""
     from confluent_kafka import KafkaException
 
     admin = kafka.get_admin()

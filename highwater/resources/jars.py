@@ -143,7 +143,7 @@ def ensure_jars(name: str, tools: Path, lock: Path = LOCK) -> Path:
 def is_complete(place: Path, locked: Mapping[Module, str]) -> bool:
     """Whether the jars are those of the lock, and as long as they were when they were compared with it.
 
-    One that was removed or cut short since would fail in the JVM, by a class that it does not find.
+    A jar that was removed or truncated since would fail in the JVM, by a missing class.
     """
     recorded = {"complete": _build_digest(locked), "sizes": _format_file_sizes(place, locked)}
     return all(
@@ -253,13 +253,13 @@ def resolve(modules: Iterable[Module], work: Path, cache: Path, *, transitive: b
     """Let Ivy retrieve modules into the folder `new` below `work`; it shows each download.
 
     Args:
-        modules: what to get.
+        modules: the modules to fetch.
         work: an empty folder.
         cache: Ivy's cache; jars in it are not downloaded again.
         transitive: whether what the modules depend on is wanted too.
 
     Returns:
-        What came, with what it depends on if `transitive`, and the files.
+        The resolved modules, with their dependencies if `transitive`, and the files.
 
     Raises:
         DownloadError: Ivy failed; the message has its own words.

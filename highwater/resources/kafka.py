@@ -130,7 +130,7 @@ class Kafka:
         """
         topic_id, leaders = self._read_id_and_leaders(topic)
         led = [p for p, leader in leaders.items() if leader is not None]
-        # The high watermark before the last stable offset: what comes in between seems behind no open transaction then.
+        # The high watermark before the last stable offset: a record that arrives in between seems held back by none.
         starts, high, stable = self._read_topic_offsets(
             topic, led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE
         )
@@ -264,13 +264,13 @@ class Kafka:
     def read_offsets_at(self, topic: str, timestamp_ms: int, state: TopicState | None = None) -> dict[int, int]:
         """For each partition that can be asked the first offset whose timestamp is at or after the given one.
 
-        Where no record is as young it is the last stable offset, and nowhere is it beyond that.
+        The last stable offset if no record is that young; never an offset beyond it.
 
         Args:
             topic: the topic.
             timestamp_ms: milliseconds since 1970 in UTC.
             state: a look at the topic from before; it is looked at first if left out. A last stable offset that is read
-                later could lie behind records that are older than the timestamp.
+                later could lie after records that are older than the timestamp.
 
         Raises:
             TopicAbsentError: there is no such topic.
@@ -296,7 +296,7 @@ class Kafka:
         position, never by a record.
 
         Raises:
-            OffsetsExpiredError: a range starts before the log does, or behind its end.
+            OffsetsExpiredError: a range starts before the log does, or after its end.
             ConfigurationError: the configuration is refused, or this user may not read the topic.
             DependencyAwayError: nothing came for this many seconds; a transaction that is open in a range ends so too.
         """

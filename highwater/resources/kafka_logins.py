@@ -28,7 +28,7 @@ _OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginMo
 _OAUTH_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 # Java waits for a token endpoint for ever where nothing is set. Two requests and a pause end within half a minute.
 _LOGIN_MS = "10000"
-# Of the package aws-msk-iam-auth, which is put beside Spark's Kafka connector.
+# Class of the package aws-msk-iam-auth, which is installed beside Spark's Kafka connector.
 _MSK_MODULE = "software.amazon.msk.auth.iam.IAMLoginModule"
 _MSK_HANDLER = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
 _KERBEROS_MODULE = "com.sun.security.auth.module.Krb5LoginModule"

@@ -14,7 +14,7 @@ from highwater.resources.kafka_tls import KEYS, build_java_keys
 from highwater.resources.producer_properties import find_weakness, list_ruled_properties
 from highwater.settings import KAFKA_CONFIG
 
-# What readers are reported, and what another value would do.
+# Required values for readers, and the effect of another value.
 _READERS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "enable.auto.commit": ("false", "offsets are committed with the output, never by a client"),
@@ -23,7 +23,7 @@ _READERS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "isolation.level": ("read_committed", "records of aborted transactions must not be read"),
     }
 )
-# What the pipeline names itself, whatever the value.
+# Properties that the pipeline sets itself, so no value is allowed.
 _NAMED: Mapping[str, str] = MappingProxyType(
     {
         "group.id": "consumers are assigned; the group that mirrors progress is named by the stream",

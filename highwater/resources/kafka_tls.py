@@ -77,7 +77,7 @@ def _is_plain_pkcs8(text: str) -> bool:
 
 
 def _convert_key(name: str, text: str, password: str | None) -> str:
-    """A private key of another format in PEM (PKCS#1, SEC 1, or behind a password) as PKCS#8 without a password.
+    """A private key of another format in PEM (PKCS#1, SEC 1, or with a password) as PKCS#8 without a password.
 
     Java's client refuses PKCS#1. Java 17 opens no key that OpenSSL 3 encrypted (PBES2), whatever the password is.
     """

@@ -47,7 +47,7 @@ class Lake:
         return "://" not in self.root or self.root.startswith("file:")
 
     def is_root_missing(self) -> bool:
-        """Whether the root is a folder of this machine that does not exist; never of a lake behind a URI."""
+        """Whether the root is a folder of this machine that does not exist; never true of a lake with a URI."""
         local = find_local_path(self.root)
         return local is not None and not local.is_dir()
 
@@ -101,7 +101,7 @@ class Lake:
     def load_slice_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, SliceCommit]:
         """The commit records of the slices in a table, by slice key; all of them when `keys` is None.
 
-        Of the slices that are named, the rows are counted in the table where no record of the commit has them.
+        For named slices, rows are counted in the table if their commit record has no count.
 
         Raises:
             DependencyAwayError: the lake could not be read.
@@ -128,7 +128,7 @@ class Lake:
         return set() if opened is None else read_slice_keys(opened)
 
     def list_slices_in_rows(self, stream: str, table: str) -> set[str]:
-        """The slices that rows of a table name, whatever the commit records say.
+        """The slices that rows of a table name, also those without a commit record.
 
         Raises:
             IncompleteReadError: fewer rows were read than the table's log counts.

@@ -77,7 +77,7 @@ class Sender:
                 if client is not None:
                     client.emit(event)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is no fault of the run
-                # Of an error only its name is logged: texts may hold the address with a login.
+                # Only the error's name is logged: texts may hold the address with a login.
                 _LOG.warning("an OpenLineage event was not delivered: %s", type(error).__name__)
             with self._changed:
                 self._sending = False

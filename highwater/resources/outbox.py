@@ -105,7 +105,7 @@ class Outbox:
         return [(record_id, record) for batch in self._read_batches_after(0) for _, record_id, record in batch]
 
     def _read_batches_after(self, number: int) -> Iterator[list[tuple[int, str, Record]]]:
-        """The records behind a record, in batches; ticks may be written between them."""
+        """The records after a record, in batches; ticks may be written between them."""
         query = (
             'SELECT number, id, topic, key, value, headers, fixed, time FROM outbox WHERE "offset" IS NULL '
             "AND number > ? ORDER BY number LIMIT ?"
@@ -148,8 +148,8 @@ class Outbox:
     def recover(self, on_found: OnOutcome | None = None) -> int:
         """Tick what a process that died had sent; returns how many. The first `send` does it, if nobody did before.
 
-        What may have been sent and is not found waits to be sent again, if the topic still has all of that time; else
-        it is withheld (`list_withheld`).
+        A record that may have been sent and is not found waits to be sent again, if the topic still has all of that
+        time; else it is withheld (`list_withheld`).
 
         Raises:
             DependencyAwayError: the topic could not be read; nothing may be sent yet.
@@ -295,7 +295,7 @@ class Outbox:
             self.save()
 
     def save(self) -> None:
-        """Write the ticks; where nothing waits any more, the next recovery begins behind what arrived."""
+        """Write the ticks; where nothing waits any more, the next recovery begins after what arrived."""
         ticks, self._ticks = self._ticks, []
         not_sent, self._not_sent = self._not_sent, []
         with self._connection as open_:
@@ -355,7 +355,7 @@ class _Window(NamedTuple):
 def _build_window(topic: str, partition: int, began: int, seen: PartitionState) -> _Window:
     """From where to where a partition is read; what retention took cannot be looked at.
 
-    A position behind the end belongs to a log that was truncated: nothing is known of its current records.
+    A position after the end belongs to a log that was truncated: nothing is known of its current records.
     """
     if seen.log_start is None or seen.high_watermark is None:
         raise DependencyAwayError(

@@ -70,7 +70,7 @@ class ReliableProducer:
 
     Args:
         properties: made by `build_producer_properties`.
-        on_failure: what happens to the later records of a key after one failed for good.
+        on_failure: treatment of the later records of a key after one failed for good.
         most_with_client: how many records the client holds at a time, 1 or more. When a key is stopped, or the brokers
             are away, these count as under way; fewer narrow that, and may be slower.
         clients: how many share the work, each with some of the keys and with batches of its own under way. More than
@@ -146,7 +146,7 @@ class ReliableProducer:
             record_id: the caller's name of it, for its report; a number if None.
             on_delivered: called with the id once every in-sync replica has the record, from `send`, `poll`, `flush` or
                 `close`. Acknowledge upstream only then.
-            on_outcome: called once with what became of the record, whatever it was.
+            on_outcome: called once with the record's outcome.
 
         The first error that callbacks raise comes out of `send`, `poll`, `flush` or `close` once the reports at hand
         are taken in.
@@ -194,13 +194,13 @@ class ReliableProducer:
         Args:
             topic: the topic of all of them.
             records: key and value of each. Best at hand: they are taken some at a time, and go when those are there.
-                An error leaves those behind it unsent; of an iterator up to a hundred were taken all the same.
+                An error leaves those after it unsent; of an iterator up to a hundred were taken all the same.
             record_ids: the caller's name of each, as many as there are records; numbers if None.
             on_delivered: called as by `send`, for each record.
 
         Raises:
             ValueError: there are more records than ids, or fewer; those before are sent.
-            RecordRefusedError: as `send`. The records before are sent, those behind are not.
+            RecordRefusedError: as `send`. The records before are sent, those after are not.
             KeyStoppedError: as `send`, and the same of the others.
             UndeliveredError: the producer cannot send any more at all.
         """
@@ -271,8 +271,8 @@ class ReliableProducer:
     def _handle_produce_error(self, record: Record, sent: OutstandingRecord, error: Exception) -> None:
         """The outcome of a record that the client did not take from its sender.
 
-        One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
-        one of them stops its key, and behind what a callback sends meanwhile.
+        A record that meets a full client waits in our queue. If we waited for reports first, it would be sent even
+        though a report stops its key, and after records that a callback sends meanwhile.
         """
         if isinstance(error, BufferError):
             self._queue.append((record, sent))

@@ -136,7 +136,7 @@ def find_weakness(name: str, value: str, *, transactional: bool) -> str | None:
 
     Args:
         name: the property, under any of its names, with the prefix `topic.` or without.
-        value: what it is set to.
+        value: its value.
         transactional: whether the producer is; then the transaction bounds the time of a delivery.
     """
     name = normalize_name(name)

@@ -1,4 +1,4 @@
-"""What a producer takes and reports: records, their outcomes and counts, and the errors that name them."""
+"""Input and reports of a producer: records, their outcomes and counts, and the errors that name them."""
 
 from __future__ import annotations
 

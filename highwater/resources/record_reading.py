@@ -64,7 +64,7 @@ def read_records(
         translate: makes the error for a fault that the broker reports.
 
     Raises:
-        OffsetsExpiredError: a range starts before the log does, or behind its end.
+        OffsetsExpiredError: a range starts before the log does, or after its end.
         ConfigurationError, DependencyAwayError: the broker reports a fault.
     """
     from confluent_kafka import KafkaError, TopicPartition

@@ -162,7 +162,7 @@ class SchemaRegistry:
         """The client's answer; None if the registry does not know what it was asked for.
 
         Args:
-            question: what to ask the client for.
+            question: the request to the client.
             optional: a registry may lack the endpoint; that counts as unknown too.
         """
         client = self._open()

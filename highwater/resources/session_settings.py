@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SESSION = "the settings of the session"
-# Of each session the value with which a setting was set up, and the settings that a block could not restore.
+# For each session the initial values of settings, and the settings that a block could not restore.
 _initial: WeakKeyDictionary[SparkSession, dict[str, str]] = WeakKeyDictionary()
 _unrestored: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 

@@ -31,8 +31,8 @@ class SeveralClients:
     stay in order.
 
     Args:
-        properties: of each of them.
-        number: of clients, 2 or more.
+        properties: each client's properties.
+        number: number of clients, 2 or more.
 
     Raises:
         ConfigurationError: a client refuses its properties, or they name a transaction, which one client alone has.

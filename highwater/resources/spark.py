@@ -25,7 +25,7 @@ from highwater.resources.object_store import CLASS_REMEDY, LOG_STORE, LOG_STORE_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What a session needs at its start: Delta's extensions cannot be added to a running one.
+# Settings needed at a session's start: Delta's extensions cannot be added to a running one.
 STATIC_CONF: Mapping[str, str] = MappingProxyType(
     {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -41,13 +41,13 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Whether Spark plans the rest of a query again behind each shuffle, which it does unless somebody set it up otherwise.
+# Whether Spark plans the rest of a query again after each shuffle, which it does unless somebody set it up otherwise.
 ADAPTIVE = "spark.sql.adaptive.enabled"
 
 # As which type of Parquet Spark writes timestamps.
 TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 
-# What may be set on a running session, so that a Connect server that others set up serves as well.
+# Settings that can be set on a running session, so that a Connect server that others set up works as well.
 SESSION_CONF: Mapping[str, str] = MappingProxyType(
     {
         # Event times and timestamps mean the same on every machine.
@@ -70,10 +70,10 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
         # Our reads name the slices, so no partition is left to prune by a join. To find that out, Spark writes out each
         # joined column down to the table it comes from: ten of the fifteen seconds of planning a slice's events.
         "spark.sql.optimizer.dynamicPartitionPruning.enabled": "false",
-        # What we have Spark hold is read again and let go; packing it took longer than making it.
+        # Our cached frames are read a second time and released; compressing them took longer than computing them.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
-        # and a key has many lines, so everything behind the first such name is hidden. Spark looks through the plan of
+        # and a key has many lines, so everything after the first such name is hidden. Spark looks through the plan of
         # each query, character by character: the first look spares the four others.
         "spark.sql.redaction.string.regex": r"(?is)(?=[spk])(sasl\.jaas\.config|password|secret|keystore\.key).*",
     }

@@ -50,7 +50,7 @@ def check_session(session: SparkSession, settings: Settings) -> tuple[str, str]:
     """Compare versions and settings of a session with what the tables need.
 
     Returns:
-        What was found, and a warning's remedy; the remedy is empty where versions fit.
+        The found versions, and a warning's remedy, which is empty if the versions fit.
 
     Raises:
         ConfigurationError: versions do not fit, Delta's extension or catalog is not set, a setting of ours is not
@@ -79,7 +79,7 @@ def compare_versions(session: SparkSession) -> str:
     """Compare Spark's version with PySpark's.
 
     Returns:
-        What to do about another minor version of a Connect server; empty where there is nothing to do.
+        The remedy for another minor version of a Connect server; empty if none is needed.
 
     Raises:
         ConfigurationError: a server has another major version, or a driver of this process another minor one.

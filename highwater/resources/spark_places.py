@@ -32,7 +32,7 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
     """Connect to the places of the configured Spark; a session of this process also needs Java and jars.
 
     Returns:
-        What answers, and the places of a list that do not.
+        The places that answer, and those that do not.
 
     Raises:
         ConfigurationError: Java, jars or Hadoop's configuration are missing, or the address cannot be read.
@@ -69,7 +69,7 @@ def connect_place(remote: str) -> Place:
 
 
 def parse_master_places(master: str) -> tuple[str, list[Place]]:
-    """The name of the service behind a master's URL, and its hosts and ports; none for a local master.
+    """The name of the service that a master's URL names, and its hosts and ports; none for a local master.
 
     Raises:
         ConfigurationError: the URL of a standalone master or of Kubernetes has no host or port.

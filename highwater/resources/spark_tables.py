@@ -51,8 +51,8 @@ def create_table(
 ) -> bool:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 
-    One that is there gets the columns that it lacks: a field that was added to the stream, or a column of a newer
-    Highwater. Rows of before have null in them. A run under way writes on, without the new columns.
+    An existing table gets the columns that it lacks: a field that was added to the stream, or a column of a newer
+    Highwater. Earlier rows have null in them. A run under way writes on, without the new columns.
 
     Args:
         path: where it lies.
@@ -197,7 +197,7 @@ def write_slices(
         path: the table.
         rows: the rows, with the table's columns.
         keys: the slices.
-        options: of the write: what its commit carries.
+        options: options of the write, with the facts that its commit stores.
         replace: whether the table may hold rows of these slices. Without it Delta need not look: 0.5 s less.
         files: data files to write at the most; 0 leaves the rows as they are spread.
         spread: the column whose value picks the file where a slice has several, or rows are gathered.

@@ -33,9 +33,9 @@ class TableSize:
 
     Args:
         files: data files of its version now.
-        bytes: of them.
+        bytes: size of the live files.
         stored: data files in storage, with those of older versions and those that no version has.
-        stored_bytes: of them.
+        stored_bytes: size of the stored files.
     """
 
     files: int

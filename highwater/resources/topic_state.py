@@ -23,7 +23,7 @@ class PartitionState:
     Args:
         log_start: the log start offset, the first that can be read.
         last_stable: the last stable offset: before it no transaction is open (I3).
-        high_watermark: the offset behind the last record that all in-sync replicas hold.
+        high_watermark: the offset after the last record that all in-sync replicas hold.
         leader: the broker that leads the partition.
         leader_epoch: how often its leader changed, at the end of the log (KIP-320).
     """

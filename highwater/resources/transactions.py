@@ -1,4 +1,4 @@
-"""Records and a mark of them in one Kafka transaction: each is published once, wherever a run dies."""
+"""Records and a mark of them in one Kafka transaction: each is published once, at whatever point a run dies."""
 
 # The mark is an offset that is committed for a consumer group in the transaction of the records that it counts. Opening
 # a producer of the same name fences every earlier one, and waits until the outcome of its transaction is settled; only
@@ -121,8 +121,8 @@ class Transactions:
     def _open_producer(self, *, reports_delivery: bool) -> Producer:
         """A producer; with delivery reports it also reports refused records.
 
-        A transaction in which a record failed cannot be committed, whether anybody hears of the record or not
-        (librdkafka counts them, `txn_dr_fails`). Where reports are asked for, the client takes the interpreter's lock
+        A transaction with a failed record cannot be committed, even without delivery reports (librdkafka counts the
+        records, `txn_dr_fails`). With reports the client takes the interpreter's lock
         for each record, also for those that are delivered.
         """
         from confluent_kafka import Producer
@@ -191,7 +191,7 @@ class Transactions:
             records: in the order of their publication; they may be asked for again.
             mark: counts these too.
             meanwhile: called once, when the client has the records and sends them by itself, before they are committed.
-                What it raises goes on, and nothing of the transaction is visible.
+                Its errors are raised, and nothing of the transaction is visible.
 
         Raises:
             SupersededAttemptError: another run opened the same name, or the transaction outlived
@@ -240,8 +240,8 @@ class Transactions:
     def _renew(self) -> None:
         """Go on with another producer, unless another run went on meanwhile.
 
-        One that had a record refused was seen to skip sequence numbers in its next transactions (librdkafka 2.16).
-        The new one reports refused records: a silent one would fail a transaction more at the next refusal.
+        A producer with a refused record was seen to skip sequence numbers in its next transactions (librdkafka 2.16).
+        The new one reports refused records: a silent one would fail another transaction at the next refusal.
         """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
         self._producer, last = self._open_producer(reports_delivery=True), self._last
@@ -436,8 +436,8 @@ def _note(refused: set[tuple[str | None, bytes, bytes]], error: KafkaError | Non
 def _call_client(call: Callable[[], T]) -> T:
     """Call the client, which reports deliveries meanwhile.
 
-    Where it breaks down for good, it reports them with its own error pending. Python then blames the report, by a
-    SystemError whose cause is the client's error: that one is raised.
+    A client that fails for good reports deliveries with its own error pending. Python then blames the report, by a
+    SystemError whose cause is the client's error: the cause is raised.
     """
     from confluent_kafka import KafkaException
 

@@ -33,7 +33,7 @@ def parse_column_types(spark: SparkSession, columns: str) -> dict[str, Any]:
 def find_common_type(stored: DeltaType, wanted: DeltaType) -> DeltaType | None:
     """The type that holds the values of both; None where a value of the stored type would have to change.
 
-    `integer` widens to `long`, `float` to `double`, and a decimal to one with more digits before and behind the point.
+    `integer` widens to `long`, `float` to `double`, and a decimal to one with more digits before and after the point.
     A struct has the members of both.
 
     Args:

@@ -177,7 +177,7 @@ def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[.
     for number, at in enumerate((0, 3, 6)):
         assert ledger.breakers.read_circuit("orders").closed
         some = slices[at : at + 3]
-        for table in ("rejects", "dlq"):  # tried again in the same run, behind its decision
+        for table in ("rejects", "dlq"):  # tried again in the same run, after its decision
             messages = {slice_.key: {"raw": 10, "rejects": 0} for slice_ in some}
             ensure_within_limit(work(*some, run=f"run {number}"), some, {}, messages)
             fails(work(*some, run=f"run {number}"), broken, table=table)

@@ -77,7 +77,7 @@ def test_columns_rules_versions_and_deletes_by_expression(bench: Bench) -> None:
         ("invalid", "rule sort_is_short: not length(sort) < 10"),
         ("malformed", f"field version is null: {FIELDS[3].expression}"),
     ]
-    # The older version of b came behind the newer one.
+    # The older version of b came after the newer one.
     assert [name.split()[0] for name in bench.failing()] == ["versions_along_offsets"]
 
 

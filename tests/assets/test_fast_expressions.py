@@ -227,7 +227,7 @@ def test_each_type_of_avro_is_read_alike(spark: SparkSession, monkeypatch: pytes
     schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": AVRO[member]}]}
     kinds = [kind for one, kind in TYPED if one == member]
     values = [avro(schema, {"x": value}) for value in AVRO_VALUES[member]]
-    # Bytes behind the value, too few of them, and a text that is not UTF-8.
+    # Bytes after the value, too few of them, and a text that is not UTF-8.
     values += [b"", values[0][:-1], values[0] + b"\0", values[0] + decoding._AVRO_MARK, decoding._AVRO_MARK]
     values += [values[0] + decoding._AVRO_MARK + b"\0", b"\x02\xff", b"\x02\x02\xff", b"\x02\x02\x02\xff"]
     if member == "inside":

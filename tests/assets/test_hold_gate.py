@@ -87,7 +87,8 @@ def test_a_slice_with_a_record_that_holds_fails_and_the_ledger_knows(ledger: Led
         assert "orders@0000002 is held by 3 records, the first is orders partition 2 offset 41" in reported
         assert "unresolved: customer_id is not in reference/customers" in reported
         assert f"attempt {attempt}" in reported
-        assert "highwater release-hold orders@0000002" in reported
+        command = "highwater release-hold orders@0000002 sends them to orders.dlq.1, with --park to orders.parked"
+        assert command in reported
     [hold] = ledger.holds.read_open("orders")
     assert (hold.slice_key, hold.found, hold.attempts) == (TWO.key, FOUND, 2)
     assert hold.since < hold.tried_at

@@ -120,8 +120,8 @@ EVENTS: dict[str, tuple[bytes, dict[str, Any]]] = {
     "an exponent": (document(cents="1E+2", version="1e0"), {"cents": Decimal(100)}),
     "10^20": (document(whole="1" + "0" * 20), {"whole": Decimal(10**20)}),
     "38 digits": (document(whole="-" + "9" * 38), {"whole": Decimal("-" + "9" * 38)}),
-    "38 digits behind the point": (document(part="0." + "0" * 37 + "1"), {"part": Decimal("1e-38")}),
-    "zeros behind the point": (document(cents="3.000", whole="3.0"), {"cents": Decimal(3), "whole": Decimal(3)}),
+    "38 digits after the point": (document(part="0." + "0" * 37 + "1"), {"part": Decimal("1e-38")}),
+    "zeros after the point": (document(cents="3.000", whole="3.0"), {"cents": Decimal(3), "whole": Decimal(3)}),
     "zero below zero": (document(cents="-0.0", whole="-0", part="-0"), {"cents": 0, "whole": 0, "part": 0}),
     "beside a name twice": (document(', "y": ' + REFUSED, cents="0.01"), {"cents": Decimal("0.01")}),
     "the greatest numbers": (

@@ -188,7 +188,7 @@ def test_lost_answers_double_nothing_unless_idempotence_is_off(tmp_path: Path, i
         with broker:
             create_topic(broker.bootstrap, TOPIC, 1, {})
             found = build_producer_properties(proxy.address, {"linger.ms": "1", "log_level": "0"})
-            # What the checked configuration refuses is put in behind its back.
+            # What the checked configuration refuses is put in after its back.
             found |= {} if idempotent else {"enable.idempotence": "false", "retries": "1000"}
             found |= {"batch.num.messages": "20", "reconnect.backoff.max.ms": "50", "reconnect.backoff.ms": "10"}
             producer = ReliableProducer(found)

@@ -122,7 +122,7 @@ def test_a_late_older_event_does_not_revive_a_deleted_key(story: Story) -> None:
 
 
 def test_a_delete_that_comes_late_leaves_a_newer_row(story: Story) -> None:
-    """A delete of version 3 behind version 4 in `current` does nothing."""
+    """A delete of version 3 after version 4 in `current` does nothing."""
     assert [seen["newer"] for seen in story.seen] == [4, 4, 4, 4]
 
 

@@ -362,7 +362,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
 
 
 def test_each_defect_turns_its_checks_red_and_no_other(make: Callable[..., World]) -> None:
-    """Each is planted into a slice of its own; those before and behind them are left sound."""
+    """Each is planted into a slice of its own; those before and after them are left sound."""
     looked = look(make(copies=len(DEFECTS) + 1))
     planted = dict(zip(DEFECTS, looked.copies[1:], strict=True))
     for name, of in planted.items():

@@ -51,7 +51,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 def test_what_this_run_has_committed_is_neither_read_nor_committed_again(work: Work) -> None:
-    """Its second try read all again, and put a version with the same records behind the first."""
+    """Its second try read all again, and put a version with the same records after the first."""
     [report] = raw.materialise(work)
     assert (report.attempt, report.delta_version) == (1, 0)
     assert report.note == "this run had committed it before; it is not read again"

@@ -1,4 +1,4 @@
-"""What was read stays true (I16) behind a ledger that was lost: the lake keeps by what replaced history is noticed."""
+"""What was read stays true (I16) after a ledger that was lost: the lake keeps by what replaced history is noticed."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("look_before")
 def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: Path) -> None:
-    """Every old slice passed for sound: it was read again over the only copy, and the planner went on behind it."""
+    """Every old slice passed for sound: it was read again over the only copy, and the planner went on after it."""
     below = a_slice(0, {0: (0, 90)}, epochs={0: 1}, fingerprints={0: Fingerprint(89, compute_digest(0, b"k", b"89"))})
     across = a_slice(1, {0: (90, 200)}, epochs={0: 1}, fingerprints={0: mark(199)})
     deployed = Deployed(tmp_path, FakeClusterWithoutGroups("nowhere:1"))

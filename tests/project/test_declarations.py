@@ -217,7 +217,7 @@ def test_keys_of_any_type_are_declared(declared: Any) -> None:
     [
         ({"fields": field("decimal(50,2)")}, "there is no decimal(50,2): a decimal has 1 to 38 digits"),
         ({"fields": field("decimal(0,0)")}, "there is no decimal(0,0)"),
-        ({"fields": field("decimal(2,5)")}, "no more behind the point than in all"),
+        ({"fields": field("decimal(2,5)")}, "no more after the decimal point than in all"),
         ({"fields": field("string", "X") + field("string")}, "'X' and 'x' would be one column"),
         ({"fields": field("string") + field("string")}, "'x' and 'x' would be one column"),
         ({"fields": field("string", "Slice")}, "'Slice': the name is taken by the column 'slice'"),

@@ -139,7 +139,7 @@ def test_a_service_waits_for_services_with_a_health_check() -> None:
             assert checked, f"nothing says when {name} is {how['condition']}"
 
 
-# Each with any name behind it.
+# Each with any name after it.
 OPEN_ENDED = (
     "spark.executorEnv.",
     "spark.sql.catalog.",

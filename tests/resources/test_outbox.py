@@ -100,7 +100,7 @@ def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
 def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later versions of its key went out, and the first one would have come behind them once the limit was raised."""
+    """Later versions of its key went out, and the first one would have come after them once the limit was raised."""
     box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
     producer = ReliableProducer(build_producer_properties("127.0.0.1:1", {"message.max.bytes": "2000"}))
     box.put(

@@ -64,7 +64,7 @@ def sent_again(box: Outbox) -> tuple[list[str], dict[str, str | None]]:
 def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_again(
     tmp_path: Path, forget: Callable[[Log], None]
 ) -> None:
-    """It was taken for a record that never arrived, and came twice, behind later ones of its key."""
+    """It was taken for a record that never arrived, and came twice, after later ones of its key."""
     file, log = tmp_path / "outbox.sqlite", Log()
     die_amid(file, log, ["sent", "lost"], arrived=["sent"])
     forget(log)

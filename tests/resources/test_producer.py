@@ -223,7 +223,7 @@ def test_a_record_that_is_too_large_is_refused_at_once_and_not_counted(nobody: s
 def test_a_refused_record_stops_its_key_whenever_it_is_refused(
     nobody: str, policy: OnFailure, *, stops: bool, queued: bool
 ) -> None:
-    """Refused at once it stopped nothing, so that later versions of a key went out and the first one behind them."""
+    """Refused at once it stopped nothing, so that later versions of a key went out and the first one after them."""
     properties = build_producer_properties(nobody, {"message.max.bytes": "2000"})
     producer = ReliableProducer(properties, on_failure=policy, most_with_client=1)
     if queued:

@@ -20,7 +20,7 @@ from tests.helpers.producing import build_answering_properties, build_pairs, ope
 
 
 def test_many_records_are_named_and_counted_like_one(nobody: str) -> None:
-    """Three of seven are with the client; one waits, so that those behind it have to."""
+    """Three of seven are with the client; one waits, so that those after it have to."""
     producer = ReliableProducer(build_producer_properties(nobody), most_with_client=3)
     producer.send_all("t", build_pairs(3), "abc")
     producer.send(Record("t", b"1", b"v"), "d")
@@ -70,7 +70,7 @@ def test_of_many_each_that_was_delivered_is_reported_by_its_id(
 
 
 def test_of_many_those_that_wait_for_room_are_reported_too(client: FakeClient) -> None:
-    """The client is full before we are, so one meets it full and waits in our queue, with those behind it."""
+    """The client is full before we are, so one meets it full and waits in our queue, with those after it."""
     client.room, client.ends = 2, [None] * 5
     shown: list[str] = []
     producer = open_producer()

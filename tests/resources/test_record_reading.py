@@ -131,7 +131,7 @@ class Tiered(Proxy):
 
 
 def _frame(connection: socket.socket) -> bytes:
-    """The next request or answer; empty behind the last one."""
+    """The next request or answer; empty after the last one."""
 
     def take(size: int) -> bytes:
         found = b""

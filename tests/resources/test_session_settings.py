@@ -54,7 +54,7 @@ def test_a_session_that_was_set_up_so_is_left_so() -> None:
 
 
 class AwayConf(FakeConf):
-    """Settings behind a server that is away while `away` is set."""
+    """Settings of a server that is away while `away` is set."""
 
     away = False
 

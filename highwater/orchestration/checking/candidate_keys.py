@@ -1,7 +1,7 @@
 """Keys that the version checks look at one by one: a version may be doubled, missing or out of place."""
 
-# Of most keys each version is there once, none is lacking, they rise along the offsets, and no state is out of place.
-# No question has an answer about such a key, so only the others are asked about with all of their columns: ten million
+# Most keys have each version once, lack none, rise along the offsets, and have no state out of place.
+# The checks find nothing about such keys, so only the others are read with all of their columns: ten million
 # events of a sound stream take 33 s of processor time instead of ten minutes.
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which checks fail now, and in how many slices, by Dagster's own records."""
+"""Checks that fail now, with the number of their slices, by Dagster's own records."""
 
 from __future__ import annotations
 

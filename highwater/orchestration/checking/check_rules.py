@@ -24,7 +24,8 @@ class CheckResult:
         text: the same in a sentence.
         numbers: exact counts.
         samples: a few of what was found, as rows of a table.
-        warning: whether it is a warning whatever the stream declares: the fault is explained, and may pass by itself.
+        warning: whether it is always a warning, against the declared severity: the fault is explained, and may end
+            by itself.
     """
 
     passed: bool
@@ -127,11 +128,11 @@ def check_order(
 
     Args:
         keys: keys that the slice has events of.
-        absent: those that `current` does not hold.
-        behind: those that `current` holds at a lower version.
+        absent: keys that `current` lacks.
+        behind: keys that `current` has at a lower version.
         samples: some of all.
         stream: its name, for the remedy.
-        later: those that it holds with another content of the same version, which is of a later origin.
+        later: keys with the right version but another content, from a later origin.
     """
     numbers = {"keys": keys, "absent": absent, "behind": behind, "of_a_later_origin": later}
     if absent or behind or later:

@@ -73,7 +73,7 @@ class Checks:
         needs: the tables that must be there first.
         what: for each check's name one sentence for its page.
         decide: answers for each check and slice.
-        of: those of the checks that a stream has; all of them if None.
+        of: selects the checks that a stream has; all of them if None.
     """
 
     table: str
@@ -105,7 +105,7 @@ CHECKS = (
         "raw",
         (),
         {
-            "slices_tile": "The slice begins where the one before it ends, or behind a recorded loss.",
+            "slices_tile": "The slice begins where the one before it ends, or after a recorded loss.",
             "offsets_as_planned": (
                 "The commit names the offsets of the plan, and every row has one of them, which no other has."
             ),
@@ -180,7 +180,7 @@ CHECKS = (
                 "Along the offsets of a key its versions rise; each that falls is explained by a retry, a second "
                 "delivery, a conflict, or a producer that sent it late. Earlier slices count."
             ),
-            version_checks.ONE_CONTENT: "No version of a key comes with two contents, in whatever slices.",
+            version_checks.ONE_CONTENT: "No version of a key has two contents, in one slice or in several.",
             version_checks.TRANSITIONS: "Every state follows one that it may follow, by the declared transitions.",
         },
         lambda ask, stream, keys: version_checks.check_versions(ask.lake, stream, keys),

@@ -36,8 +36,8 @@ class TopicComparison:
     Args:
         slice_key: the slice.
         records: committed records that Kafka serves in its ranges.
-        lacking: those that raw lacks.
-        altered: those whose timestamp, its type, key, value or headers differ in raw.
+        lacking: records that raw lacks.
+        altered: records whose timestamp, its type, key, value or headers differ in raw.
         gone: rows of raw that Kafka serves no more: retention or compaction took them.
         skipped: why the slice could not be compared; None if it was.
     """

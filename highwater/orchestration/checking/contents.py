@@ -80,7 +80,7 @@ def check_events_as_recorded(
         lake: the tables.
         stream: its declaration.
         keys: the slices.
-        schemas: those of the registry, for formats that have them there.
+        schemas: finds the registry's schemas, for formats that need them.
 
     Raises:
         DependencyAwayError: the ledger, the lake or the registry could not be read.
@@ -210,20 +210,20 @@ def _select_role_columns(stream: Stream) -> list[tuple[str | None, str]]:
 
 
 def _build_version_column(stream: Stream) -> str:
-    """The version in SQL, behind others, where it has several fields."""
+    """The version in SQL, after others, where it has several fields."""
     return ", e.version AS event_version" if len(stream.version_fields) > 1 else ""
 
 
 def _build_deleted_column(stream: Stream, events: DeltaTable) -> str:
-    """The column `deleted` in SQL, behind others; nothing where a stream has none, or has it only since."""
+    """The column `deleted` in SQL, after others; nothing where a stream has none, or has it only since."""
     return ", e.deleted AS deleted" if stream.deletes and has_column(events, "deleted") else ""
 
 
 def _load_filled_columns(events: DeltaTable, columns: Sequence[_EventColumn], slice_: Slice) -> list[_EventColumn]:
     """The columns in which the events of a slice must have something.
 
-    One declaration decides a whole slice: a field that came to the stream later is null in all of its events. What a
-    record has and some events alone have not was taken from them.
+    One declaration decides a whole slice: a field that came to the stream later is null in all of its events. A
+    field that records have but only some of the events have was removed from the others.
     """
     counts = ", ".join(f"count({_quote_column(one)}) AS c{at}" for at, one in enumerate(columns))
     [filled] = query(events, f"SELECT {counts} FROM t e WHERE {slice_is_one_of([slice_.key])}")
@@ -309,7 +309,7 @@ def _parse_digits(kind: str) -> tuple[int, int]:
     return int(precision), int(scale)
 
 
-# What Arrow's parser reads as it is declared.
+# Types that Arrow's parser reads as declared.
 _PLAIN = frozenset({"string", "timestamp", "boolean", "integer", "long", "decimal"})
 
 

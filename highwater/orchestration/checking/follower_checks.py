@@ -125,7 +125,7 @@ def _find_publication_problem(
         return (
             f"rejects are of attempt {decided.attempt}, dlq of {slice_commit.attempt}, what was sent of {sent.attempt}"
         )
-    # What was published of an earlier decision is in dlq, and was not sent again.
+    # Rejects that were published for an earlier decision are in dlq, and were not sent again.
     expected = slice_commit.counts.get("sent", sent.sent)
     if sent.sent != expected or sent.sent > (slice_commit.rows or 0):
         return (

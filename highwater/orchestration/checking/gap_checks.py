@@ -103,7 +103,7 @@ def _check_slice_gaps(
 ) -> CheckResult:
     """The recorded gaps without those that an erasure left, or rows that expired: the ledger has both."""
     everything = compute_gaps(slice_.ranges, rows.held)
-    # Of rows that are there again a record explains nothing.
+    # An expiry explains no gap where the rows are there again.
     old = [one for one in erased if one.by_age] if count_expired_rows(slice_commit) else []
     whole = _subtract_ranges(everything, _build_erased_ranges(old))
     gone = count_offsets(everything) - count_offsets(whole)

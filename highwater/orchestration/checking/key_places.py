@@ -53,7 +53,7 @@ class KeyPlaces:
 
     Args:
         keys: how many there are, counted again in each generation.
-        several: those that are in more than one partition of a generation.
+        several: keys in more than one partition of a generation.
         why: the reason for some of these.
         samples: examples of them, as rows of a table.
         shares: choices of a partition that explain the records, with their shares; None is a choice of no known
@@ -125,7 +125,7 @@ def read_key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlace
     Args:
         lake: the tables.
         stream: the stream.
-        eras: of its main topic; without any nothing was planned.
+        eras: eras of its main topic; empty if nothing was planned.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -190,7 +190,7 @@ class _KeyQueries:
             self.counts.setdefault(era.generation, set()).add(era.partitions)
         main = quote_text(f"{stream.topic}@")
         self._mine = f"key IS NOT NULL AND starts_with(slice, {main})"
-        # The newest era whose first slice is not behind the row's; slices of a topic sort by their ordinals.
+        # The newest era whose first slice is not after the row's; slices of a topic sort by their ordinals.
         newest_first = sorted(eras, key=lambda era: -era.ordinal)
         cases = " ".join(f"WHEN slice >= {quote_text(era.since)} THEN {era.partitions}" for era in newest_first)
         self._partitions = f"CASE {cases} ELSE {eras[0].partitions} END"

@@ -1,4 +1,4 @@
-"""What `highwater ledger verify` compares: plans and attempts in the ledger with commits in the lake. No check."""
+"""For `highwater ledger verify`: compares plans and attempts in the ledger with commits in the lake."""
 
 from __future__ import annotations
 

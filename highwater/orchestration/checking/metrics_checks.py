@@ -197,7 +197,7 @@ class _EventsQuery:
 
     Args:
         stream: the stream.
-        minutes: those that are asked for, and the hours that end with them.
+        minutes: the requested minutes, and the hours that end with them.
         whole: whether versions of the same keys at other times take part: a version counts once, wherever it occurs.
         late: slices that metrics do not follow.
     """

@@ -167,7 +167,7 @@ def explain_gap(gap: VersionGap, rejects: Sequence[OpenReject], known: Reaches) 
 
 _WHERE = {
     UNDECIDED: "in offsets of its partition that no slice has decided yet, or that were lost",
-    TO_COME: "not read so far; it may lie behind the newest slice",
+    TO_COME: "not read so far; it may follow the newest slice",
     NOWHERE: "nowhere",
 }
 

@@ -53,8 +53,8 @@ class RawSlices:
 
     Args:
         slices: the slices as they were planned.
-        slice_commits: of those that were committed.
-        rows: of the same.
+        slice_commits: commits of the committed slices.
+        rows: rows of the committed slices.
     """
 
     slices: Sequence[Slice]

@@ -102,7 +102,7 @@ def _read_misplaced_origins(
     # Values are read of slices with rejects alone.
     rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
     for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
-        # What the main topic holds was never rejected before, also if it was reclaimed from the DLQ since.
+        # Records of the main topic were never rejected before, even if they were reclaimed from the DLQ since.
         tried = f"{read_count(tables[name], 'retries')} <> 0"
         other_key = _OTHER_KEY if stream.has_record_key else "false"
         for row in _query_slices(tables, question, keys, tried=tried, other_key=other_key):

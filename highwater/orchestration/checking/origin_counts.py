@@ -196,7 +196,8 @@ class _TableCounts:
         stream: the stream.
         open_slices: slices that are being decided. They are left out, and of those of the main topic all of their
             origins, whatever became of them in a tier: they count as undecided.
-        losses: holes of the main topic. What a tier gave back of these, after a rebuild from Kafka, was not read there.
+        losses: holes of the main topic; origins in them were not read there, though a tier may have them after
+            a rebuild.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class _TableCounts:
         rows = origins = 0
         parts = max(1, math.ceil(count_logged_rows(self._tables["events"]) / ROWS_AT_ONCE))
         for part in range(parts):
-            # Of the topic there is one, so it is not compared.
+            # There is only one topic, so it is not compared.
             [found] = self._ask(
                 "SELECT coalesce(sum(n), 0) AS rows, count(*) AS origins FROM (SELECT count(*) AS n FROM events WHERE "
                 f"{self._mine} AND origin_offset % {parts} = {part} "

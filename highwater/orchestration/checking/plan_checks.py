@@ -23,7 +23,7 @@ ABSENT = CheckResult(passed=False, text="the slice is not in raw")
 
 
 def check_slices_tile(ledger: Ledger, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
-    """For each slice whether it begins where the one before it ends, or behind a recorded loss.
+    """For each slice whether it begins where the one before it ends, or after a recorded loss.
 
     Raises:
         DependencyAwayError: the ledger could not be read.
@@ -131,8 +131,8 @@ def find_commit_difference(slice_: Slice, slice_commit: SliceCommit, table: str,
 
     Args:
         slice_: the plan.
-        slice_commit: what the commit says.
-        table: where it is.
+        slice_commit: the commit's facts about the slice.
+        table: the commit's table.
         rows: how many the commit must name; None if nobody knows.
     """
     if (

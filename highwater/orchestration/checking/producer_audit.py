@@ -36,7 +36,7 @@ def check_producers(
         kafka: the cluster; it is not asked.
         stream: the stream.
         others: producers that are not ours.
-        facts: what the cluster shows of the topic, for the brokers' own times; None if it could not be asked.
+        facts: the topic's settings, for the brokers' own times; None if they could not be read.
     """
     try:
         own, problems = list_own_producers(kafka, stream), list[HighwaterError]()

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 PUBLISHED = "events_published"
 _ORIGIN = ", ".join(ORIGIN)
-# What the commit of a slice calls its rows in each state.
+# Names of the counts in a slice's commit, by the state of its rows.
 _COUNTED = {
     EventState.SENT.value: "sent",
     EventState.AGAIN.value: "second_deliveries",
     EventState.RETRACTED.value: "retracted",
 }
-# What was retracted is no event.
+# Retracted records are no events.
 _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published, sum(s) AS in_sent
 FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p, 0 AS s FROM events WHERE {{slices}}
@@ -109,7 +109,7 @@ FROM t WHERE {slices} GROUP BY slice, state
 
 
 def _list_skipped_slices(stream: Stream, published: DeltaTable, waiting: Sequence[str]) -> dict[str, str]:
-    """Slices that are not published though one behind them is: those of the main topic are sent in their order.
+    """Slices that are not published though one after them is: those of the main topic are sent in their order.
 
     A batch that broke off is sent to its end before what comes after it. A slice of a tier may come at any time.
     """
@@ -118,7 +118,7 @@ def _list_skipped_slices(stream: Stream, published: DeltaTable, waiting: Sequenc
         return {}
     end = SliceKey.parse(last)
     found = [key for key in waiting if (one := SliceKey.parse(key)).topic == end.topic and one < end]
-    return dict.fromkeys(found, f"is not published, and {last} behind it is")
+    return dict.fromkeys(found, f"is not published, and {last} after it is")
 
 
 def _list_uncommitted_slices(published: DeltaTable, bare: Sequence[str]) -> dict[str, str]:
@@ -159,7 +159,7 @@ def _read_altered_origins(stream: Stream, events: DeltaTable, published: DeltaTa
     """Events of a slice whose value is not the one that was decided, by its fingerprint.
 
     The value is written as the stream is declared now, with null for a field that came later, as the sender wrote it
-    then. Where no event agrees, the declaration was another one when they were sent.
+    then. If no event agrees, the declaration has changed since they were sent.
     """
     fields = ", ".join(f"e.{quote_column(one.name)}" for one in stream.stored_fields)
     sql = _PRINTS.format(fields=fields, columns=build_select_list(stream, events), slices=slice_is_one_of([key]))

@@ -36,7 +36,7 @@ class SentRecord(NamedTuple):
     """The identity of a record.
 
     Args:
-        origin: of the record.
+        origin: the record's origin.
         sent_by: the slice that sent it to the DLQ; empty on the topic of accepted events.
         number: how often it had been reclaimed from the DLQ, or there its revision.
     """
@@ -56,10 +56,10 @@ class TopicRecords:
 
     Args:
         topic: its name.
-        records: those that the tables say were sent.
-        lacking: those that are not there.
-        doubled: those that are there more than once.
-        unsure: whether some may be gone by retention, or behind a transaction that is open: nothing is lacking then.
+        records: records that were sent according to the tables.
+        lacking: records that are missing on the topic.
+        doubled: records that are on the topic more than once.
+        unsure: whether some may be gone by retention, or after a transaction that is open: nothing is lacking then.
         skipped: why the topic could not be looked at; None if it was.
     """
 

@@ -36,7 +36,7 @@ def check_record_counts(
     """For each slice whether its records are accounted for, by its commits and the rows that are there.
 
     Args:
-        tables: those of `CONSERVED` that were ever created, as they were opened.
+        tables: the existing tables of `CONSERVED`, as they were opened.
         slice_commits: by table the slice commits in it, with their rows.
         keys: the slices.
 
@@ -128,7 +128,7 @@ _COMMITTED_VERSIONS = f"""
      in_table AS (SELECT c.key, max(c.version) AS version FROM (SELECT key, version, {_RULE} FROM c {{deletes}}) c
                   JOIN wanted ON c.key = wanted.key GROUP BY c.key)
 """
-# Of each key the event that won among those of its slice.
+# For each key the winning event of its slice.
 _EXAMPLES = f"""
 WITH brought AS (SELECT * FROM (SELECT slice, key, version, origin_topic, origin_generation, origin_partition,
                                   origin_offset, row_number() OVER (PARTITION BY slice, key

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from highwater.plans import Generation, Loss
     from highwater.resources.ledger import Ledger
 
-# What was published just before an acceptance is cut into a slice so long after it was due, at the latest.
+# Records published just before an acceptance are cut into a slice at most this long after they were due.
 PLANNED_WITHIN = timedelta(minutes=2)
 
 
@@ -50,7 +50,7 @@ def _find_last_acceptance(
 ) -> tuple[datetime, datetime] | None:
     """The last acceptance of a loss of a tier, and the end of planning for what was published before it.
 
-    None if none ever was. Of a topic that was recreated nothing from before is planned.
+    None if no loss was ever accepted. Records from before a topic was recreated are never planned.
     """
     recreated_at = [later.opened_at for one, later in pairwise(generations) if one.topic_id != later.topic_id]
     others = [later.opened_at for one, later in pairwise(generations) if one.topic_id == later.topic_id]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SAMPLES = 10
 # The name of the answers that are of no slice but of the whole stream.
 STREAM = ""
-# A slice of the main topic is compared with this many before and behind it: otherwise the price of a check would grow
+# A slice of the main topic is compared with this many before and after it: otherwise the price of a check would grow
 # with the table. The audit looks at the whole stream.
 SLICES_AROUND = 1_000
 # Events that one query sorts, some 100 bytes each; more are looked at in several ranges of keys.
@@ -208,7 +208,7 @@ WHERE rank <= {SAMPLES} ORDER BY group_name, class, rank
 """
 
 
-# Whose keys a question can have an answer about.
+# Traits of the keys that a query can report.
 _ASKED_ABOUT: Mapping[str, tuple[SuspectTrait, ...]] = {
     _COPIES: (SuspectTrait.ODD,),
     _FALLS: (SuspectTrait.ODD, SuspectTrait.FALLING),
@@ -318,8 +318,8 @@ def split_by_keys(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
 def read_key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[Any], str]) -> Iterator[str]:
     """Conditions that cut the keys of a table into at most this many ranges, each with about as many rows.
 
-    A range costs a comparison a row, where a hash would cost more than the questions. Of a key that is a large part of
-    the table all rows are in one range.
+    A range costs a comparison a row, where a hash would cost more than the questions. All
+    rows of a key are in one range, even if the key has a large part of the table.
 
     Args:
         table: has the column `key`.

@@ -21,7 +21,7 @@ _NOT_ASKED = frozenset({"stream", "dry_run", "by", "because", "as_json", "key"})
 
 
 class OperatorCommand(click.Command):
-    """A command with which an operator decides; it takes `--yes`, `--by` and `--because`, whatever its function takes.
+    """A command of an operator's decision; it adds `--yes`, `--by` and `--because` to its function's options.
 
     The function gets `by` and `because` where it declares these options itself.
     """

@@ -84,8 +84,8 @@ def rebuild_current(deployment: Deployment, *, stream: str, dry_run: bool, as_js
 def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, again: bool, as_json: bool) -> None:
     """Start STREAM again from Kafka after ledger and lake are lost.
 
-    What tiers, the parked topic and the topic of accepted events hold is read first, and published no second time. What
-    the topic no longer holds is recorded as lost. Stop all sensors and runs first. Set DAGSTER_HOME, if that
+    Records on tiers, the parked topic and the topic of accepted events are read first, and not published again. Offsets
+    that the main topic no longer holds are recorded as lost. Stop all sensors and runs first. Set DAGSTER_HOME, if that
     instance still exists.
     """
     from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka

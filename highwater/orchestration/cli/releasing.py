@@ -81,9 +81,9 @@ def accept_rejects(
     revoke: bool,
     **options: Any,
 ) -> dict[str, Any]:
-    """Let each SLICE pass the circuit breaker: its rejects are published, whatever their number.
+    """Let each SLICE pass the circuit breaker: any number of rejects is published.
 
-    For records that nothing will fix. The slices are decided whatever the breaker's state is, and do not change it.
+    For records that nothing will fix. The slices are classified in every state of the breaker, and do not change it.
 
     With --reason, accept rejects for that reason in all slices of STREAM from a slice on: they open the breaker no
     more, and other reasons still do.

@@ -16,7 +16,7 @@ from highwater.orchestration.deployment import Deployment
 def explain(deployment: Deployment, *, slice_key: str, as_json: bool) -> None:
     """Print all facts about SLICE: plan, commits, rejects, publication, leases, and its runs and checks.
 
-    Runs and checks need DAGSTER_HOME. Where Dagster does not answer, the rest is printed all the same, and the exit
+    Runs and checks need DAGSTER_HOME. If Dagster does not answer, the rest is still printed, and the exit
     status is 75, or 2 if a person has to fix that.
     """
     from highwater.orchestration.reporting.explaining import explain as gather
@@ -45,8 +45,8 @@ def explain(deployment: Deployment, *, slice_key: str, as_json: bool) -> None:
 def locate(deployment: Deployment, *, topic: str, partition: int, offset: int, as_json: bool) -> None:
     """Follow the record at OFFSET of PARTITION of TOPIC: its slice, its row in raw, and how its origin ended.
 
-    TOPIC is a main topic, a tier or a parked topic. Where Kafka is needed and away, the known facts are printed all the
-    same, and the exit status is 75.
+    TOPIC is a main topic, a tier or a parked topic. If Kafka is needed and away, the known facts are still printed, and
+    the exit status is 75.
     """
     from highwater.orchestration.reporting.locating import find_stream
     from highwater.orchestration.reporting.locating import locate as follow

@@ -42,7 +42,7 @@ def try_stream(
     """Classify a sample of STREAM's topic by its declaration, and write nothing.
 
     The command commits no offset and joins no consumer group. Without Spark it leaves out rules, expressions and the
-    lookup, and says so. The exit status is 0 whatever the records are, as long as they can be read.
+    lookup, and says so. The exit status is 0 even if all records are rejected, as long as they can be read.
     """
     from highwater.sample_counts import COUNT_NAMES, count_sample
 

@@ -135,9 +135,9 @@ def compute_acceptance(
     Args:
         stream: the declaration.
         planned: how far the topic is planned.
-        state: what the topic holds; looked at after `planned`.
+        state: the topic's offsets, read after `planned`.
         unread: slices of the topic that were never read, without recorded losses.
-        by: who accepts.
+        by: name of the person who accepts.
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
         diverged: partitions whose log was replaced before their planned end, with the offset where it was (I16).
@@ -230,7 +230,7 @@ def _build_unread_losses(
 ) -> list[Loss]:
     """Losses of slices that were never read.
 
-    Those of earlier generations of the same topic are among them: what was left of them may be lost too.
+    Slices of earlier generations of the topic are among them: their remaining records may be lost too.
     """
     return [
         case.build_loss(slice_.generation, p, lost, reason)
@@ -294,13 +294,13 @@ def accept_loss(
         kafka: is looked at.
         stream: the declaration.
         unread: returns the slices that were never read.
-        by: who accepts.
+        by: name of the person who accepts.
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
         dry_run: record nothing.
         divergence: whether it is accepted that history was replaced (I16), and not that offsets expired; without it
             partitions in which other records occupy planned offsets stay as they are.
-        state: what the topic holds, for a dry run; it is looked at if None.
+        state: the topic's offsets, for a dry run; read if None.
 
     Raises:
         ConfigurationError: the topic was never planned, or single partitions of a recreated one are named.

@@ -52,8 +52,16 @@ def accept_losses(
     An absent tier is recreated first. After a crash in between, the same command finds a recreated topic and accepts
     it.
 
+    Args:
+        ledger: gets the losses, and a new generation if one is needed.
+        kafka: has the topic.
+        lake: has the commits of raw, which show the slices that were read.
+        stream: the declared stream.
+        request: the topic, its partitions and the person.
+        now: the time of the acceptance, in UTC.
+
     Raises:
-        TopicVanishedError: the topic is not there any more, and not ours to make.
+        TopicVanishedError: the topic no longer exists, and others must create it.
         As `accept_loss` and `recreate_topic`.
     """
     view = build_stream_of_topic(stream, request.topic)

@@ -65,7 +65,7 @@ def accept_slices(
     fresh = [slice_.key for slice_ in slices if slice_.key not in known]
     log(f"{len(fresh):,} of {len(slices):,} slices are not let through yet")
     if not request.dry_run:
-        # Those too that were let through before: a leave covers only what was sent until it was given.
+        # This includes slices that were accepted before: an acceptance covers only the rejects up to its time.
         for name in sorted({slice_.stream for slice_ in slices}):
             keys = [slice_.key for slice_ in slices if slice_.stream == name]
             ledger.breakers.accept(name, [AcceptedSlice(key, request.because, request.by, now) for key in keys])

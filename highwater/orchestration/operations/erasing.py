@@ -43,7 +43,7 @@ class ErasureRequest:
     Args:
         digest: SHA-256 of the key's bytes, in hexadecimal.
         dry_run: erase nothing; only report what would be erased.
-        by: who decides it.
+        by: name of the person who decides.
         because: why.
     """
 

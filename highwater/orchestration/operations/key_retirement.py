@@ -44,7 +44,7 @@ class RetirementOutcome:
 
     Args:
         live: how many there were.
-        retired: those that are retired, the oldest first.
+        retired: the retired keys, the oldest first.
         retained: how many were to be retired and stay, by reason.
     """
 
@@ -184,6 +184,16 @@ def recall(
     dry_run: bool,
 ) -> list[str]:
     """Bring back the retired keys from `first` to `last`, slices of one topic; returns them, the oldest first.
+
+    Args:
+        instance: Dagster's instance with the keys; None if there is none.
+        ledger: has the slices and the recalls.
+        stream: the stream of the keys.
+        first: the oldest slice key to bring back.
+        last: the newest one.
+        now: the time of the recall, in UTC.
+        log: takes sentences about the result.
+        dry_run: only return the keys.
 
     Raises:
         UnknownSliceError: one of the two was never planned.

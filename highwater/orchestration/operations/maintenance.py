@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from highwater.assets.work import Work
 
 WITHOUT_A_JVM = (METRICS, PUBLISHED, SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS)
-# Whose unfinished decisions read which table at an old version, by the number in their slice commits.
+# Tables that unfinished decisions read at an old version, with the number in their slice commits that names it.
 READ_LATER = {"events": SEEN, "dlq": DLQ_SEEN}
 
 
@@ -71,8 +71,8 @@ class TableReport:
 
     Args:
         table: its name.
-        before: what it took before; in a dry run the same as after.
-        after: what it takes now.
+        before: the size before; in a dry run the same as after.
+        after: the size now.
         compacted: small files of slices that were compacted, or partitions of other tables whose small files were.
         removed: files that were removed from storage.
         seconds: how long it took.
@@ -111,13 +111,13 @@ class Report:
     """The actions of maintenance, or the preview.
 
     Args:
-        tables: of the stream, upstream first; those that were never created are left out.
-        keys: what became of Dagster's keys; None where Dagster was not asked.
+        tables: reports of the stream's existing tables, upstream first.
+        keys: the result for Dagster's keys; None if Dagster was not asked.
         runs: the result for Dagster's old runs; None where Dagster was not asked, or all stay.
         done: whether it was done.
-        retained: what became of rows that are old enough; None of a stream that keeps them forever.
-        groups: what became of consumer groups of publications, in a sentence.
-        catalog: what was registered in the catalog, in a sentence; empty without one.
+        retained: the result for expired rows; None for a stream without retention.
+        groups: the result for consumer groups of publications, in a sentence.
+        catalog: the result for the catalog, in a sentence; empty without one.
     """
 
     tables: Sequence[TableReport] = ()
@@ -174,7 +174,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
     rule.ensure_enough(stream.maintenance.horizon)
     ensure_lake_exists(work.ledger, work.lake)
     if not dry_run:
-        # What checks found since, what older versions kept, and what a ledger that was restored does not know.
+        # Erasures that checks found since, that older versions wrote, or that a restored ledger lacks.
         erasures_table.keep(work.ledger, work.lake, stream.name)
         discards_table.keep(work.ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name)
@@ -228,7 +228,7 @@ def compute_minimum_horizon(instance: dg.DagsterInstance | None, now: datetime) 
 def _read_later(work: Work) -> dict[str, dict[str, int]]:
     """For each table the slices of tiers that are decided and incomplete, with the version that they still read.
 
-    One that is retired was whole, and is still, but for an erasure that has not done it yet.
+    Retired slices were complete and still are, unless an erasure has not finished them.
     """
     stream, found = work.stream, {name: dict[str, int]() for name in READ_LATER}
     keys = [slice_.key for topic in stream.delays for slice_ in work.ledger.list_slices(stream.name, topic)]

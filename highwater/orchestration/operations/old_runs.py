@@ -50,7 +50,7 @@ class OldRuns:
     def line(self) -> str:
         """The outcome in a sentence."""
         text = f"runs: {self.deleted:,} that ended over {self.older_than.days} days ago are deleted with their logs"
-        text += "; those behind them are looked at next time" if self.more else ""
+        text += "; later ones are checked next time" if self.more else ""
         return f"{text}; {self.retained:,} stay, slices with a live key were made by them" if self.retained else text
 
 

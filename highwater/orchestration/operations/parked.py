@@ -95,7 +95,7 @@ class Parked:
     """The parked records of a stream that wait for a person.
 
     Args:
-        waiting: those that are meant, by their origin.
+        waiting: the selected records by origin.
         others: how many wait beside them.
         ended: how many of the topic's records were accepted, discarded, reclaimed or erased, since.
         strange: records of the topic without an envelope that can be believed; nobody touches them.
@@ -153,7 +153,7 @@ class ParkedRequest:
     """A request to send parked records back or to discard them.
 
     Args:
-        choice: which ones.
+        choice: the selected records.
         most: at most this many matching records, oldest first; all if None.
         dry_run: do nothing; only report what would be done.
         by: the person's name.
@@ -170,7 +170,18 @@ class ParkedRequest:
 def redrive_or_discard(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, request: ParkedRequest, log: Callable[[str], object]
 ) -> Parked:
-    """Look at the parked records, and send back or discard the selected ones; returns what was found.
+    """Read the parked records, and send back or discard the selected ones.
+
+    Args:
+        ledger: has the discards, and the lease of the stream's retries.
+        kafka: has the parked topic and the first tier.
+        lake: has the events, and the rows of records that are parked by reference.
+        stream: the declared stream.
+        request: the selection and the action; with a reason it discards, otherwise it redrives.
+        log: takes sentences about the result.
+
+    Returns:
+        The parked records that waited, with the selected ones.
 
     Raises:
         ConfigurationError: it is to be done and nobody is named, no reason is given, or there is no tier.
@@ -251,7 +262,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Parke
 def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:
     """Whether a record was published, or parked, before its key was erased.
 
-    Sent back to a tier it would get a time of its own there, behind the erasure, and be taken again.
+    Sent back to a tier it would get a time of its own there, after the erasure, and be taken again.
     """
     key = extract_key(message) if erased else None
     moment = erased.get(compute_digest(key)) if key is not None else None
@@ -281,7 +292,7 @@ def _load_ended_origins(ledger: Ledger, lake: Lake, stream: Stream, origins: Col
     events = lake.open_stream_table(stream.name, "events")
     if events is not None:
         ensure_all_rows_seen(events)  # a missed event would be sent back, or discarded
-        # What was published is left to the DLQ: it became an event in a retry, or after it was reclaimed.
+        # A published record becomes an event only by a retry, or after it was reclaimed.
         since = f"(retries > 0 OR {read_count(events, NUMBER)} > 0)"
         accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE {since}")
         found |= {Origin.from_row(row) for row in accepted}

@@ -61,7 +61,7 @@ def pause_or_resume_tier(
 
     Args:
         ledger: has the record.
-        stream: whose topic it is.
+        stream: the topic's stream.
         request: the change to make.
         now: the time, in UTC.
         log: gets the findings and actions, in sentences.

@@ -35,7 +35,7 @@ class ReclaimedRecords:
         slice_key: the slice.
         records: how many of its records were reclaimed and not decided since.
         since: when the first of them was, in UTC.
-        by: who took the first of them back.
+        by: name of the person who reclaimed the first of them.
         retired: whether the slice has no key in Dagster.
     """
 

@@ -35,7 +35,7 @@ class AcceptedFacts:
     """The facts that were noted while the topic was read; the records themselves are not held.
 
     Args:
-        log: what the topic holds, by partition; empty of a stream that publishes nothing, or publishes all again.
+        log: the topic's offsets by partition; empty for a stream that publishes nothing, or everything again.
         count: records that the topic holds.
         first: by generation and partition of the main topic the lowest offset of the records in order.
         since: by partition whose log does not begin at 0 the time of its first record, in milliseconds; None without.
@@ -69,12 +69,12 @@ class AcceptedFacts:
     def select_unknown_ranges(self, number: int, log: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
         """By partition the offsets of the main topic whose events may have been sent, and are not there any more.
 
-        The records in order begin with an offset, and nothing behind that is gone: late records of earlier ones
+        The records in order begin with an offset, and nothing after that is gone: late records of earlier ones
         preceded it too.
 
         Args:
             number: the main topic's generation.
-            log: what it holds.
+            log: the offsets that it holds.
         """
         if self.first and number not in {generation for generation, _ in self.first}:
             return {}  # other records are there now
@@ -97,7 +97,7 @@ def keep(
     dry_run: bool,
     again: bool,
 ) -> AcceptedFacts:
-    """Store the topic's records, and let the table `published` begin behind it; or only look.
+    """Store the topic's records, and let the table `published` begin after it; or only look.
 
     Args:
         see: takes note of each record.

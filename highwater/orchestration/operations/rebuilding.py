@@ -50,11 +50,11 @@ class RebuiltPlans:
     """The plans of a stream by the lake.
 
     Args:
-        generations: of each topic.
+        generations: each topic's generations.
         slices: in the order of their topics and ordinals.
-        unread: those of them that the lake does not hold: the slices around them say what they were.
+        unread: slices that the lake lacks; the slices around them give their ranges.
         losses: holes between slices that follow each other.
-        unknown: what cannot be worked out, in sentences.
+        unknown: facts that cannot be derived, in sentences.
         attempts: for each slice the highest attempt that was seen.
         publications: for each slice what was published of it.
         reclaims: origins that were reclaimed from the DLQ, and reprocessed since.
@@ -331,7 +331,16 @@ def rebuild_from_lake(
     *,
     dry_run: bool,
 ) -> RebuiltPlans:
-    """Rebuild the ledger of a stream, or report what that would come to.
+    """Rebuild the ledger of a stream from the lake, or report the result without writing.
+
+    Args:
+        ledger: the ledger, without slices of the stream.
+        lake: has the commits of the slices.
+        kafka: has the topics, whose IDs and offsets are compared with the commits.
+        stream: the declared stream.
+        known: Dagster's partition keys of the stream.
+        log: takes sentences about the result.
+        dry_run: write nothing.
 
     Raises:
         ConfigurationError: the ledger holds slices of the stream: nothing is written over them.

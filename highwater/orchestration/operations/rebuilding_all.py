@@ -5,8 +5,8 @@
 # slices leave these records to the DLQ, and the tiers' slices try them again from there, each from where it was. So is
 # what was sent to the topic of accepted events (`highwater.orchestration.operations.reading_accepted`).
 #
-# What a rebuild cannot know: records that Kafka no longer has, who accepted what, where the old slices were cut, and
-# attempts that came to nothing. Who discarded what, and which keys were erased, it reads from copies of two tables.
+# A rebuild cannot restore records that Kafka no longer has, acceptances, the old slices' ranges, and attempts that
+# came to nothing. Discards and erased keys are read from copies of two tables.
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class NewBeginning:
 
     Args:
         generations: one for each topic that is there.
-        losses: what the main topic's log no longer holds.
+        losses: offsets that the main topic's log no longer holds.
         copies: by DLQ topic how many records it holds.
         strange: records there without a sound envelope.
         log: by topic and partition what its log holds.
-        accepted: what the topic of accepted events holds.
+        accepted: the records of the topic of accepted events.
     """
 
     generations: Sequence[Generation]
@@ -140,11 +140,11 @@ def build_new_generations(
 ) -> tuple[list[Generation], list[Loss]]:
     """The generations with which the topics begin, and what the main topic lacks.
 
-    What a tier lacks is no loss: its main slice reprocesses it, if the topic still has it; else it is lost there.
+    A record that a tier lost is no loss of the tier: its main slice reprocesses it if the main topic still has it.
 
     Args:
         stream: the stream.
-        states: those of its topics that are there; the parked topic is not planned.
+        states: states of its existing topics, without the parked topic, which is not planned.
         ordinals: by topic the highest one that was seen anywhere.
         number: the main topic's generation.
         by: the person's name.

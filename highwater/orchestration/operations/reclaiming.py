@@ -48,8 +48,8 @@ class DlqRecord:
     Args:
         home: the slice of the main topic that read it first, and published it.
         slice_key: the slice that rejected it the last time.
-        next_topic: where that published it to.
-        reason: why.
+        next_topic: the topic that this slice published it to.
+        reason: reason of that rejection.
         key: the record's key.
         published_at: when it was published the last time, in UTC.
         number: how often it was reclaimed before.
@@ -69,7 +69,7 @@ class RecordsOnDlq:
     """The records of a stream that belong to the DLQ.
 
     Args:
-        meant: those that are meant, by their origin.
+        meant: the selected records by origin.
         others: how many there are beside them.
         taken: how many were reclaimed before, and are not reprocessed yet.
         discarded: how many a person discarded.
@@ -232,9 +232,17 @@ def look(
     most: int | None = None,
     on: Collection[str] = (),
 ) -> RecordsOnDlq:
-    """Read which records belong to the DLQ: what was published and neither accepted nor discarded since.
+    """Select records of the DLQ: published, and neither accepted nor discarded since.
 
-    Held in memory is 1 KB for each of them; none of their values.
+    Each record takes 1 KB of memory; no values are held.
+
+    Args:
+        ledger: has the discards and the earlier reclaims.
+        lake: has the tables with rejects and publications.
+        stream: the declared stream.
+        choice: the selected reasons, slices, keys and times.
+        most: at most this number, oldest first; None means all.
+        on: only records last published to these topics; all if empty.
 
     Raises:
         ConfigurationError: nothing is published to one of the topics.

@@ -80,7 +80,8 @@ def redrive(
 ) -> Iterator[int]:
     """Send records back to the first tier, as they are, in transactions; yields how many are sent so far.
 
-    Two at once end one of them. One that dies in between is restarted: what it sent comes twice, and counts once.
+    Of two concurrent calls one is fenced and fails. A call that dies is repeated: its records are sent twice, and count
+    once.
 
     Args:
         kafka: the cluster.
@@ -150,7 +151,7 @@ def _read_whole_records(
 def _build_redrive_record(
     name: str, topic: str, envelope: Envelope, found: OriginalRecord, partitions: int
 ) -> _SentBack:
-    # One try more, whatever it has behind it: where it fails again it is parked again.
+    # One more try, whatever its number of attempts: if it fails again it is parked again.
     headers = add_envelope(replace(envelope, reference=None), found.headers)
     record = Record(topic, found.key, found.value, headers, partition=envelope.partition % partitions)
     return _SentBack(name, record, measure_message(found.key, found.value, headers))

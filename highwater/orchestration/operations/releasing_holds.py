@@ -45,7 +45,7 @@ def release_slice(
 
     Args:
         ledger: holds plans and holds.
-        streams: those that the slice may be of, by name.
+        streams: the declared streams, by name.
         request: the request.
         now: the time, in UTC.
         log: gets the findings and actions, in sentences.
@@ -63,7 +63,7 @@ def release_slice(
     stream = streams[slice_.stream]
     # A reason that was declared otherwise since holds no more; its slice is decided when it is asked for.
     goes = {find_destination(stream, reason, 0, park=request.park) for reason in stream.holding or {hold.found.reason}}
-    log(f"the records that hold it would go to {', '.join(sorted(goes))}; slices behind it go on")
+    log(f"the records that hold it would go to {', '.join(sorted(goes))}; later slices follow")
     if not request.dry_run:
         if not ledger.holds.release(slice_.key, Release(request.park, request.by, request.because, now)):
             raise _build_not_held_error(slice_.key, ledger.holds.read_for_slices([slice_.key]).get(slice_.key))

@@ -75,7 +75,7 @@ def _release_for_publication(
     log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
     if not request.dry_run:
         ledger.exhausted_slices.release_any(stream.name, key, by=request.by, because=request.because, now=now)
-        log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
+        log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and later ones")
 
 
 def _build_not_exhausted_error(key: str) -> ConfigurationError:

@@ -182,7 +182,7 @@ def _measure_holds(inputs: StreamInputs) -> Condition | None:
         "nothing is held",
         bool(found),
         "supply what the records lack, and the slice is processed; "
-        "or highwater release-hold SLICE sends them to the first tier",
+        "or highwater release-hold SLICE sends them to the DLQ",
     )
 
 

@@ -35,7 +35,7 @@ class TickResult:
     """The result of a tick.
 
     Args:
-        lines: what was done, in sentences.
+        lines: the actions, in sentences.
         begin: the stream that the next tick evaluates first.
         calm: streams that were measured whole, with nothing to report.
     """
@@ -57,16 +57,17 @@ def tick(
 ) -> TickResult:
     """Measure all streams, and send the alerts that begin and end.
 
-    What cannot be measured, because something is away, leaves its alert as it is (I15), and so do streams for which no
+    If something is away and cannot be measured, its alert stays as it is (I15), as do alerts of streams for which no
     time is left. An alert that cannot be sent is sent at a later tick; one that the receiver refuses delays no other.
     Two ticks at once follow each other.
 
     Args:
-        ledger, kafka, lake: are asked.
-        streams: the streams.
+        ledger: has the open alerts and the lease of the tick; measured too.
+        kafka, lake: measured.
+        streams: all declared streams.
         report: sends an alert to the receiver.
-        sensors: evaluates the sensors.
-        begin: the stream to begin with.
+        sensors: returns the conditions of sensors and of the whole deployment.
+        begin: name of the stream to begin with, where the last tick ran out of time.
         resting: streams that are not measured now, since nothing of them changed.
 
     Raises:
@@ -164,7 +165,7 @@ def _measure_stream(
 
 
 def _format_subject(condition: Evaluate) -> str:
-    """What a function evaluates, in words: `_measure_parked_records` evaluates parked records."""
+    """The subject of a measuring function in words: `parked records` for `_measure_parked_records`."""
     return condition.__name__.removeprefix("_").removeprefix("measure_").replace("_", " ")
 
 

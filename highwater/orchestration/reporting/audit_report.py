@@ -35,7 +35,7 @@ class PartitionAudit:
         planned: the end of the planned offsets.
         committed: the end of the contiguous slices that are complete in all tables.
         last_stable: to where it can be read.
-        age: of the oldest record that is not in raw; None where there is none, or it was not asked.
+        age: age of the oldest record that is not in raw; None if there is none, or it was not read.
         unread: offsets that are not in raw, planned or not; None where that is not known.
         lost: offsets that are recorded as lost, of all generations.
     """
@@ -80,13 +80,13 @@ class Audit:
     Args:
         stream, topic: their names.
         at: when it was made, in UTC.
-        partitions: of the main topic.
+        partitions: partitions of the main topic.
         slices: planned of it.
-        unfinished: those that are not complete in all tables, the oldest first.
+        unfinished: slices that some table lacks, the oldest first.
         losses: recorded holes.
         ends: how the origins ended.
         dlq: the tiers and the parked topic.
-        findings: what the rules say of the topic; empty if it could not be asked.
+        findings: results of the topic rules; empty if the topic could not be read.
         endurance: how many brokers may fail.
         problems: errors that stop planning or reading, by their subject.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
@@ -100,9 +100,9 @@ class Audit:
         producers: by name what the rules say of a producer.
         keys: where the topic's keys are; None if it was not asked for.
         published: how far accepted events are sent; empty of a stream that sends none.
-        on_topics: what tiers, parked topic and that of accepted events hold of the slices that were compared.
+        on_topics: records of the compared slices on the tiers, the parked topic and the topic of accepted events.
         published_to: by name of a topic that is published to what the rules say of it.
-        orphan_slices: what tables hold of slices that were never planned.
+        orphan_slices: rows of tables whose slices were never planned.
     """
 
     stream: str

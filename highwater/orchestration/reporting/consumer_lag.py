@@ -45,9 +45,9 @@ class HeldBackRecords:
     """The records that an open transaction holds back in a partition.
 
     Args:
-        offset: of the first record of the transaction.
+        offset: offset of the first record of the transaction.
         offsets: from there to the high watermark.
-        age: of that record; None if it could not be read.
+        age: age of that record; None if it could not be read.
     """
 
     offset: int
@@ -60,12 +60,12 @@ class RecordAges:
     """The ages of the oldest unread records.
 
     Args:
-        by_partition: those that are known. Of a partition whose lag is markers of transactions alone there is none.
-        sure: whether every partition could be asked, and the lake: without it all are as old as this at least. Of more
-            than `PARTITIONS_ASKED` those were asked in which unread records are the oldest.
+        by_partition: the known ages. A partition whose lag is only transaction markers has none.
+        sure: whether all partitions and the lake could be read; otherwise the ages are lower bounds. If more than
+            `PARTITIONS_ASKED` partitions lag, only those with the oldest unread records were read.
         waiting: the oldest slices that are planned and not in raw.
         starts: for each partition that answered, where the part outside raw begins.
-        held_back: what open transactions hold back; it is unread too.
+        held_back: records held back by open transactions, which are unread too.
         expired: unread offsets that retention deleted, and that are not recorded as lost.
     """
 
@@ -113,7 +113,7 @@ def measure_unread_ages(
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
     unread, last = load_unread_slices(ledger, same, read) if same else ([], None)
     begins = _compute_unread_starts(state, same, unread, last)
-    # What retention took cannot be read any more.
+    # Records that retention deleted cannot be read any more.
     starts = {p: max(start, state.partitions[p].log_start or 0) for p, start in begins.items()}
     waiting = {
         p: OffsetRange(start, seen.last_stable)
@@ -171,7 +171,7 @@ def _compute_unread_starts(
 ) -> dict[int, int]:
     """For each partition where the first of these slices begins that has some of it; else where the plan ends."""
     ends = compute_positions(planned, state) if planned else {}
-    if last is not None:  # nothing is known of a partition behind it
+    if last is not None:  # nothing is known of a partition after it
         ends |= {p: offsets.end for p, offsets in last.ranges.items()}
     first: dict[int, int] = {}
     for slice_ in unread:

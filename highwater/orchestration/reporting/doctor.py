@@ -65,7 +65,7 @@ def examine(
         deployment: the connections.
         settings: where everything is.
         environment: for Dagster's and Java's variables.
-        without: what is not started yet, and is not tried; without `Kafka` no stream is.
+        without: services that are not started yet and not tested; without `Kafka` no stream is tested.
     """
     parts: dict[str, Try] = {
         "declarations": lambda: _check_declarations(deployment),

@@ -93,20 +93,20 @@ class ExplainedSlice:
         slice_: its plan.
         lost: recorded losses within its ranges.
         commits: in the order of the tables.
-        publication: what was sent of its rejects; None if nothing was.
+        publication: publication of its rejects; None if none were sent.
         undone: the tables that do not follow the slice's decision yet; empty when it is complete.
         rejects: rows of the slice in the table of rejects.
         exhausted_slice: since when repair requests it no more; None if it does.
-        hold: what holds it, or held it until a person released it; None if nothing does.
-        reclaims: what was reclaimed from the DLQ for it to reprocess.
-        leases: those of its stream that somebody holds, and when each ends unless it is renewed.
+        hold: the current or released hold; None if it was never held.
+        reclaims: records reclaimed from the DLQ for it to reprocess.
+        leases: the held leases of its stream, each with its end unless it is renewed.
         runs: the newest first; None where Dagster was not asked.
         checks: name and status of each check's last execution; None where Dagster was not asked.
         dagster_error: why Dagster could not be asked; None if it was, or was not to be.
         retired: whether its key was retired from Dagster.
-        erased: what was erased of it, in sentences.
-        aged: what expired of it, in sentences.
-        accepted: what became of its events on their way to the topic of accepted events; None of a stream without one.
+        erased: its erased records, in sentences.
+        aged: its expired rows, in sentences.
+        accepted: the publication of its accepted events; None for a stream that publishes none.
     """
 
     slice_: Slice
@@ -131,7 +131,7 @@ class ExplainedSlice:
     def lines(self) -> list[str]:
         """The slice in sentences, without its tables."""
         slice_ = self.slice_
-        lag = "" if slice_.lag is None else f", {slice_.lag:,} offsets waited behind it"
+        lag = "" if slice_.lag is None else f", {slice_.lag:,} offsets after it waited"
         lines = [
             f"{slice_.key}: stream {slice_.stream}, topic {slice_.topic}, generation {slice_.generation}",
             f"planned {slice_.planned_at:%Y-%m-%d %H:%M:%S} UTC, {slice_.offsets:,} offsets{lag}",

@@ -52,7 +52,7 @@ class LocatedRecord:
         row: the row in raw, its key as text, without value and headers.
         facts: further sentences, in the order of what happened.
         commits: by table the attempt that committed the slice; tables that lack it are left out.
-        unseen: what kept Kafka from being looked at; None if nothing did, or it was not to be.
+        unseen: the error that kept Kafka from being read; None if it was read, or was not needed.
     """
 
     end: str
@@ -120,6 +120,15 @@ def locate(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, topic: str, partition: int, offset: int
 ) -> list[LocatedRecord]:
     """The facts about an offset: an answer for each generation of the topic that planned it, or one with the reason.
+
+    Args:
+        ledger: has slices, losses, discards and reclaims.
+        kafka: read for parked records and for offsets in no slice.
+        lake: has the tables.
+        stream: the stream that the topic belongs to.
+        topic: a main topic, a tier, a foreign topic or the parked topic.
+        partition: the partition.
+        offset: the offset.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -219,7 +228,7 @@ def _locate_aged_record(
 def _find_origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
     """The origin of a record that waits for a retry: what its headers say, or where it lies.
 
-    Where it was rejected under its own place, that is it, whatever its headers say.
+    If it was rejected under its own place, this place is its origin, even if its headers name another.
     """
     own = here if here.topic not in stream.foreign_topics else here._replace(topic=stream.namespace + here.topic)
     if _load_origin_rows(lake, stream, "rejects", own):

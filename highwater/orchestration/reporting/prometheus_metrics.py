@@ -70,7 +70,7 @@ FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "highwater_origins": (("stream", "end", "topic"), "Records of the main topic by how they ended."),
     "highwater_origins_produced": (("stream",), "Records of the main topic in raw: the sum over all ends."),
     "highwater_origins_twice": (("stream",), "Rows of events beyond one for each record; anything but 0 is an error."),
-    "highwater_held_slices": (("stream",), "Slices that records hold; those behind them wait in raw."),
+    "highwater_held_slices": (("stream",), "Slices that records hold; later ones wait in raw."),
     "highwater_held_records": (("stream",), "Records that hold them."),
     "highwater_losses": (_PARTITION, "Recorded holes."),
     "highwater_lost_offsets": (_PARTITION, "Offsets in recorded holes."),

@@ -50,7 +50,7 @@ class PublicationLag:
         records: their events.
         revised: slices that were reprocessed since they were sent; what of them goes out again is not counted before.
         unopened: further slices in an unknown state: there are too many to look them all up.
-        oldest: of all these the one that was decided first; None if there is none.
+        oldest: the one that was decided first; None if there is none.
         since: when it was decided, in UTC.
         held_up: why the next is not sent, in a sentence; empty if nothing waits.
     """
@@ -76,7 +76,7 @@ class PublicationLag:
 
     @property
     def line(self) -> str:
-        """What waits, in a sentence."""
+        """The state of the publication in a sentence."""
         begin = f"{self.topic}: sent up to {self.last}" if self.last else f"{self.topic}: nothing is sent yet"
         parts = [*self._counts, *([self.held_up] if self.held_up else [])]
         return "; ".join([begin, *parts]) if parts else f"{begin}, no accepted event waits"
@@ -273,7 +273,7 @@ class PublishedSlice:
 
     Args:
         topic: that topic.
-        attempt: of the decision that was sent last; None if the slice was never sent to its end.
+        attempt: attempt of the decision that was sent last; None if the slice was never sent to its end.
         decided: the attempt that is in events; None if none does.
         states: how many of its events are in each state.
         at: when the last of them was written down as settled, in UTC.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _HARMLESS = frozenset({"use_ssl", "user_id", "user_agent", "session_id"})
 # How long the process and its JVM have to end by themselves.
 END_SECONDS = 10.0
-# What Spark's log says of a session or a job that does not come about. Such lines hold no secret.
+# Lines of Spark's log about a session or a job that does not start. Such lines hold no secret.
 _HINT = re.compile(
     r"All masters are unresponsive|Initial job has not accepted any resources[^\n]*|UnknownHostException[^\n]*"
     r"|InvalidClassException[^\n]*|Failed to connect to master[^\n]*|OutOfMemoryError[^\n]*"
@@ -50,8 +50,8 @@ class TrialStep:
         what: its name among what the doctor tried.
         check: takes a session and the settings, returns what was found and a warning's remedy.
         seconds: how long it may take.
-        late: what it means if it takes longer.
-        remedy: what to do then.
+        late: the meaning of a longer duration.
+        remedy: the remedy for that.
     """
 
     what: str
@@ -185,7 +185,7 @@ ENDED = b"ended"
 
 
 def _read_line(reports: BinaryIO, rest: bytes, seconds: float) -> tuple[bytes | None, bytes]:
-    """The next line and what was read behind it; without a line, `ENDED` if the process has closed the pipe."""
+    """The next line and what was read after it; without a line, `ENDED` if the process has closed the pipe."""
     deadline = time.monotonic() + seconds
     while b"\n" not in rest:
         ready, _, _ = select.select([reports], [], [], max(0.0, deadline - time.monotonic()))

@@ -41,7 +41,7 @@ class PartitionStatus:
 
     @property
     def lag(self) -> int | None:
-        """Offsets up to the high watermark that are not planned, those behind an open transaction among them."""
+        """Offsets up to the high watermark that are not planned, those after an open transaction among them."""
         if self.last_stable is None:
             return None
         begun = self.planned if self.planned is not None else self.log_start or 0
@@ -55,12 +55,12 @@ class PartitionStatus:
 
 @dataclass(frozen=True)
 class DlqStatus:
-    """A DLQ topic. What waits is counted in offsets, markers of transactions among them.
+    """A DLQ topic. Its waiting records are counted in offsets, transaction markers included.
 
     Args:
         topic: its name.
         waiting: offsets that were not planned yet; on the parked topic all that it holds. None if it is not there yet.
-        due: those of them that have waited long enough; None on the parked topic.
+        due: number of waiting records that are due; None on the parked topic.
         error: why it could not be looked at, or cannot be planned.
         pause: since when its retries are paused; None if they are not.
         times: when what waits is due; None where nothing does, or that is not known.
@@ -130,12 +130,12 @@ class StreamStatus:
         stream: its name.
         topic: its main topic.
         slices: planned slices of all its topics.
-        generation: of the main topic; None if it was never planned.
+        generation: the main topic's generation; None if it was never planned.
         topic_id: the one that was planned.
         partitions: empty if the topic could not be looked at.
-        errors: what keeps the topic, or a partition of it, from being planned, or planned slices from being read.
+        errors: errors that stop the planning of the topic or a partition, or the reading of planned slices.
         dlq: the tiers, and the parked topic.
-        alerts: those that are open.
+        alerts: the open alerts.
         breaker: the stream's circuit breaker.
         refused: slices that were over its limit and are undecided.
         accepted_reasons: reasons for rejects that a person accepted: they open the breaker no more.

@@ -14,10 +14,10 @@ class TrialResult:
 
     Args:
         what: in some words.
-        text: what was found.
+        text: the result in a sentence.
         error: why it failed; None if it works.
         warning: it works, and is not as it should be.
-        remedy: of a warning, what fixes it.
+        remedy: remedy of a warning.
     """
 
     what: str

@@ -52,7 +52,7 @@ def read_due_times(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tic
         kafka: is read.
         stream: the stream.
         topic: the tier, or another system's topic.
-        tick: what would be planned of it now.
+        tick: the slices that would be planned now.
     """
     planned = ledger.topics.read_planned_topic(stream.name, topic)
     starts = {p: r.start for p, r in tick.slices[0].ranges.items()} if tick.slices else tick.ends
@@ -84,5 +84,5 @@ def _read_timestamps(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]
 
 
 def compute_due_times(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> DueTimes:
-    """The due times of records of these times: the first in the slice that follows, the last in whatever slice."""
+    """The due times of records of these times: the first in the next slice, the last in any slice."""
     return DueTimes(first + compute_retry_delay(delay, str(following)), last + compute_longest_retry_delay(delay))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from highwater.resources.topic_state import TopicState
     from highwater.slices import Slice
 
-# Of a topic that keeps its records for less than the margin: they are read in their turn for a quarter of that time.
+# For a topic with a retention below the margin: its records are read in their turn for a quarter of that time.
 RETENTION_SHARE = 0.75
 
 

@@ -33,7 +33,7 @@ def read_missing_events(
         instance: Dagster's.
         lake: the tables.
         stream: the stream.
-        slices: those that are looked at.
+        slices: the slices to compare.
         there: the commits in the tables.
         most: at most this many.
 

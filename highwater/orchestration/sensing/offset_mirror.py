@@ -1,7 +1,7 @@
 """The mirror of progress: one tick that sets a stream's consumer group to the finished prefix (I12)."""
 
 # Nothing is remembered beside the group itself: a mark beside each offset names the last slice of the prefix, so a tick
-# looks only at the slices behind it, and costs the same after any number of slices. A group that was deleted, that
+# looks only at the slices after it, and costs the same after any number of slices. A group that was deleted, that
 # expired, or that somebody else set is worked out again from the first slice on.
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # Group offsets expire: after seven days by default, after one on clusters that were set up before Kafka 2.0. So daily,
 # less an hour in which the broker may be away.
 AGAIN = timedelta(hours=23)
-# The lake is asked for the first slices behind the prefix, and for twice as many while all of them are done: what waits
-# behind a slice that is stuck costs nothing. A group that restarts passes 100,000 slices in 50 minutes of ticks.
+# The lake is asked for the first slices after the prefix, and for twice as many while all of them are done: what waits
+# after a slice that is stuck costs nothing. A group that restarts passes 100,000 slices in 50 minutes of ticks.
 FIRST_LOOK = 20
 MAX_PER_TICK = 1_000
 # Longer than a tick lasts, whose requests end by themselves.
@@ -93,7 +93,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
         DependencyAwayError: Kafka, the lake or the ledger is away.
         LeaseHeldError: another tick is under way.
     """
-    # Of two ticks at once the slower one could set back what the other has just found in a new generation.
+    # Without the lease the slower of two ticks could reset an offset that the other one set in a new generation.
     with ledger.lease(stream.group, seconds=LEASE_SECONDS) as lease:
         lines: list[str] = []
         looked = _read_planned_topics(ledger, kafka, stream, lines)
@@ -206,7 +206,7 @@ def _bound_offsets(one: TopicLook, offsets: Mapping[int, int]) -> dict[int, int]
 def _build_withdrawal(one: TopicLook, has: Offsets, now: datetime) -> OffsetsToMirror:
     """The withdrawal of offsets of a topic that another one replaced: nothing of the new topic is read.
 
-    A cluster drops a topic's offsets with the topic. One that was committed in the same moment would stay.
+    A cluster drops a topic's offsets with the topic, but an offset committed at the same moment would stay.
     """
     ours = {
         p: stored for p, stored in has.items() if stored.mark is not None and stored.mark.topic_id != one.state.topic_id

@@ -36,7 +36,7 @@ LONGEST_WAIT = timedelta(minutes=10)
 def ensure_in_turn(work: Work, table: str) -> None:
     """Ensure that the slices before those of a run are in the table, or go into it with them.
 
-    Raw is taken in any order, so that retention takes nothing. What a tier holds has left the order.
+    Raw is read in any order, so that retention takes nothing. Slices of tiers have no order.
 
     Raises:
         OutOfTurnError: one does not.
@@ -69,8 +69,8 @@ class Turn:
 
     Args:
         keys: slices that go on now, in one run; none while the first one is worked on, or its next run not due.
-        run_number: of the next run of the first of them.
-        raw_alone: slices behind them that are only to be read from Kafka.
+        run_number: number of the next run of the first slice.
+        raw_alone: slices after them that are only to be read from Kafka.
         waiting: slices that are in raw and wait for their turn.
         due_at: when the first one is asked for, if it waits for that alone.
     """
@@ -106,7 +106,7 @@ def take_turn(
         planned_at: when each of them was planned, in UTC.
         order: all keys in Dagster's order; a run takes neighbours there.
         runs: runs of the last day that named slices.
-        held: those of the slices that records hold.
+        held: the slices that are held.
         now: the time, in UTC.
         rules: the waits.
         most: slices in one run at the most.
@@ -201,7 +201,7 @@ def read_release_times(ledger: Ledger, lacking: Collection[str]) -> dict[str, da
 
 def format_hold_lines(holds: Sequence[Hold]) -> list[str]:
     """Lines of a tick about slices that are held."""
-    return [f"{hold.text}. Slices behind it are taken into raw, and wait there" for hold in holds]
+    return [f"{hold.text}. Later slices are read into raw, and wait there" for hold in holds]
 
 
 def format_turn_lines(turn: Turn, holds: Sequence[Hold]) -> list[str]:

@@ -62,11 +62,11 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
         )
         done = count_done_prefix(lake, stream, following[:SLICES_PER_RUN])
         late, cursor = _read_late_slices(ledger, lake, stream, following[0] if following else None, cursor)
-    # One that a backfill is deciding again would fail the run, which finds it half done.
+    # A slice that a backfill is classifying again would fail the run, which would find it half done.
     deciding = read_past_runs(instance, stream, order, now) if late or done else []
     moving = list_in_flight(deciding)
     late = [slice_ for slice_ in late if slice_.key not in moving]
-    # The run that has just decided one for the first time need not end before it is sent.
+    # A slice may be sent before the run ends that classified it for the first time.
     reprocessed = list_in_flight(run for run in deciding if run.by_hand and not run.raw_alone)
     done = next((at for at, slice_ in enumerate(following[:done]) if slice_.key in reprocessed), done)
     main = [slice_.key for slice_ in following[:done]]
@@ -85,10 +85,10 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
 
 
 def _select_counted_runs(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequence[PastRun]) -> list[PastRun]:
-    """The runs without those that count no more: what they failed by came back, or a person lets it go on since.
+    """The runs that still count: without failures of a dependency that is back, or that a person has since released.
 
-    Slices go out together and in order, so a run fails for all that it names by one of them: who lets one be tried
-    again, lets those behind it.
+    Slices are sent together and in order, so one slice fails the run for all of its slices. A person who releases one
+    of them therefore releases the later ones too.
     """
     times = [read_recovery_time(ledger, stream), *ledger.exhausted_slices.read_release_times(keys).values()]
     floor = max((at for at in times if at is not None), default=None)

@@ -69,13 +69,13 @@ class _ExaminedSlices:
 
     Args:
         slices: by key: those that Dagster lacks first, then the page.
-        main: those of the main topic.
+        main: slices of the main topic.
         there: the commits in the tables.
-        lacking: those that are not done, with the tables that they are not in.
-        left: those that are not done either, of topics that the stream does not read, as it is declared now.
+        lacking: incomplete slices, with the tables that lack them.
+        left: incomplete slices of topics that the stream, as declared now, does not read.
         order: Dagster's keys in its order, then the lost ones.
         lost: keys that Dagster is to hold, and does not.
-        retired: those of the page whose keys were retired.
+        retired: slices of the page whose keys were retired.
         strange: keys that Dagster holds, and by the ledger are no slices of the stream.
         exhausted_slices: the slices that were exhausted when the tick began, wherever the page is.
         stalled_slices: the slices that were left undone again and again when the tick began, likewise.
@@ -163,7 +163,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     urgent = list_endangered_slices(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
     decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)
     first = put_first(instance, stream, seen.order, urgent)
-    # Those of before are in the ledger, but for those that a person released since this tick read it.
+    # Earlier ones are in the ledger, except those that a person released since this tick read it.
     if fresh := [key for key in decided.repair.exhausted_slices if key not in still]:
         ledger.exhausted_slices.add(
             stream.name, {key: one.ended for key, one in group_runs_by_slice(fresh, runs).items()}, now

@@ -37,7 +37,7 @@ class RestingStream:
     Args:
         since: when the look began, in UTC.
         until: when the next look is due at the latest, in UTC.
-        revisions: of the stream's plans at that time.
+        revisions: revisions of the stream's plans at that time.
     """
 
     since: datetime

@@ -66,7 +66,7 @@ class Round(Protocol):
 
         Args:
             stream: the stream.
-            cursor: what its last tick left.
+            cursor: the cursor of its last tick.
 
         Raises:
             TemporaryError: a dependency is away; nothing was decided.
@@ -81,7 +81,7 @@ class Cursor:
     Args:
         begin: the stream that is visited first.
         faulty: the stream that is visited first among those with a known fault.
-        streams: what the last tick of each stream left.
+        streams: the cursor of each stream's last tick.
     """
 
     begin: str = ""
@@ -153,7 +153,7 @@ def visit_all(
 
 
 def rotate_streams(streams: Sequence[Stream], name: str) -> list[Stream]:
-    """The streams in the order of their names, from this one on, the earlier ones behind."""
+    """The streams in the order of their names, from this one on, then the earlier ones."""
     ordered = sorted(streams, key=lambda stream: stream.name)
     before = len([*takewhile(lambda stream: stream.name < name, ordered)])
     return [*ordered[before:], *ordered[:before]]

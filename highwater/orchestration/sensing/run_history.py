@@ -80,9 +80,9 @@ def _read_runs(
 def _read_run_records(instance: dg.DagsterInstance, stream: Stream, **filters: Any) -> Iterator[RunRecord]:
     """Runs among which are all of the stream's, some of them twice.
 
-    Where the instance has too many to look at each, those with the stream's tag are asked for, and those that a person
-    or a backfill asked for by their assets: they have no tag. What lies farther back and has neither, such as a run of
-    a job that others wrote over the stream's assets, is not seen then.
+    If the instance has too many runs to read each, only runs with the stream's tag are read, and runs that a person or
+    a backfill requested by assets, which have no tag. An older run with neither, such as one of a user's own job over
+    the stream's assets, is then not found.
     """
     newest = instance.get_run_records(dg.RunsFilter(**filters), limit=RECORDS)
     yield from newest

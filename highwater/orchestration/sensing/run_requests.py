@@ -34,7 +34,7 @@ class Request:
     Args:
         keys: the slices, in Dagster's order, which is the order of insertion.
         run_number: 1 for the first run of these slices; one more for each run of the last day that left them undone.
-        purpose: who asks: `plan`, `retry`, `repair`, `probe` or `publish`.
+        purpose: the requester: `plan`, `retry`, `repair`, `probe` or `publish`.
         at: when repair asks, in UTC.
         tier: whether they are slices of tiers.
         raw_alone: whether they are only to be read from Kafka, not decided: the stream's breaker is not closed, or
@@ -119,7 +119,7 @@ class PastRun:
     """A run that named slices.
 
     Args:
-        keys: what it named, its range resolved.
+        keys: the slices that it named, with ranges resolved.
         ended_at: when it ended, in UTC; None while it is in flight, as also a failed run is that Dagster will retry by
             itself.
         run_id: Dagster's.
@@ -203,8 +203,8 @@ def decide_repair(
 
     Args:
         missing: slices that are planned and not done, with the time of their plan, oldest first.
-        runs: runs of the last day that named slices, in any order. One that succeeded counts like one that failed: it
-            too left the slice undone, be it that it took one table only, or that the lake lost the rows since.
+        runs: runs of the last day that named slices, in any order. A successful run counts like a
+            failed one: it too left the slice undone, by writing one table only, or because the lake lost the rows.
         now: the time, in UTC.
         rules: caps and waits.
         exhausted: slices that were exhausted before, and that nobody released.
@@ -257,7 +257,7 @@ def select_urgent_keys(
 
     Args:
         endangered: slices that are not in raw, and that retention is about to take records of.
-        repair: what was decided of them otherwise.
+        repair: the other decisions on them.
         known: the results of their runs.
         now: the time, in UTC.
         wait: after a run that left one undone.
@@ -328,7 +328,7 @@ def stop(
     Args:
         circuit: the breaker.
         lacking: slices that are not done, the oldest first, with the tables that they are not in.
-        main: those that are slices of the main topic.
+        main: the slices of the main topic.
         accepted: slices that a person lets through.
         refused: slices that were refused, the longest ago first.
         busy: slices that runs are working on or will.
@@ -393,10 +393,10 @@ def build_repair_requests(
         due: the slices to ask for, with the number of the run.
         most: slices in one run at the most.
         now: the time, in UTC.
-        main: those that are slices of the main topic; all of them if None.
-        raw_alone: those that are only to be read from Kafka.
-        alone: those that share no run: what refuses or fails one of them would stop the others with it.
-        urgent: those that retention is about to take records of; they are only read, before all others.
+        main: the slices of the main topic; all slices if None.
+        raw_alone: slices that are only to be read from Kafka.
+        alone: slices with a run of their own, since a failure of one would stop the others of its run.
+        urgent: slices whose records retention is about to delete; they are only read, before all others.
     """
     found = []
     for run_number in sorted(set(due.values())):

@@ -36,7 +36,7 @@ class SlicePlan:
         losses: holes that the declaration lets planning record by itself.
         skipped: partitions that could not be looked at now, with the reason; their ranges are empty.
         errors: partitions in which planning stopped until a person acts (I11); their ranges are empty.
-        lag: for each partition that could be looked at, the offsets that wait behind the new slices.
+        lag: for each partition that could be looked at, the offsets that wait after the new slices.
         waiting: why offsets that wait were not cut; None if they were, or there are none.
     """
 
@@ -60,7 +60,7 @@ def cut_slices(
         stream: the declaration, for its limits.
         planned: how far the topic is planned. It was read before `state`: a plan that another planner made in between
             may lie beyond the last stable offset seen here.
-        state: what the topic holds.
+        state: the topic's offsets.
         now: the time, in UTC.
         divergence: the comparison of the topic with what was recorded of it (I16).
 
@@ -92,7 +92,7 @@ def is_caught_up(planned: Planned, state: TopicState) -> bool:
 
     Args:
         planned: how far the topic is planned; it was read before `state`.
-        state: what the topic holds.
+        state: the topic's offsets.
     """
     return (
         state.topic_id == planned.generation.topic_id
@@ -256,7 +256,7 @@ def _cut(
     rest = sum(left.values())
     # Clocks of two planners may differ, and pages of slices are read in the order of this time.
     planned_at = max(now, planned.last.planned_at) if planned.last else now
-    # What was not looked at keeps the epoch that its plan was made in, or its divergence would be forgotten.
+    # A partition that was not checked keeps the epoch of its plan, or its divergence would be forgotten.
     looked_at = {p: state.partitions[p].leader_epoch for p in ready}
     epochs = _select_recorded_epochs(planned) | {p: epoch for p, epoch in looked_at.items() if epoch is not None}
     slices: list[Slice] = []
@@ -296,8 +296,8 @@ def compute_fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> di
     Args:
         left: for each partition the offsets that wait.
         most: offsets in the slice at the most.
-        turn: who of those that could take more gets the remainder of the division changes with it; with fewer offsets
-            than partitions each has its turn.
+        turn: number that rotates the partitions which get the remainder of the division; with fewer offsets than
+            partitions each gets its turn.
     """
     level = _compute_level(sorted(left.values()), most)
     shares = {p: min(waits, level) for p, waits in left.items()}

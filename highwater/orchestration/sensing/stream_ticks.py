@@ -1,4 +1,4 @@
-"""What planner and retries do for one stream in a tick: plan in the ledger, add keys to Dagster, request runs (I1)."""
+"""A tick of planner or retries for one stream: plans in the ledger, adds keys to Dagster, requests runs (I1)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tick:
         keys: slice keys that Dagster does not hold yet, in the order of their plan.
         requests: the runs to request.
         lines: sentences for the tick's log.
-        events: what Dagster is to record beside runs.
+        events: events for Dagster to record, beside runs.
         cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
         error: the fault that needs a person; the rest of the tick counts all the same.
         idle: whether everything was checked, and no work is left until something changes.
@@ -205,7 +205,7 @@ def select_keys_to_request(
         resources: open the lake, which is asked for older slices only.
         stream: the stream.
         keys: planned slices that Dagster lacks, oldest first.
-        planned: what this tick planned.
+        planned: slices that this tick planned.
     """
     new = {slice_.key for slice_ in planned}
     # Repair looks at the same number in a tick.
@@ -283,7 +283,7 @@ def plan_retries(
         except TemporaryError as error:
             if not keys and not errors:
                 raise
-            # What was planned before is handed on; it would wait for repair otherwise.
+            # Slices planned before are passed on; they would wait for repair otherwise.
             lines.append(f"{topic} is planned by a later tick: {error}")
             idle = False
             break
@@ -334,7 +334,7 @@ def _with_observation(
     when nothing waits any more. A topic that holds exactly its plan costs no write.
 
     Args:
-        tick: what the planner did.
+        tick: the planner's result.
         planned: the plan.
         breaker: the stream's.
         holds: the slices that are held.
@@ -359,7 +359,7 @@ def _with_observation(
 
 
 def read_next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
-    """The slices after the cursor, and the cursor behind them, or OLDEST.
+    """The slices after the cursor, and the cursor after them, or OLDEST.
 
     The cursor says where to look, never what is true: a cursor that means nothing to the ledger begins again.
     """

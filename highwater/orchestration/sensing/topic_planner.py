@@ -46,7 +46,7 @@ class PlanningResult:
     """The result of planning a topic once.
 
     Args:
-        stream: whose topic was planned.
+        stream: the planned topic's stream.
         result: the plan, as it is in the ledger.
         state: the topic as it was seen.
         ends: for each partition where the next slice starts.
@@ -113,7 +113,7 @@ def _format_trouble_lines(tick: PlanningResult) -> list[str]:
 
 
 class Planner:
-    """Plans topics. What was planned before is what the ledger says, and nothing else (I1).
+    """Plans topics. Only the ledger says what was planned before (I1).
 
     Args:
         ledger: holds the plans.

@@ -1,4 +1,4 @@
-"""Backups of a ledger: one SQLite file with all tables, whatever database the ledger is in."""
+"""Backups of a ledger: one SQLite file with all tables, from any kind of database."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def restore(file: Path, database: Database) -> dict[str, int]:
 
     Args:
         file: the backup.
-        database: SQLite or PostgreSQL, whichever the backup was made from.
+        database: SQLite or PostgreSQL; the backup may be from either.
 
     Raises:
         ConfigurationError: the file is no backup of this code's schema, or the database holds a ledger with rows.

@@ -31,8 +31,8 @@ class Judgement:
         slice_key: the slice.
         stream: its stream.
         run: the run that attempted it first; empty outside of runs.
-        records: of its raw records.
-        rejects: those of them that were rejected, or would have been.
+        records: number of its raw records.
+        rejects: number of records that were rejected, or would have been.
         failed: whether its first attempt ended in an error of another kind.
         refused: whether it was over the limit at the last attempt, and left undecided.
         judged_at: when that was, in UTC.

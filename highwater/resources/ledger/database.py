@@ -37,7 +37,7 @@ class Database:
 
     @cached_property
     def unchecked(self) -> Engine:
-        """The engine, whatever schema the database has."""
+        """The engine, without a check of the database's schema."""
         return open_engine(self.url, self.wait_seconds)
 
     @cached_property

@@ -60,7 +60,7 @@ class Erasures(LedgerPart):
 
         Args:
             stream: its name.
-            of_keys: those of keys alone: expired rows are one entry a slice, for ever.
+            of_keys: only erasures of keys, since expired rows have an entry for each slice, for ever.
         """
         mine = _SLICES.c.erasure == _KEYS.c.id
         query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream).order_by(_SLICES.c.slice_key)

@@ -24,7 +24,7 @@ class Publications(LedgerPart):
     def has_published_rejects(self, stream: str) -> bool:
         """Whether any reject of a stream was ever published."""
         table = schema.publications
-        # What was sent to the topic of accepted events is kept under that topic's name, which has no @.
+        # Marks for the topic of accepted events have that topic's name, which has no @.
         of_slice = table.c.slice_key.contains("@", autoescape=True)
         query = select(table.c.slice_key).where(table.c.stream == stream, of_slice, table.c.sent > 0).limit(1)
         with self._database.reading() as connection:

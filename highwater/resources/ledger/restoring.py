@@ -39,12 +39,12 @@ def restore_plans(
 
     Args:
         database: the ledger's.
-        generations: of its topics.
+        generations: its topics' generations.
         slices: its slices.
         attempts: by slice the highest that was seen.
         losses: recorded ones.
         publications: by slice.
-        reclaims: what was reclaimed from the DLQ.
+        reclaims: records reclaimed from the DLQ.
         erasures: with what they took from these slices.
         retired: slices whose keys are retired, and since when.
 

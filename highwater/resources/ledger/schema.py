@@ -153,7 +153,7 @@ alerts = sa.Table(
     sa.Column("ended", UtcDateTime),
 )
 
-# What alerts are about, and when a tick last ran that measures it.
+# Subjects of alerts, and the time of the last tick that measured each.
 watched = sa.Table(
     "watched",
     metadata,
@@ -290,7 +290,7 @@ sensor_faults = sa.Table(
     sa.Column("remedy", sa.Text, nullable=False),
 )
 
-# Who decided an action of an operator, when and why; keys of records are not among what was asked.
+# Actions of operators: who decided them, when and why. The arguments hold no keys of records.
 operator_actions = sa.Table(
     "operator_actions",
     metadata,

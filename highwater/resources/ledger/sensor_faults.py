@@ -27,7 +27,7 @@ class SensorFault:
         sensor: the sensor.
         since: when a tick found the fault first, in UTC.
         problem: the fault, with the stored and the found value.
-        remedy: what a person does about it.
+        remedy: the remedy for a person.
     """
 
     stream: str

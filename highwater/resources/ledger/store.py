@@ -76,7 +76,7 @@ class Ledger:
 
         Args:
             slices: new slices of one topic.
-            losses: holes that the stream's declaration accepts, recorded together with the slices behind them.
+            losses: holes that the stream's declaration accepts, recorded together with the slices after them.
             seen: the generation that the plans were made from; if the topic was planned or opened again since, nothing
                 is stored.
 
@@ -205,7 +205,7 @@ class Ledger:
             return [build_slice(row) for row in connection.execute(query.order_by(table.c.ordinal))]
 
     def read_last_slice(self, stream: str, topic: str) -> Slice | None:
-        """The newest slice of a topic, of whatever generation; found by index."""
+        """The newest slice of a topic in any generation; found by index."""
         with self.database.reading() as connection:
             return read_newest_slice(connection, stream, topic)
 
@@ -231,7 +231,7 @@ class Ledger:
         return None if row is None else build_slice(row)
 
     def list_preceding_slices(self, stream: str, topic: str, ordinal: int, many: int) -> list[Slice]:
-        """At most N, newest first slices of a topic before this ordinal, of whatever generation, oldest first."""
+        """The newest N slices of a topic before this ordinal, in any generation, oldest first."""
         table = schema.slices
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, table.c.ordinal < ordinal)
         with self.database.reading() as connection:
@@ -359,7 +359,7 @@ class Ledger:
 
     @property
     def operator_actions(self) -> OperatorActions:
-        """What operators did: who, when and why."""
+        """The actions of operators: who, when and why."""
         return OperatorActions(self.database)
 
     @property

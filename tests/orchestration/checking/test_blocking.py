@@ -146,7 +146,7 @@ def test_a_warning_is_no_failing_check(runs: Runs) -> None:
 
 
 def test_what_a_stream_only_warns_of_fails_where_that_is_asked_for() -> None:
-    """An audit follows the declaration; tests and soaks hold that no fault of the pipeline hides behind it."""
+    """An audit follows the declaration; tests and soaks hold that no fault of the pipeline hides after it."""
     wrong, mild, sound = CheckResult(False, "x"), CheckResult(False, "y", warning=True), CheckResult(True, "z")
     found = {"slices_tile": {"a": wrong, "b": sound, "c": mild}, "transitions_allowed": {"a": wrong, "c": mild}}
     hard, declared = ("slices_tile", "a", wrong), ("transitions_allowed", "a", wrong)

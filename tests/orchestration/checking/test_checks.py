@@ -1,4 +1,4 @@
-"""The checks on tables that were damaged behind Highwater's back: each check is seen to fail."""
+"""The checks on tables that were damaged after Highwater's back: each check is seen to fail."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ STREAM = make_stream("orders", metrics=ORDERS.metrics)
 
 
 class Scene:
-    """A world's tables behind Dagster, without Spark."""
+    """A world's tables as Dagster sees them, without Spark."""
 
     def __init__(self, world: World, instance: dg.DagsterInstance) -> None:
         self.world, self.instance = world, instance

@@ -112,7 +112,7 @@ def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
     gone = "rows, and the commit that they came with is gone: restore the table"
     assert red() == {first.key: f"the slice has 2 {gone}", retried.key: f"the slice has 1 {gone}"}
     DeltaTable(tables.lake.build_table_path("orders", "published")).delete(f"slice IN ('{first.key}', '{retried.key}')")
-    assert red() == {first.key: f"the slice is not published, and {second.key} behind it is: restore the table"}
+    assert red() == {first.key: f"the slice is not published, and {second.key} after it is: restore the table"}
 
 
 def test_values_of_another_declaration_are_not_compared(scene: PublishingScene) -> None:

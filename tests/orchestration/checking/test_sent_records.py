@@ -137,7 +137,7 @@ def test_what_was_sent_once_is_there_once(scene: Scene) -> None:
 
 
 def test_what_a_table_reports_late_is_looked_for_from_its_plan_on(scene: Scene) -> None:
-    """A run that dies behind its transaction is finished by another, which writes the table hours later."""
+    """A run that dies after its transaction is finished by another, which writes the table hours later."""
     for row in (*scene.rejects, *scene.sent):
         row["published_at"] = NOW + timedelta(hours=9)
     assert scene.errors() == {}

@@ -318,7 +318,7 @@ def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
     monkeypatch.setattr(old_runs, "MAX_RUNS", 2)
     some = delete_runs(ours.instance, ours.stream, later, dry_run=True)
     assert some is not None
-    assert (some.deleted, some.more, "those behind them are looked at next time" in some.line) == (2, True, True)
+    assert (some.deleted, some.more, "later ones are checked next time" in some.line) == (2, True, True)
     monkeypatch.setattr(old_runs, "MAX_RUNS", 3)
     dry = delete_runs(ours.instance, ours.stream, later, dry_run=True)
     assert dry is not None
@@ -368,7 +368,7 @@ def publishing(deployment: Deployment) -> Deployment:
 
 
 def test_a_key_stays_until_the_events_of_its_slice_are_sent(publishing: Deployment) -> None:
-    """Else nobody could ask for the slice, and those behind it would wait for ever."""
+    """Else nobody could ask for the slice, and those after it would wait for ever."""
     ours = publishing
     assert not ours.retire().retired, "nothing was ever sent"
     ours._fill("published", ours.slices, attempt=2)

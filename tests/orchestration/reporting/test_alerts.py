@@ -276,7 +276,7 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
 def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
     receiver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest is reported first, and nothing behind one that was always refused was ever reported."""
+    """The oldest is reported first, and nothing after one that was always refused was ever reported."""
     found = [replace(measure(over=True), what=what) for what in ("first", "second", "third")]
     measuring = [lambda _, one=one: one for one in found]
     unused: Any = None

@@ -142,7 +142,7 @@ def test_of_very_many_slices_the_oldest_are_looked_at(deployed: Deployed, monkey
 def test_of_very_many_slices_those_that_are_lost_hide_none_behind_them(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those that were looked at some are lost: what lies behind the last passed for read."""
+    """Of those that were looked at some are lost: what lies after the last passed for read."""
     monkeypatch.setattr(consumer_lag, "SLICES_ASKED", 2)
     hole = OffsetRange(0, 20)
     deployed.ledger.record_loss([Loss("orders", "orders", 0, p, hole, "expired", "ann", NOW) for p in (0, 1)])
@@ -368,7 +368,7 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
     over: bool,
     reported: tuple[str, int, int] | None,
 ) -> None:
-    """Retention deleted 99,999 records behind one open record, with no alert before or after.
+    """Retention deleted 99,999 records after one open record, with no alert before or after.
 
     The limit is a quarter of an hour, and half of the retention in minutes where that is less.
     """

@@ -162,10 +162,10 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
     assert found == {
         "highwater_up": {("ledger",): 1, ("kafka",): 1, ("lake",): 1, ("dagster",): 1},
         "highwater_planned_end_offset": {p0: 30, p1: 5, t0: 2},
-        # The third slice is whole, and behind one that is not.
+        # The third slice is whole, and after one that is not.
         "highwater_committed_end_offset": {p0: 10, p1: 0, t0: 2},
         "highwater_last_stable_offset": {p0: 37, p1: 9, t0: 2},
-        # Up to the high watermark, and three of them behind a transaction.
+        # Up to the high watermark, and three of them after a transaction.
         "highwater_lag_records": {p0: 10, p1: 4, t0: 0},
         "highwater_held_back_offsets": {p0: 3, p1: 0, t0: 0},
         "highwater_held_back_age_seconds": {},

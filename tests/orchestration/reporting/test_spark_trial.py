@@ -1,4 +1,4 @@
-"""The doctor's process for Spark: a bounded time, whatever Spark waits for, and nothing that goes on behind it."""
+"""The doctor's process for Spark: a bounded time, whatever Spark waits for, and nothing that goes on after it."""
 
 from __future__ import annotations
 

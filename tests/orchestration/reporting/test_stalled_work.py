@@ -171,7 +171,7 @@ def test_a_planned_slice_that_lost_offsets_before_it_was_read_is_an_alert(
 
 
 def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Path) -> None:
-    """It ended with 0 and lag 0, since the plan goes on behind what retention took."""
+    """It ended with 0 and lag 0, since the plan goes on after what retention took."""
     deployed = Deployed(tmp_path)
     deployed.read(0, 1)
     gone = FakePartitions({0: PartitionState(25, 60, 60, 1), 1: PartitionState(18, 60, 60, 1)})

@@ -66,7 +66,7 @@ def test_the_probe_is_a_slice_of_the_topic_that_was_refused_never_or_longest_ago
 
 
 def test_a_slice_that_fails_takes_its_turn_behind_those_that_nobody_tried() -> None:
-    """It is never refused, so it was every probe for as long as it failed, and sound slices waited behind it."""
+    """It is never refused, so it was every probe for as long as it failed, and sound slices waited after it."""
     later = NOON + minutes(5)
     assert stopped(OPEN, later, tried={"a": NOON})[2] == "b"
     assert stopped(OPEN, later, tried={"a": NOON, "b": NOON - minutes(1)})[2] == "b"

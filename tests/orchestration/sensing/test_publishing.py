@@ -201,10 +201,7 @@ def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one
     assert scene.asked() == [], "a dry run"
     for _ in range(2):  # said twice is no error
         release_for_retries(ledger, streams, RetryRequest(first.key, dry_run=False, by="ann"), LATER, lines.append)
-    assert (
-        lines[-1]
-        == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and those behind it"
-    )
+    assert lines[-1] == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and later ones"
     assert scene.asked() == [(first.key, second.key)]
     assert ledger.exhausted_slices.read_open("orders") == [], "repair gave nothing up"
 

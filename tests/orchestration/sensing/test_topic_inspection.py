@@ -172,7 +172,7 @@ def test_looks_that_go_back_accept_nothing(planned: Ledger) -> None:
 
 
 def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
-    """No error of planning showed it: the plan goes on behind what retention took of a slice that is not read."""
+    """No error of planning showed it: the plan goes on after what retention took of a slice that is not read."""
     seen = topic(led(10, 50), led(0, 50))
     with pytest.raises(DependencyAwayError):
         accept(planned, FakeCluster(seen, WHOLE), dry_run=False)

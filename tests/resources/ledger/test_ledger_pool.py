@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "deployment" / "postgresql.md"
 
 
 def backend(ledger: Ledger) -> int:
-    """The server's process behind the ledger's connection."""
+    """The server's process that serves the ledger's connection."""
     with ledger.database.reading() as connection:
         return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
 
