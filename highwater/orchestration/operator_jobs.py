@@ -198,12 +198,12 @@ def accept_divergence(run: JobRun, config: AcceptConfig) -> None:
 
 
 def _accept(run: JobRun, config: AcceptConfig, *, divergence: bool) -> None:
-    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
+    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_topic_losses
 
     request = AcceptLossRequest(
         config.topic or None, set(config.partitions) or None, divergence, config.dry_run, config.by
     )
-    found, lines = accept_losses(run.ledger, run.kafka, run.lake, run.stream, request, datetime.now(UTC))
+    found, lines = accept_topic_losses(run.ledger, run.kafka, run.lake, run.stream, request, datetime.now(UTC))
     for line in lines or ["there is nothing to accept"]:
         run.log(line)
     run.log("recorded" if not (config.dry_run or found.nothing) else "nothing was recorded")

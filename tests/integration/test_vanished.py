@@ -154,7 +154,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
         "plan": lambda: Planner(ledger, kafka).tick(STREAM, NOW, dry_run=True),
         "status": status,
         "observation": lambda: observation.look(kafka, ledger, STREAM),
-        "accept-loss": lambda: accepting_losses.accept_losses(
+        "accept-loss": lambda: accepting_losses.accept_topic_losses(
             ledger, kafka, lake, STREAM, accepting_losses.AcceptLossRequest(), NOW
         ),
         "raw": read,

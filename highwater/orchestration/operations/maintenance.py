@@ -29,8 +29,8 @@ from highwater.maintenance import (
     PARTITIONS_PER_COMMIT,
     RUN_RETRIES,
     Horizon,
-    to_compact,
-    to_merge,
+    group_files_to_merge,
+    select_partitions_to_compact,
     to_whole_hours,
 )
 from highwater.orchestration.dependencies import ensure_lake_exists
@@ -274,7 +274,7 @@ def _try_maintenance_step(task: _Task, step: Callable[[], None]) -> None:
 
 def _join(task: _Task) -> None:
     """Join the small files of a table without partitions."""
-    if to_compact(list_partitions(task.table)):
+    if select_partitions_to_compact(list_partitions(task.table)):
         if not task.dry_run:
             with commit_lock(task.work, task.name):
                 join_files(task.work.spark, task.path)
@@ -289,7 +289,7 @@ def _merge(task: _Task) -> None:
     rewritten = 0
     for _ in range(MERGE_PASSES):
         before = task.compacted
-        for group in to_merge(list_files(task.table)):
+        for group in group_files_to_merge(list_files(task.table)):
             if rewritten + group.bytes > MAX_BYTES:
                 return
             if task.dry_run or compact(task.work, task.name, group):
@@ -318,7 +318,7 @@ def _join_small(task: _Task) -> None:
     wait = nullcontext() if task.dry_run else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()
-        for some in split_by_count(to_compact(list_partitions(task.table)), PARTITIONS_PER_COMMIT):
+        for some in split_by_count(select_partitions_to_compact(list_partitions(task.table)), PARTITIONS_PER_COMMIT):
             if lease is not None:
                 lease.check()
                 join_small(task.table, some)

@@ -281,7 +281,7 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
             accepting_losses.AcceptLossRequest(topic=tier, dry_run=False, by="ann"),
             Lake(str(tmp_path / "lake")),
         )
-        return accepting_losses.accept_losses(ledger, FakeCluster(*shown), lake, STREAM, asked, NOON)[0]
+        return accepting_losses.accept_topic_losses(ledger, FakeCluster(*shown), lake, STREAM, asked, NOON)[0]
 
     assert accept_tier(None, held).nothing
     assert (made, ledger.list_losses(), len(ledger.topics.list_generations("orders", tier))) == ([], [], 1)
