@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.declaration import Retention
-from highwater.erasing import BY_AGE, Erasure, until
+from highwater.erasing import BY_AGE, Erasure, compute_erasure_times
 from highwater.errors import DeclarationError
 from highwater.retention import (
     RetentionFacts,
@@ -77,4 +77,6 @@ def test_what_is_not_offered_is_refused(retention: Retention, reported: str) -> 
 
 
 def test_what_went_by_its_age_is_no_erased_key() -> None:
-    assert until([Erasure("orders", BY_AGE, "", "", NOON), Erasure("orders", "a", "", "", NOON)]) == {"a": NOON}
+    assert compute_erasure_times([Erasure("orders", BY_AGE, "", "", NOON), Erasure("orders", "a", "", "", NOON)]) == {
+        "a": NOON
+    }

@@ -21,9 +21,9 @@ from highwater.assets.commit import (
     CommittedSlices,
     build_reports,
     commit_rows,
-    commit_turn,
     ensure_table,
     require_newer,
+    take_commit_turn,
 )
 from highwater.assets.dlq_marks import PREFIX, build_group_name, delete_marks
 from highwater.assets.dlq_sending import EnvelopeTemplate, RejectSending, RejectToSend
@@ -423,5 +423,5 @@ def _commit(
         published_rows = published_rows.withColumnRenamed("now", "published_at")
     slice_commits = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
     files = raw.compute_file_count([decision.counts["rejects"] for decision in decisions])
-    with commit_turn(work, TABLE):
+    with take_commit_turn(work, TABLE):
         return commit_rows(work, TABLE, published_rows, slice_commits, committed, files=files, spread="origin_offset")

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.assets import raw, rejects
-from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, take_commit_turn
 from highwater.assets.parked_references import OriginalRecord, find_place
 from highwater.envelope import (
     KEY,
@@ -196,7 +196,7 @@ class RejectSending:
         ).drop("too_large_for")
         committed = CommittedSlices({self.decision.key: self.decision}, self.version)
         files = raw.compute_file_count([self.decision.rows or 0])
-        with commit_turn(work, rejects.TABLE):
+        with take_commit_turn(work, rejects.TABLE):
             self.version = commit_rows(
                 work, rejects.TABLE, rows, [self.decision], committed, files=files, spread="origin_offset"
             )

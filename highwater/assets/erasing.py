@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import current, dlq, events, metrics, publication_log_writer, raw, rejects
-from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, take_commit_turn
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.origins import SEEN, read_current_state
 from highwater.envelope import ORIGIN, Origin
@@ -425,6 +425,6 @@ def _commit(
     spread: str,
 ) -> None:
     records = [committed.slice_commits[slice_commit.key].rows or 0 for slice_commit in slice_commits]
-    with commit_turn(work, name):
+    with take_commit_turn(work, name):
         work.before_commit()
         commit_rows(work, name, rows, slice_commits, committed, files=raw.compute_file_count(records), spread=spread)

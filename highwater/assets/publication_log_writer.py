@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import accepted_copies
-from highwater.assets.commit import commit_turn
+from highwater.assets.commit import take_commit_turn
 from highwater.assets.publication_log import (
     BATCH,
     INCOMPLETE,
@@ -456,7 +456,7 @@ def _commit(
 @contextmanager
 def _take_turn(work: Work) -> Iterator[None]:
     """The turn of those who write the table, after the last look whether it is still held."""
-    with commit_turn(work, TABLE) as lease:
+    with take_commit_turn(work, TABLE) as lease:
         work.before_commit()
         lease.check()
         yield

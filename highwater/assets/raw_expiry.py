@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.assets import raw
-from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, take_commit_turn
 from highwater.balancing import combine_pairwise
 from highwater.erasing import AGED
 from highwater.resources.delta import slice_is_one_of
@@ -113,7 +113,7 @@ def _commit(
     *,
     records: Sequence[int],
 ) -> None:
-    with commit_turn(work, raw.TABLE):
+    with take_commit_turn(work, raw.TABLE):
         work.before_commit()
         commit_rows(
             work, raw.TABLE, rows, slice_commits, committed, files=raw.compute_file_count(records), spread="offset"

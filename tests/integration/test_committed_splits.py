@@ -53,16 +53,16 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
 
     met: set[tuple[int, str]] = set()
     both_there = Barrier(2)
-    commit_turn = commit.commit_turn
+    take_commit_turn = commit.take_commit_turn
 
     def together(work: Work, table: str) -> Any:
         if (id(work.spark), table) not in met:
             met.add((id(work.spark), table))
             both_there.wait(300)
-        return commit_turn(work, table)
+        return take_commit_turn(work, table)
 
     for module in ("commit", "rejects"):
-        monkeypatch.setattr(f"highwater.assets.{module}.commit_turn", together)
+        monkeypatch.setattr(f"highwater.assets.{module}.take_commit_turn", together)
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
     slice_ = bench.plan(0, p0=(0, 3))
     other = prepare(SparkSession.builder.remote(spark_server.remote).create())

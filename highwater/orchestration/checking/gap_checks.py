@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from highwater.erasing import compute_digest as digest_of_key
-from highwater.erasing import to_milliseconds, until
+from highwater.erasing import compute_erasure_times, to_milliseconds
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.gaps import (
     FORBIDDEN,
@@ -141,7 +141,7 @@ def _exclude_erased_records(
 ) -> dict[int, list[OffsetRange]]:
     """The missing records of raw that were erased before the slice was read; the ledger keeps their places."""
     erasures = ledger.erasures.list_for_stream(slice_.stream)
-    gone, wanted = until(erasures), set(lacking)
+    gone, wanted = compute_erasure_times(erasures), set(lacking)
     if not gone:
         return {}
     found: dict[str, set[Place]] = {}

@@ -17,7 +17,7 @@ from highwater.assets.commit import LEASE_SECONDS
 from highwater.assets.events import build_retries_lease_name
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, open_envelope
-from highwater.erasing import compute_digest, to_milliseconds, until
+from highwater.erasing import compute_digest, compute_erasure_times, to_milliseconds
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
 from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.origin_counts import count_parked
@@ -227,7 +227,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Parke
     }
     waiting: dict[Origin, tuple[ParkedRecord, bool]] = {}
     reclaim_numbers, gone = count_reclaims(ledger.reclaims.list_for_stream(stream.name)), set[Origin]()
-    erased = until(ledger.erasures.list_for_stream(stream.name))
+    erased = compute_erasure_times(ledger.erasures.list_for_stream(stream.name))
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
         envelope = open_envelope(extract_headers(message), stream.is_origin)

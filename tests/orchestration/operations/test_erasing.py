@@ -19,7 +19,7 @@ from highwater.assets.erasing import find
 from highwater.assets.work import Work
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
-from highwater.erasing import ErasedCounts, Erasure, compute_digest, subtract_counts, until
+from highwater.erasing import ErasedCounts, Erasure, compute_digest, compute_erasure_times, subtract_counts
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
@@ -69,7 +69,7 @@ def test_a_decision_without_some_records_has_fewer_rejects_of_their_rules() -> N
 
 def test_a_key_is_erased_up_to_its_last_erasure() -> None:
     made = [Erasure("orders", digest, "", "", NOON + timedelta(days=day)) for digest, day in (("a", 2), ("a", 1))]
-    assert until(made) == {"a": NOON + timedelta(days=2)}
+    assert compute_erasure_times(made) == {"a": NOON + timedelta(days=2)}
     assert compute_digest(b"o1") == O1
 
 
