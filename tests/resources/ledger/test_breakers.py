@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.breaker import AttemptResult, Circuit, admit
+from highwater.breaker import AttemptResult, Circuit, admit_slices
 from highwater.errors import (
     BreakerOpenError,
 )
@@ -35,7 +35,7 @@ def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) ->
 
     def come(key: str) -> None:
         def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
-            found = admit(circuit, [key], NOON + minutes(6))
+            found = admit_slices(circuit, [key], NOON + minutes(6))
             if found is None:
                 raise BreakerOpenError("open", remedy="wait")
             return found, ()
