@@ -233,7 +233,7 @@ def list_refused_events(work: Work, keys: Sequence[str], rejected: DataFrame) ->
     return gone.orderBy(F.col("us").desc()).limit(MAX_REFUSED).collect()
 
 
-def forget(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:
+def delete_copies(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:
     """Remove the copies of origins with erased keys.
 
     Raises:

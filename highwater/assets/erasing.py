@@ -314,10 +314,10 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> 
             SliceCommit(committed.slice_commits[key].slice_, attempts[key], counts["events"], new_counts)
         )
     gone = list_origins(table, digest, open_)
-    publication_log_writer.forget(work, gone)
+    publication_log_writer.delete_origins(work, gone)
     rows = _with_attempts(_read_remaining_rows(work, events.TABLE, committed, digest, open_), attempts)
     _commit(work, events.TABLE, committed, rows, slice_commits, "origin_offset")
-    publication_log_writer.forget(work, gone)  # a run may have sent them meanwhile
+    publication_log_writer.delete_origins(work, gone)  # a run may have sent them meanwhile
     return {**committed.slice_commits, **{slice_commit.key: slice_commit for slice_commit in slice_commits}}
 
 

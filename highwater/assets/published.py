@@ -169,7 +169,7 @@ class _Run:
 
     def _sort_slices(self, book: publication_log_writer.PublicationLog) -> tuple[list[Slice], str | None]:
         work = self.work
-        slice_commits = publication_log.complete(book.load_slice_commits(work.keys))
+        slice_commits = publication_log.select_complete(book.load_slice_commits(work.keys))
         unsettled = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, slice_commits)]
         following = work.ledger.list_slices(
             work.stream.name, work.stream.topic, after=book.load_last_published(), limit=len(unsettled) + 1
@@ -267,7 +267,9 @@ class _Run:
     def build_reports(self, before: Mapping[str, SliceCommit]) -> list[SliceReport]:
         """A report for each slice, as the table is now; `before` holds the slice commits before the run."""
         slice_commits = (
-            before if self.book is None else publication_log.complete(self.book.load_slice_commits(self.work.keys))
+            before
+            if self.book is None
+            else publication_log.select_complete(self.book.load_slice_commits(self.work.keys))
         )
         return [
             SliceReport(

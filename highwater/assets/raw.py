@@ -327,7 +327,7 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     if not gone:
         return rows
     # Omitted records must be known for as long as the others.
-    erasures_table.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
+    erasures_table.sync_with_ledger(work.ledger, work.lake, work.stream.name, of_keys=True)
     moments = _build_literal_map({digest: to_milliseconds(moment) for digest, moment in gone.items()})
     last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
     return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
 
 
-def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
+def expire_rows(work: Work, recorded: Mapping[str, int]) -> list[str]:
     """Commit slices without their rows; returns those that lost them.
 
     One that holds another number of rows than was recorded was read again meanwhile: it keeps them.
@@ -59,7 +59,7 @@ def _build_expired_commit(committed: SliceCommit, attempt: int, version: int) ->
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
-def put_back(work: Work) -> list[str]:
+def restore_rows(work: Work) -> list[str]:
     """Commit slices with the rows that expired, from the version that holds them; returns these slices.
 
     Raises:

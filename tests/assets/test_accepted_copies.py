@@ -19,7 +19,7 @@ from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
 from highwater.orchestration.checking.published_checks import check_events_published
 from highwater.orchestration.operations import reading_accepted
-from highwater.orchestration.operations.reading_accepted import AcceptedFacts, keep
+from highwater.orchestration.operations.reading_accepted import AcceptedFacts, store_accepted
 from highwater.orchestration.operations.rebuilding_all import ensure_stream_is_new
 from highwater.publishing import EventState, Lateness, PublicationOutcome, RecordedOutcome, decide_publication
 from highwater.resources.dlq_topics import TopicShape
@@ -181,7 +181,9 @@ def restarted(tmp_path: Path, log: Log) -> Restarted:
     def begin() -> Tables:
         found = Tables(tmp_path / "again")
         topics: Any = FakeCluster(log, 10)
-        seen = keep(found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, again=False)
+        seen = store_accepted(
+            found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, again=False
+        )
         assert seen.count == len(log.records)
         return found
 
@@ -389,7 +391,7 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restar
     slice_ = again.plan(7, p0=(0, 3))
     again.decide(slice_, build_orders(0, 0, 3))
     again.publish(slice_)
-    publication_log_writer.forget(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
+    publication_log_writer.delete_origins(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert len(log.records) == 3
     rows = read_rows(again.lake.build_table_path("orders", accepted_copies.TABLE), "true")
     assert sorted(row["origin_offset"] for row in rows) == [0, 2]
@@ -418,10 +420,10 @@ def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Table
     ):
         log.records = [Sent(1, b"k", b"{}", sound), Sent(1, b"k", b"{}", wrong)]
         with pytest.raises(ConfigurationError, match="holds a record that orders did not send") as caught:
-            keep(*given, dry_run=True, again=False)
+            store_accepted(*given, dry_run=True, again=False)
         assert caught.value.stored == "partition 1, offset 1"
         assert found in str(caught.value.found)
-    assert keep(*given, dry_run=True, again=True) == AcceptedFacts()
+    assert store_accepted(*given, dry_run=True, again=True) == AcceptedFacts()
 
 
 def test_a_compacted_topic_does_not_show_what_was_sent(
@@ -431,14 +433,14 @@ def test_a_compacted_topic_does_not_show_what_was_sent(
     monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: settings)
     topics: Any = FakeCluster(log, 10)
     with pytest.raises(ConfigurationError, match="is compacted"):
-        keep(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, again=False)
+        store_accepted(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, again=False)
 
 
 def test_all_again_leaves_nothing_of_a_rebuild_that_died(tables: Tables) -> None:
     path = tables.lake.build_table_path("orders", accepted_copies.TABLE)
     accepted_copies.write(tables.lake, "orders", [[copy(3).build_row(SENT_MS)]], {"orders": {0: 9}})
     away: Any = None
-    keep(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, again=True)
+    store_accepted(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, again=True)
     assert read_rows(path, "true") == []
     before = accepted_copies.open_copies(tables.lake, tables.stream)
     assert before is not None

@@ -174,7 +174,7 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     assert events is not None
     gone = list_origins(events, compute_digest(b"o0-1"), [slice_.key, late.key])
     assert gone == {slice_.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
-    publication_log_writer.forget(tables.work(), gone)
+    publication_log_writer.delete_origins(tables.work(), gone)
     assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
     found = publication_log.read_published_commits(tables.lake, tables.stream, [*gone])
     assert {key: one.rows for key, one in found.items()} == {slice_.key: 1, late.key: 1}
@@ -197,9 +197,9 @@ def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) ->
     assert publication_log.list_sending_slices(tables.lake, tables.stream) == {slice_.key}
     origin = Origin("orders", 0, 0, 1)
     with pytest.raises(SupersededAttemptError, match=slice_.key):
-        publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
+        publication_log_writer.delete_origins(tables.work(), {slice_.key: {origin}})
     tables.publish(slice_)
-    publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
+    publication_log_writer.delete_origins(tables.work(), {slice_.key: {origin}})
     assert [row["origin_offset"] for row in read_published_rows(tables) if row["slice"] == slice_.key] == [0, 2]
 
 

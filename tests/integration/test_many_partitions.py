@@ -26,7 +26,7 @@ from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.operations.parked import ParkedSelection, _load_ended_origins
 from highwater.orchestration.operations.raw_retention import _load_times_and_counts, read_dlq_slices
-from highwater.orchestration.operations.reclaiming import look
+from highwater.orchestration.operations.reclaiming import read_records_on_dlq
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.publication_status import measure_publication_lag
@@ -143,7 +143,7 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
 
     # What operators reclaim, erase and let go.
     assert len(rejected) == 2 * len(WIDTHS)
-    assert len(look(ledger, lake, STREAM, ParkedSelection()).meant) == len(rejected) - 1, (
+    assert len(read_records_on_dlq(ledger, lake, STREAM, ParkedSelection()).meant) == len(rejected) - 1, (
         "one was accepted by its retry"
     )
     assert read_dlq_slices(ledger, lake, STREAM) >= {one.key for one in wide.copies}
@@ -183,7 +183,7 @@ HIDDEN: dict[str, Callable[[World], object]] = {
     "erase": lambda world: find(world.lake, STREAM, compute_digest(b"o1")),
     "locate": lambda world: locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 2),
     "explain": lambda world: explain(world.ledger, world.lake, STREAM, FIRST.key),
-    "reclaim": lambda world: look(world.ledger, world.lake, STREAM, ParkedSelection()),
+    "reclaim": lambda world: read_records_on_dlq(world.ledger, world.lake, STREAM, ParkedSelection()),
     "retain: what is waited for": lambda world: read_dlq_slices(world.ledger, world.lake, STREAM),
     "retain: what goes": lambda world: _load_times_and_counts(
         world.lake.open_existing_table("orders", "raw"), world.keys
@@ -191,7 +191,7 @@ HIDDEN: dict[str, Callable[[World], object]] = {
     "redrive and discard": lambda world: _load_ended_origins(
         world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]
     ),
-    "rebuild-ledger": lambda world: rebuilding.look(world.lake, cast("Any", FakeCluster()), STREAM, []),
+    "rebuild-ledger": lambda world: rebuilding.read_plans_from_lake(world.lake, cast("Any", FakeCluster()), STREAM, []),
 }
 
 

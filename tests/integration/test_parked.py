@@ -30,7 +30,7 @@ from highwater.orchestration.operations.parked import (
     ParkedRequest,
     ParkedSelection,
     _discard,
-    look,
+    read_parked,
     redrive_or_discard,
     select_oldest,
 )
@@ -148,7 +148,7 @@ class Parking:
         accept(self.lake, origins)
 
     def waiting(self, choice: ParkedSelection | None = None) -> list[int]:
-        found = look(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or ParkedSelection())
+        found = read_parked(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or ParkedSelection())
         return sorted(origin.offset for origin in found.waiting)
 
     def decide(self, **asked: Any) -> list[int]:
@@ -216,7 +216,7 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     kafka = cast(
         "Any", SimpleNamespace(read_topic_state=lambda _: state, look_again=lambda _: state, read=lambda *_: lying)
     )
-    found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, ParkedSelection())
+    found = read_parked(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, ParkedSelection())
     assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
     assert (found.ended, found.others) == (2, 0)
 
@@ -248,7 +248,7 @@ def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking)
     parking.park(an_envelope(8, topic="of.another.stream"))
     parking.accepted(parking.origin(1), parking.origin(99))
     parking.scene.ledger.discards.add(parking.stream.name, [Discard(parking.origin(2), "test data", "ann", NOW)])
-    found = look(
+    found = read_parked(
         parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection(reasons=["invalid"])
     )
     assert {origin.offset: one.reason for origin, one in found.waiting.items()} == {3: "invalid"}
@@ -256,7 +256,7 @@ def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking)
     assert parking.waiting() == [0, 3, 4]
     assert (
         select_oldest(
-            look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection()), 2
+            read_parked(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection()), 2
         ).others
         == 1
     )
@@ -411,7 +411,7 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
         1,
         0,
     )
-    found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
+    found = read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(found.waiting), found.ended) == (0, 1)
 
 
@@ -496,5 +496,5 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     bench.materialise(first, *due(bench))
     assert sorted(row["key"] for row in bench.rows("events")) == ["o0", "o1", "o2", "o3"]
     check_whole(bench)
-    found_now = look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
+    found_now = read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(found_now.waiting), found_now.ended) == (1, 2)

@@ -439,7 +439,7 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
     status = read_topic_status(scene.kafka, scene.stream, scene.ledger.topics.read_planned_topic("orders", scene.topic))
     assert (status.lag, status.held_back) == (100, 100)
     assert "lag 100, 100 of it held back by open transactions" in status.lines[0]
-    look = observation.build_topic_metadata(observation.look(scene.kafka, scene.ledger, scene.stream))
+    look = observation.build_topic_metadata(observation.observe_positions(scene.kafka, scene.ledger, scene.stream))
     assert (look["lag"].value, look["held_back"].value) == (100, 100)
 
     def reported() -> list[Condition]:

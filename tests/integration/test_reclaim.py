@@ -30,7 +30,7 @@ from highwater.orchestration.operations import parked, pending_reprocessing
 from highwater.orchestration.operations.parked import ParkedSelection
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
 from highwater.orchestration.operations.rebuilding import _load_reclaims
-from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, reclaim_records
+from highwater.orchestration.operations.reclaiming import ReclaimRequest, read_records_on_dlq, reclaim_records
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _load_waiting_work
@@ -132,7 +132,7 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaim
     taking.world.write()
 
     def meant(**choice: Any) -> int:
-        return len(look(*taking.where, ParkedSelection(**choice)).meant)
+        return len(read_records_on_dlq(*taking.where, ParkedSelection(**choice)).meant)
 
     later = NOON + timedelta(seconds=1)
     assert meant(reasons=["malformed"]) == meant(slices=[FIRST.key]) == meant(keys=["o5"]) == 1
@@ -480,7 +480,7 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
         assert sum(keys_on(bench, tier).values()) == 5, "what was published is not published again"
         assert bench.failing() == {}
     assert [row["reclaims"] for row in bench.rows("events") if row["origin_offset"] == again] == [1]
-    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
+    waits = parked.read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert ([origin.offset for origin in waits.waiting], waits.ended) == ([refused], 3)
 
 
@@ -492,5 +492,5 @@ def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
     assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)
     counted = count_ends(bench.ledger, bench.lake, bench.stream)
     assert (counted.reclaimed, counted.parked, counted.accepted, counted.error) == (4, 0, 2, None)
-    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
+    waits = parked.read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(waits.waiting), waits.ended) == (0, 3), "copies on the parked topic wait for nobody"

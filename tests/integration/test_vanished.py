@@ -27,7 +27,7 @@ from highwater.errors import (
 from highwater.orchestration import observation
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import accepting_losses
-from highwater.orchestration.operations.parked import ParkedSelection, look
+from highwater.orchestration.operations.parked import ParkedSelection, read_parked
 from highwater.orchestration.operations.reclaiming import ReclaimRequest
 from highwater.orchestration.operations.reclaiming import reclaim_records as reclaim
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
@@ -153,7 +153,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
         "tick": lambda: stream_ticks.plan_stream(instance, resources, STREAM),
         "plan": lambda: Planner(ledger, kafka).tick(STREAM, NOW, dry_run=True),
         "status": status,
-        "observation": lambda: observation.look(kafka, ledger, STREAM),
+        "observation": lambda: observation.observe_positions(kafka, ledger, STREAM),
         "accept-loss": lambda: accepting_losses.accept_topic_losses(
             ledger, kafka, lake, STREAM, accepting_losses.AcceptLossRequest(), NOW
         ),
@@ -188,10 +188,10 @@ def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledg
     ledger.publications.record("orders", "orders@0000000", Publication(1, 0, NOW))
     ledger.publications.record("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
     assert find_vanished_error(ledger, STREAM, PARKED) is None, "nothing of it was sent"
-    assert look(ledger, kafka, lake, STREAM, ParkedSelection()).waiting == {}
+    assert read_parked(ledger, kafka, lake, STREAM, ParkedSelection()).waiting == {}
     ledger.publications.record("orders", "orders@0000000", Publication(1, 2, NOW))
     with pytest.raises(TopicVanishedError, match=f"topic {PARKED} of stream orders is gone") as caught:
-        look(ledger, kafka, lake, STREAM, ParkedSelection())
+        read_parked(ledger, kafka, lake, STREAM, ParkedSelection())
     assert f"highwater reclaim orders --on {PARKED}" in caught.value.remedy
     assert isinstance(_read_dlq_status(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
 

@@ -18,7 +18,7 @@ from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.resources import commit_log
 from highwater.resources.commit_log import CommitTime, read_written
-from highwater.resources.commit_log_writer import complete
+from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
@@ -82,7 +82,7 @@ def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
 ) -> None:
     """The query would have every slice of the table in its text, and its count would be compared with itself."""
     opened = lake.open_existing_table(STREAM, TABLE)
-    complete(opened)
+    add_missing_records(opened)
     log = commit_log.open_log(opened)
     assert log is not None
     log.update(updates={"rows": "7"}, predicate=f"slice = '{slice_(0).key}'")

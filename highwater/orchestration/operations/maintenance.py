@@ -39,7 +39,7 @@ from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
 from highwater.orchestration.operations.raw_retention import RetentionOutcome, retain
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import TABLE as COMMITS
-from highwater.resources.commit_log_writer import complete
+from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.numbered_commits import PlannedSlices
 from highwater.resources.table_maintenance import (
     TableSize,
@@ -175,8 +175,8 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
     ensure_lake_exists(work.ledger, work.lake)
     if not dry_run:
         # What checks found since, what older versions kept, and what a ledger that was restored does not know.
-        erasures_table.keep(work.ledger, work.lake, stream.name)
-        discards_table.keep(work.ledger, work.lake, stream.name)
+        erasures_table.sync_with_ledger(work.ledger, work.lake, stream.name)
+        discards_table.sync_with_ledger(work.ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name)
     later = _read_later(work)
     found = []
@@ -185,14 +185,15 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
         if table is None:
             continue
         if not dry_run and name in select_tables(stream):
-            complete(table, PlannedSlices(work.ledger))  # a run may have died before it did
+            add_missing_records(table, PlannedSlices(work.ledger))  # a run may have died before it did
         times = read_commit_times(table, [*later.get(name, {}).values()])
         read = {key: times[version] for key, version in later.get(name, {}).items()}
         outlived = rule.select_outlived_slices(stream.maintenance.horizon, read, now)
         task = _Task(work, name, table, to_whole_hours(stream.maintenance.horizon), outlived, dry_run)
         found.append(_maintain_table(task))
         if not dry_run and name in select_tables(stream):
-            complete(task.table, PlannedSlices(work.ledger))  # entries without records may be cleaned from now on
+            # Entries without records may be cleaned from now on.
+            add_missing_records(task.table, PlannedSlices(work.ledger))
     retained = retain(work, instance, now, dry_run=dry_run)
     keys = retire(instance, work.ledger, work.lake, stream, now, dry_run=dry_run) if instance else None
     runs = delete_runs(instance, stream, now, dry_run=dry_run) if instance else None

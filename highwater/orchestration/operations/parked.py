@@ -187,7 +187,7 @@ def redrive_or_discard(
             "no reason is given for the discard",
             remedy="say why: --because TEXT, or `because` in the run's configuration",
         )
-    parked = select_oldest(look(ledger, kafka, lake, stream, request.choice), request.most)
+    parked = select_oldest(read_parked(ledger, kafka, lake, stream, request.choice), request.most)
     for line in parked.lines:
         log(line)
     if request.dry_run:
@@ -204,7 +204,7 @@ def redrive_or_discard(
     return parked
 
 
-def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: ParkedSelection) -> Parked:
+def read_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: ParkedSelection) -> Parked:
     """Read the parked topic, and leave out what ended since.
 
     Held in memory is 0.6 KB for each parked record, and its key; none of their values.
@@ -296,7 +296,7 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
     """
     ensure_lake_exists(ledger, lake)
     with ledger.lease(build_retries_lease_name(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
-        discards_table.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
+        discards_table.sync_with_ledger(ledger, lake, stream.name)  # a ledger from a backup learns of those since
         reclaim_numbers = count_reclaims(ledger.reclaims.list_for_stream(stream.name))
         ended = _load_ended_origins(ledger, lake, stream, parked.waiting)
         meant = [
@@ -309,7 +309,7 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
         count = ledger.discards.add(
             stream.name, [Discard(origin, request.because or "", request.by, now) for origin in meant]
         )
-        discards_table.keep(ledger, lake, stream.name)
+        discards_table.sync_with_ledger(ledger, lake, stream.name)
     return count, len(parked.waiting) - count
 
 

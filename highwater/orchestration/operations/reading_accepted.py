@@ -87,7 +87,7 @@ class AcceptedFacts:
         return found
 
 
-def keep(
+def store_accepted(
     ledger: Ledger,
     lake: Lake,
     kafka: Kafka,

@@ -216,7 +216,7 @@ def _build_generation(first: Slice) -> Generation:
     )
 
 
-def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> RebuiltPlans:
+def read_plans_from_lake(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> RebuiltPlans:
     """Read what the lake holds of a stream, and how far Dagster and Kafka have seen its ordinals.
 
     Args:
@@ -345,11 +345,11 @@ def rebuild_from_lake(
             found="a rebuild is for a ledger that was lost",
             remedy="no action needed; if the ledger is damaged, point HIGHWATER_LEDGER_URL at an empty database",
         )
-    found = look(lake, kafka, stream, known)
+    found = read_plans_from_lake(lake, kafka, stream, known)
     for line in found.lines:
         log(line)
     if not dry_run:
-        discards_table.keep(ledger, lake, stream.name)
+        discards_table.sync_with_ledger(ledger, lake, stream.name)
         restore_plans(
             ledger.database,
             found.generations,

@@ -244,7 +244,7 @@ def rebuild_from_kafka(
     states = _fetch_topic_states(kafka, stream)
     logs = {topic: state.list_offset_ranges() for topic, state in states.items()}
     seen = CopyFacts()
-    accepted = reading_accepted.keep(
+    accepted = reading_accepted.store_accepted(
         ledger,
         lake,
         kafka,
@@ -283,7 +283,7 @@ def rebuild_from_kafka(
     if discarded := len(discards_table.read(lake, stream.name)):
         log(f"{discarded:,} records that were discarded are known from the table {discards_table.TABLE}")
     if not dry_run:
-        discards_table.keep(ledger, lake, stream.name)
+        discards_table.sync_with_ledger(ledger, lake, stream.name)
         restore_plans(ledger.database, generations, [], {}, losses, {}, erasures=erasures)
     log("a dry run: nothing was written" if dry_run else "restarted: start the sensors")
     return found

@@ -17,7 +17,7 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import erasures_table, events, publication_log, publication_log_writer, published
 from highwater.assets.origins import SEEN
-from highwater.assets.raw_expiry import put_back
+from highwater.assets.raw_expiry import restore_rows
 from highwater.assets.work import Work
 from highwater.declaration import Maintenance, Retention
 from highwater.erasing import ErasedCounts, Erasure
@@ -177,7 +177,7 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
     def erase(day: int) -> None:
         number = world.ledger.erasures.add(Erasure("orders", "age", f"day {day}", "maintenance", NOW - timedelta(day)))
         world.ledger.erasures.begin(number, [ErasedCounts(f"orders@{day:07}", {}, {"raw": day})])
-        erasures_table.keep(world.ledger, world.lake, "orders")
+        erasures_table.sync_with_ledger(world.ledger, world.lake, "orders")
 
     for day in range(FEWEST_FILES):
         erase(day)
@@ -323,7 +323,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert bench.failing() == {}
     [remaining] = events.materialise(bench.work(slices[2]))
     assert "the decision stays: raw's retention deleted 1 rows" in str(remaining.note)
-    assert put_back(bench.work(slices[0])) == [slices[0].key]
+    assert restore_rows(bench.work(slices[0])) == [slices[0].key]
     bench.materialise(slices[1])
     assert {(row["slice"], row["offset"]) for row in bench.rows("raw")} == {
         (one.key, offset) for one in slices[:2] for offset in range(one.ranges[0].start, one.ranges[0].end)

@@ -17,7 +17,7 @@ from highwater import envelope
 from highwater.assets import discards_table
 from highwater.assets import published as accepted
 from highwater.assets.dlq_copies import may_have_copies
-from highwater.assets.erasures_table import keep
+from highwater.assets.erasures_table import sync_with_ledger
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
 from highwater.erasing import ErasedCounts, Erasure
@@ -132,7 +132,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     lost.erasures.begin(number, [ErasedCounts(f"{scene.topic}@0000008", {0: [OffsetRange(0, 1)]})])
     discarded = Discard(Origin(scene.topic, 0, 0, 5), "test data", "bob", NOW)
     lost.discards.add("orders", [discarded])
-    for follow in (keep, discards_table.keep):
+    for follow in (sync_with_ledger, discards_table.sync_with_ledger):
         follow(lost, Lake(str(tmp_path / "lake")), "orders")  # these tables alone were restored from a copy
     dry = scene.run("rebuild-all", "orders")
     assert dry.exit_code == 0, dry.output

@@ -340,7 +340,7 @@ def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: D
     assert {p: (one.offset, one.offsets) for p, one in held.items()} == {0: (60, 40)}
     assert round((held[0].age or timedelta(0)) / timedelta(minutes=1)) == 40
     assert (minutes(ages), ages.sure) == ({0: 40, 1: 40}, True)
-    look = observation.build_topic_metadata(observation.look(deployed.kafka, deployed.ledger, STREAM))
+    look = observation.build_topic_metadata(observation.observe_positions(deployed.kafka, deployed.ledger, STREAM))
     assert (look["lag"].value, look["held_back"].value, look["largest_lag"].value) == (80, 40, 40)
     status = read_topic_status(deployed.kafka, STREAM, deployed.ledger.topics.read_planned_topic("orders", "orders"))
     assert [(one.lag, one.held_back) for one in status.partitions] == [(40, 40), (40, 0)]

@@ -158,9 +158,9 @@ def test_a_batch_that_begins_while_an_erasure_looks_stops_it(
             tables.publish(slice_)
 
     version = tables.lake.open_existing_table("orders", publication_log.TABLE).version()
-    monkeypatch.setattr(accepted_copies, "forget", begun)
+    monkeypatch.setattr(accepted_copies, "delete_copies", begun)
     with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: a publication of them is under way"):
-        publication_log_writer.forget(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
+        publication_log_writer.delete_origins(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert tables.lake.open_existing_table("orders", publication_log.TABLE).version() == version
 
 
