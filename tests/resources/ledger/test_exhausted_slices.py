@@ -82,7 +82,7 @@ def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
 ) -> None:
     ours = repairing_
     text = "no slice is exhausted"
-    none = Condition("orders", "retries exhausted", text, text, over=False, remedy="nothing is to be done")
+    none = Condition("orders", "retries exhausted", text, text, over=False, remedy="no action needed")
     assert measured(ours) == none
     requests, tick = ours.tick()
     assert requests == [([TWO.key], False, "repair")]
