@@ -71,7 +71,9 @@ class SizeLimits:
             headers = envelope if OWN_HEADERS in parts else [*own, *envelope]
             if measure_message(None if KEY in parts else key, None, headers) <= most:
                 return parts
-        raise build_too_large_error([(topic, measure_message(None, None, envelope))], self.client, rooms=self.topics)
+        raise build_too_large_error(
+            [(topic, measure_message(None, None, envelope))], self.client, size_limits=self.topics
+        )
 
 
 def format_config_command(bootstrap: str, topic: str, setting: str) -> str:
@@ -83,7 +85,10 @@ def format_config_command(bootstrap: str, topic: str, setting: str) -> str:
 
 
 def build_too_large_error(
-    sizes: Iterable[tuple[str, int]], client: int, bootstrap: str = "BROKERS", rooms: Mapping[str, int] | None = None
+    sizes: Iterable[tuple[str, int]],
+    client: int,
+    bootstrap: str = "BROKERS",
+    size_limits: Mapping[str, int] | None = None,
 ) -> RecordTooLargeError:
     """The error of records that are not taken, with what would let them through.
 
@@ -91,12 +96,12 @@ def build_too_large_error(
         sizes: of each record its topic and its size.
         client: `message.max.bytes` of the producer.
         bootstrap: for the command.
-        rooms: `max.message.bytes` of the topics, where it is known: a topic with enough of it gets no command.
+        size_limits: `max.message.bytes` of the topics, where it is known: a topic with enough of it gets no command.
     """
     given = [*sizes]
     largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}
     sizes_text = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
-    small = {topic: size for topic, size in sorted(largest.items()) if size > (rooms or {}).get(topic, 0)}
+    small = {topic: size for topic, size in sorted(largest.items()) if size > (size_limits or {}).get(topic, 0)}
     fixes = [
         format_config_command(bootstrap, topic, f"max.message.bytes={max(size, MAX_BYTES)}")
         for topic, size in small.items()

@@ -17,8 +17,8 @@ from highwater.topic_rules import (
     Level,
     Setting,
     TopicFacts,
+    check_max_message_bytes,
     check_published_topic,
-    check_room,
     check_topic,
     describe_endurance,
     merge_broker_settings,
@@ -186,11 +186,14 @@ def test_too_little_room_in_the_dlq_is_a_warning_and_no_error() -> None:
     needed = 1_000_000 + 16 * 1024
     tier = replace(SAFE, topic="orders.dlq.1")
     enough, little = (with_setting(tier, max_message_bytes=str(needed - less)) for less in (0, 1))
-    assert check_room(enough, main).level is Level.OK
-    found = check_room(little, main)
+    assert check_max_message_bytes(enough, main).level is Level.OK
+    found = check_max_message_bytes(little, main)
     assert (found.level, found.value.split(",")[0]) == (Level.WARNING, "1")
     assert found.remedy.endswith(f"--entity-name orders.dlq.1 --add-config max.message.bytes={needed}")
-    assert (check_room(tier, main).level, check_room(enough, SAFE).level) == (Level.UNKNOWN, Level.UNKNOWN)
+    assert (check_max_message_bytes(tier, main).level, check_max_message_bytes(enough, SAFE).level) == (
+        Level.UNKNOWN,
+        Level.UNKNOWN,
+    )
 
 
 def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPatch) -> None:

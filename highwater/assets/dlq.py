@@ -97,8 +97,8 @@ def materialise(work: Work) -> list[SliceReport]:
         ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
         with clock.phase("publish"):
             rejected = [slice_ for slice_ in open_ if decisions[slice_.key].rows]
-            gone = partial(find_vanished_error, work.ledger, work.stream)
-            topics = ensure_dlq_topics(work.kafka, work.stream, gone) if rejected else {}
+            find_error = partial(find_vanished_error, work.ledger, work.stream)
+            topics = ensure_dlq_topics(work.kafka, work.stream, find_error) if rejected else {}
             sent = dict.fromkeys([slice_.key for slice_ in open_], 0)
             read = decided.version
             for slice_ in rejected:
@@ -126,7 +126,7 @@ def _publish(work: Work, slice_: Slice, decision: SliceCommit, topics: Mapping[s
         How many were sent of this decision in all, and the version of rejects with their destinations.
     """
     name, group = f"{PREFIX}{slice_.key}", build_group_name(slice_.key, decision.attempt)
-    least = min(topic.room for topic in topics.values())
+    least = min(topic.max_message_bytes for topic in topics.values())
     parked = work.stream.parked_topic
     # The next batch is read in parallel: first while Kafka is waited for, then while a batch goes out.
     with pause_garbage_collection(), ThreadPoolExecutor(1, "rejects") as beside:

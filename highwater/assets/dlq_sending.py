@@ -157,8 +157,8 @@ class RejectSending:
 
     @cached_property
     def _limits(self) -> SizeLimits:
-        rooms = {topic: shape.room for topic, shape in self.topics.items()}
-        return SizeLimits(rooms, self.transactions.most_bytes, self.transactions.compresses)
+        size_limits = {topic: shape.max_message_bytes for topic, shape in self.topics.items()}
+        return SizeLimits(size_limits, self.transactions.most_bytes, self.transactions.compresses)
 
     def _can_send(self, one: RejectToSend) -> bool:
         if self._refused and (one.envelope.origin, one.topic) in self._refused:

@@ -124,7 +124,7 @@ class _Run:
             ]
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
-            with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
+            with Transactions(work.kafka, name, publishes.topic, most_bytes=target.max_message_bytes) as transactions:
                 self.book = book = publication_log_writer.PublicationLog(work, _fetch_topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
                 ordered, waits = self._sort_slices(book)

@@ -342,7 +342,7 @@ def rebuild_all(run: JobRun, config: RebuildAllConfig) -> None:
     from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 
     connections = run.ledger, run.lake, run.kafka
-    options: dict[str, Any] = {"dry_run": config.dry_run, "by": config.by, "again": config.accepted_again}
+    options: dict[str, Any] = {"dry_run": config.dry_run, "by": config.by, "resend": config.accepted_again}
     rebuild_from_kafka(*connections, run.stream, run.slice_keys, run.log, **options)
 
 

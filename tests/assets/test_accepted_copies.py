@@ -182,7 +182,7 @@ def restarted(tmp_path: Path, log: Log) -> Restarted:
         found = Tables(tmp_path / "again")
         topics: Any = FakeCluster(log, 10)
         seen = store_accepted(
-            found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, again=False
+            found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, resend=False
         )
         assert seen.count == len(log.records)
         return found
@@ -420,10 +420,10 @@ def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Table
     ):
         log.records = [Sent(1, b"k", b"{}", sound), Sent(1, b"k", b"{}", wrong)]
         with pytest.raises(ConfigurationError, match="holds a record that orders did not send") as caught:
-            store_accepted(*given, dry_run=True, again=False)
+            store_accepted(*given, dry_run=True, resend=False)
         assert caught.value.stored == "partition 1, offset 1"
         assert found in str(caught.value.found)
-    assert store_accepted(*given, dry_run=True, again=True) == AcceptedFacts()
+    assert store_accepted(*given, dry_run=True, resend=True) == AcceptedFacts()
 
 
 def test_a_compacted_topic_does_not_show_what_was_sent(
@@ -433,14 +433,14 @@ def test_a_compacted_topic_does_not_show_what_was_sent(
     monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: settings)
     topics: Any = FakeCluster(log, 10)
     with pytest.raises(ConfigurationError, match="is compacted"):
-        store_accepted(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, again=False)
+        store_accepted(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, resend=False)
 
 
 def test_all_again_leaves_nothing_of_a_rebuild_that_died(tables: Tables) -> None:
     path = tables.lake.build_table_path("orders", accepted_copies.TABLE)
     accepted_copies.write(tables.lake, "orders", [[copy(3).build_row(SENT_MS)]], {"orders": {0: 9}})
     away: Any = None
-    store_accepted(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, again=True)
+    store_accepted(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, resend=True)
     assert read_rows(path, "true") == []
     before = accepted_copies.open_copies(tables.lake, tables.stream)
     assert before is not None

@@ -170,10 +170,10 @@ def test_an_offset_below_0_is_no_offset(name: str, offset: int) -> None:
 
 
 def test_answers_that_contradict_each_other_or_name_nothing_are_none() -> None:
-    assert answering(start=91).read_topic_state("orders").unled == [0]
+    assert answering(start=91).read_topic_state("orders").leaderless_partitions == [0]
     assert answering(epoch=-1).read_topic_state("orders").partitions[0].leader_epoch is None
-    unled = [SimpleNamespace(id=0, leader=SimpleNamespace(id=-1))]
-    assert answering(partitions=unled).read_topic_state("orders").partitions[0] == PartitionState(
+    leaderless = [SimpleNamespace(id=0, leader=SimpleNamespace(id=-1))]
+    assert answering(partitions=leaderless).read_topic_state("orders").partitions[0] == PartitionState(
         None, None, None, None
     )
 

@@ -122,10 +122,10 @@ def _compare_slice(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, eras
 def _find_skip_reason(slice_: Slice, state: TopicState) -> str | None:
     if state.topic_id != slice_.topic_id:
         return "the topic was recreated since"
-    unled = [
+    leaderless = [
         p for p, r in slice_.ranges.items() if len(r) and (p not in state.partitions or not state.partitions[p].known)
     ]
-    return f"no leader for partitions {', '.join(map(str, unled))}" if unled else None
+    return f"no leader for partitions {', '.join(map(str, leaderless))}" if leaderless else None
 
 
 def _read_served_digests(kafka: Kafka, slice_: Slice, state: TopicState) -> dict[Place, str]:

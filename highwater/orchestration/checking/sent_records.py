@@ -186,8 +186,8 @@ def _compare_topic(
 def _fetch_offset_ranges(kafka: Kafka, state: TopicState, since: datetime) -> tuple[dict[int, OffsetRange], str | None]:
     """The records of each partition, up to the last stable offset; or why there are none."""
     starts = kafka.read_offsets_at(state.topic, round(since.timestamp() * 1000), state)
-    if unled := sorted(state.partitions.keys() - starts.keys()):
-        return {}, f"no leader for partitions {', '.join(map(str, unled))}"
+    if leaderless := sorted(state.partitions.keys() - starts.keys()):
+        return {}, f"no leader for partitions {', '.join(map(str, leaderless))}"
     ends = {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
     ranges = {p: OffsetRange(start, ends[p]) for p, start in starts.items()}
     total = sum(len(offsets) for offsets in ranges.values())

@@ -75,7 +75,7 @@ def audit(
     if (client or client_version) and not files:
         raise click.UsageError("--client and --client-version say what a --producer FILE is of; give the file")
     others = [_read_producer_file(file, client, client_version) for file in files]
-    red, dagster_error = ask_instance(
+    failing_checks, dagster_error = ask_instance(
         dagster_instance, lambda instance: {one.name: count_failing_slices(instance, one) for one in declared}
     )
     found = [
@@ -84,7 +84,7 @@ def audit(
             kafka,
             lake,
             stream,
-            None if red is None else red[stream.name],
+            None if failing_checks is None else failing_checks[stream.name],
             records_of=newest,
             versions=versions,
             keys=keys,

@@ -193,8 +193,8 @@ def redrive_or_discard(
     if request.dry_run:
         log("a dry run: nothing was done")
     elif request.because is None:
-        gone = partial(find_vanished_error, ledger, stream)
-        for sent in redrive(kafka, lake, stream, parked.places, parked.ends, gone):
+        find_error = partial(find_vanished_error, ledger, stream)
+        for sent in redrive(kafka, lake, stream, parked.places, parked.ends, find_error):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
         count, late = _discard(ledger, lake, stream, parked, request)

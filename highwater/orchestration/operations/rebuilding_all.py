@@ -219,7 +219,7 @@ def rebuild_from_kafka(
     *,
     dry_run: bool,
     by: str = "",
-    again: bool = False,
+    resend: bool = False,
 ) -> NewBeginning:
     """Restart a stream from Kafka, or report what that would do. It may be repeated until the ledger is written.
 
@@ -228,7 +228,7 @@ def rebuild_from_kafka(
         log: gets the sentences.
         dry_run: write nothing.
         by: the person's name.
-        again: the topic of accepted events gets all of them again.
+        resend: the topic of accepted events gets all of them again.
 
     Raises:
         ConfigurationError: ledger or lake hold something of the stream, which accepted events were sent before cannot
@@ -251,7 +251,7 @@ def rebuild_from_kafka(
         stream,
         lambda copy: seen.note_origin(copy.origin, copy.ms, copy.slice_key, stream.topic),
         dry_run=dry_run,
-        again=again,
+        resend=resend,
     )
     batches = _read_copy_batches(kafka, stream, logs, seen, accepted)
     if not dry_run:

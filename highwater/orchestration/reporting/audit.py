@@ -50,7 +50,7 @@ def audit(
     kafka: Kafka,
     lake: Lake,
     stream: Stream,
-    red: Mapping[str, int] | None = None,
+    failing_checks: Mapping[str, int] | None = None,
     *,
     records_of: int = 0,
     versions: bool = False,
@@ -63,7 +63,7 @@ def audit(
     Args:
         ledger, kafka, lake: the connections.
         stream: the stream.
-        red: failing checks by name; None where Dagster was not asked.
+        failing_checks: failing checks by name; None where Dagster was not asked.
         records_of: how many of the newest slices are compared with the topic, record by record, and checked again;
             their sent records are counted in the target topics.
         versions: put the checks of versions to the whole stream too.
@@ -126,7 +126,7 @@ def audit(
         problems=_deduplicate_errors([*status.errors, *dlq_errors, *problems, *unseen, *refused])
         | not_decided
         | _build_dagster_problems(dagster_error),
-        red=red,
+        failing_checks=failing_checks,
         has_dagster_error=dagster_error is not None,
         compared=compare_with_topic(ledger, kafka, lake, stream, newest),
         versions=_check_versions(ledger, lake, stream) if versions else {},
@@ -189,8 +189,8 @@ def _run_slice_checks(
             reported = error if isinstance(error, HighwaterError) else _build_check_error(error)
             unasked[f"{', '.join(checks.select_names(stream))}: {reported}"] = reported
         else:
-            red = select_failures(stream, results, warned=False)
-            found += [f"{key}: {name}: {result.text}" for name, key, result in red]
+            failures = select_failures(stream, results, warned=False)
+            found += [f"{key}: {name}: {result.text}" for name, key, result in failures]
     return found, unasked
 
 

@@ -89,7 +89,7 @@ class Audit:
         findings: what the rules say of the topic; empty if it could not be asked.
         endurance: how many brokers may fail.
         problems: errors that stop planning or reading, by their subject.
-        red: failing checks by name, with the number of slices; None where Dagster was not asked.
+        failing_checks: failing checks by name, with the number of slices; None where Dagster was not asked.
         has_dagster_error: whether Dagster was to be asked, and could not be; why is one of the problems.
         compared: slices whose records were compared with the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
@@ -117,7 +117,7 @@ class Audit:
     findings: Sequence[Finding]
     endurance: str
     problems: Mapping[str, HighwaterError]
-    red: Mapping[str, int] | None = None
+    failing_checks: Mapping[str, int] | None = None
     has_dagster_error: bool = False
     compared: Sequence[TopicComparison] = ()
     versions: Mapping[str, VersionResult] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class Audit:
         found += [one.error for one in self.on_topics if one.error]
         found += self._describe_version_checks("error")
         found += [*self.tiling_faults, *self.orphan_slices, *self.failing]
-        found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
+        found += [f"check {name} fails in {count:,} slices" for name, count in (self.failing_checks or {}).items()]
         return found
 
     @property
@@ -183,7 +183,7 @@ class Audit:
 
     @property
     def _not_asked(self) -> list[str]:
-        if self.red is not None:
+        if self.failing_checks is not None:
             return []
         made = "" if self.checked else ", and none was made here: --slices N makes those of the newest N slices"
         why = "could not be asked for their last results" if self.has_dagster_error else _NO_HOME
@@ -330,7 +330,7 @@ class Audit:
             "generations": [{**vars(era), "planned_at": era.planned_at.isoformat()} for era in self.eras],
             "keys": None if self.keys is None else self.keys.to_plain(),
             "endurance": self.endurance,
-            "failing_checks": None if self.red is None else dict(self.red),
+            "failing_checks": None if self.failing_checks is None else dict(self.failing_checks),
             "compared_with_topic": [vars(one) for one in self.compared],
             "held_on_topics": [
                 {

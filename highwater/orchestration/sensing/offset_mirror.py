@@ -161,7 +161,7 @@ def _measure_progress(
         _bound_offsets(one, offsets),
         MirrorMark.from_last_slice(one.state.topic_id, last, now),
         _format_progress(one, last, behind[done:], has),
-        complete=done == len(behind) and not one.state.unled and not one.divergence.unsure,
+        complete=done == len(behind) and not one.state.leaderless_partitions and not one.divergence.unsure,
     )
 
 

@@ -79,7 +79,7 @@ class FakePartitions(FakeCluster):
         return {p: seen.last_stable or 0 for p, seen in self.seen.items()}
 
 
-SOUND, UNLED = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, None)
+SOUND, LEADERLESS = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ SOUND, UNLED = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, 
         ),
         (FakePartitions({0: SOUND}), "partition 1 is gone", "accept-loss orders --partition 1"),
         (FakePartitions({0: SOUND, 1: SOUND}, "B"), "stored: topic ID A; found: topic ID B", "accept-loss orders"),
-        (FakePartitions({0: SOUND, 1: UNLED}), "orders partition 1: no leader", "every partition has a leader"),
+        (FakePartitions({0: SOUND, 1: LEADERLESS}), "orders partition 1: no leader", "every partition has a leader"),
     ],
     ids=["truncated", "expired", "removed", "recreated", "without a leader"],
 )

@@ -40,7 +40,7 @@ from highwater.slices import OffsetRange, Slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 STREAM = replace(ORDERS, topic="orders", limits=Limits())
-UNLED = PartitionState(None, None, None, None)
+LEADERLESS = PartitionState(None, None, None, None)
 
 
 def led(log_start: int, end: int) -> PartitionState:
@@ -121,8 +121,8 @@ def test_a_fault_while_a_partition_has_no_leader_is_none(planned: Ledger, name: 
     """While leaders are away answers are wrong: neither look counts that lacks a leader."""
     fault = FAULTS[name]
     assert fault is not None
-    unled = replace(fault, partitions={**fault.partitions, 7: UNLED})
-    shown = {"both": [unled, unled], "first": [unled, fault], "second": [fault, unled]}[at]
+    leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
+    shown = {"both": [leaderless, leaderless], "first": [leaderless, fault], "second": [fault, leaderless]}[at]
     assert [error for error in errors_of(planned, *shown) if not isinstance(error, TemporaryError)] == []
 
 
@@ -155,8 +155,8 @@ def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry_run: bo
     """A person who followed the remedy recorded what a single wrong answer said."""
     fault = FAULTS[name]
     assert fault is not None
-    unled = replace(fault, partitions={**fault.partitions, 7: UNLED})
-    for shown in ((fault, WHOLE), (unled, unled), (fault, unled), (unled, fault)):
+    leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
+    for shown in ((fault, WHOLE), (leaderless, leaderless), (fault, leaderless), (leaderless, fault)):
         with pytest.raises(DependencyAwayError):
             accept(planned, FakeCluster(*shown), dry_run=dry_run)
     assert (len(planned.topics.list_generations("orders", "orders")), planned.list_losses()) == (1, [])
@@ -198,8 +198,8 @@ def test_a_loss_that_the_declaration_records_is_seen_twice(planned: Ledger) -> N
 def test_no_slice_expired_while_a_partition_has_no_leader(planned: Ledger, at: str) -> None:
     """A run recorded the loss of one partition for good, and status named `accept-loss`, while others had no leader."""
     slices = planned.list_slices("orders", "orders")
-    fault, unled = topic(led(10, 50), led(0, 50)), topic(led(10, 50), UNLED)
-    shown = {"both": [unled, unled], "first": [unled, fault], "second": [fault, unled]}[at]
+    fault, leaderless = topic(led(10, 50), led(0, 50)), topic(led(10, 50), LEADERLESS)
+    shown = {"both": [leaderless, leaderless], "first": [leaderless, fault], "second": [fault, leaderless]}[at]
     assert list_expired_slices(FakeCluster(*shown), "orders", slices) == []
     assert [one.offsets for one in list_expired_slices(FakeCluster(fault, fault), "orders", slices)] == [
         {0: OffsetRange(0, 10)}
@@ -257,8 +257,8 @@ def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: 
     if fault is None:
         read(fault, WHOLE)
         return
-    unled = replace(fault, partitions={**fault.partitions, 7: UNLED})
-    for shown in ((fault, WHOLE), (fault, unled), (unled, fault), (fault, None)):
+    leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
+    for shown in ((fault, WHOLE), (fault, leaderless), (leaderless, fault), (fault, None)):
         with pytest.raises(DependencyAwayError):
             read(*shown)
 
