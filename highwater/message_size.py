@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from highwater.envelope import KEY, MAX_BYTES, OWN_HEADERS, VALUE, Header
+from highwater.envelope import KEY, MAX_BYTES, OWN_HEADERS, VALUE, KafkaHeader
 from highwater.errors import RecordTooLargeError
 
 # The head of a batch, the framing of a record and of each of its headers, at the most (magic 2: varints of 5 or 10
@@ -19,12 +19,12 @@ BATCH, RECORD, HEADER = 61, 36, 10
 _CHOICES: tuple[tuple[str, ...], ...] = ((VALUE,), (VALUE, OWN_HEADERS), (VALUE, OWN_HEADERS, KEY))
 
 
-def measure_message(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
+def measure_message(key: bytes | None, value: bytes | None, headers: Iterable[KafkaHeader]) -> int:
     """The size of a record alone in its batch, not compressed: exact, or up to some 10 bytes a header too much."""
     return BATCH + RECORD + len(key or b"") + len(value or b"") + measure_headers(headers)
 
 
-def measure_headers(headers: Iterable[Header]) -> int:
+def measure_headers(headers: Iterable[KafkaHeader]) -> int:
     """The bytes that headers add to the size of a record."""
     return sum(HEADER + len(name.encode()) + len(content or b"") for name, content in headers)
 
@@ -53,7 +53,7 @@ class SizeLimits:
         return size <= self.client and (self.compresses or size <= self.topics[topic])
 
     def select_left_out(
-        self, topic: str, key: bytes | None, own: Sequence[Header], envelope: Sequence[Header]
+        self, topic: str, key: bytes | None, own: Sequence[KafkaHeader], envelope: Sequence[KafkaHeader]
     ) -> tuple[str, ...]:
         """The parts of a record that stay behind so that the rest of it fits for sure, as few as can be.
 

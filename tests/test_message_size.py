@@ -28,7 +28,7 @@ from highwater.envelope import (
     MAX_BYTES,
     MAX_DETAIL,
     Envelope,
-    Header,
+    KafkaHeader,
     Origin,
     Place,
     ValueReference,
@@ -73,8 +73,10 @@ OWN = st.none() | st.binary(max_size=90)
 
 
 @given(OWN, HEADERS, st.integers(0, 900))
-def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None, own: list[Header], most: int) -> None:
-    reported: list[Header] = [("highwater.all", b"x" * 300)]
+def test_a_reference_fits_and_leaves_out_no_more_than_it_must(
+    key: bytes | None, own: list[KafkaHeader], most: int
+) -> None:
+    reported: list[KafkaHeader] = [("highwater.all", b"x" * 300)]
     full, headless, least = (
         measure_message(key, b"", own + reported),
         measure_message(key, b"", reported),
@@ -156,7 +158,7 @@ def test_one_rule_cuts_what_comes_one_by_one_and_what_only_sizes_are_known_of(
 
 @given(OWN, OWN, HEADERS, st.integers(0, 2**62), st.integers(-(10**13), 10**14), st.text(max_size=9))
 def test_a_reject_says_what_its_envelope_says(
-    key: bytes | None, value: bytes | None, own: list[Header], offset: int, ms: int, detail: str
+    key: bytes | None, value: bytes | None, own: list[KafkaHeader], offset: int, ms: int, detail: str
 ) -> None:
     """Also one of many that are alike: what they have in common is written once."""
     envelope, found = an_envelope(offset=offset, timestamp=ms, detail=detail), OriginalRecord(key, value, own)
@@ -351,7 +353,7 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
     monkeypatch.setattr("highwater.resources.transactions.CALL_SECONDS", 5.0)
     name = topic(partitions=1, **{"max.message.bytes": "20000"})
     create_topic(bootstrap, other := f"{name}.other", 1, {"max.message.bytes": "50000"})
-    head: list[Header] = [("a", b"1"), ("ö", None), *[("b", b"")] * 1_000]
+    head: list[KafkaHeader] = [("a", b"1"), ("ö", None), *[("b", b"")] * 1_000]
     exact = Record(name, b"k", b"v" * (20_000 - measure_message(b"k", b"", head)), head)
     assert measure_message(exact.key, exact.value, exact.headers) == 20_000
     large, small = Record(name, b"large", b"v" * 20_000), Record(other, b"small", b"v" * 20_000)

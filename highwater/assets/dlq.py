@@ -36,7 +36,7 @@ from highwater.assets.work import SliceReport, Work, pause_garbage_collection
 from highwater.batching import PrefetchingIterator, compute_batch_ranges
 from highwater.envelope import MAX_COUNT, MAX_DETAIL, ORIGIN, Envelope, ValueReference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.deleted_topics import find_vanished_error
 from highwater.resources.delta import has_column, query_arrow, read_count, slice_is_one_of
@@ -195,7 +195,7 @@ def _ensure_whole(slice_: Slice, decision: SliceCommit, found: int) -> None:
 
 def _record_sent(work: Work, slice_: Slice, decision: SliceCommit, sent: int) -> None:
     """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
-    publication = Publication(decision.attempt, sent, datetime.now(UTC))
+    publication = PublicationRecord(decision.attempt, sent, datetime.now(UTC))
     work.ledger.publications.record(work.stream.name, slice_.key, publication)
 
 

@@ -21,7 +21,7 @@ from highwater.envelope import (
     OWN_HEADERS,
     VALUE,
     Envelope,
-    Header,
+    KafkaHeader,
     Origin,
     Place,
     ValueReference,
@@ -61,7 +61,7 @@ class EnvelopeTemplate:
         names = envelope.to_headers()
         at = [name for name, _ in names].index(ORIGIN_OFFSET)
         self._before, self._behind = names[:at], names[at + 2 :]
-        between: list[Header] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
+        between: list[KafkaHeader] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
         self._size = measure_headers([*self._before, *between, *self._behind])
 
     def read_reject(self, offset: int, timestamp: int, found: OriginalRecord) -> RejectToSend:
@@ -89,7 +89,7 @@ class RejectToSend(NamedTuple):
     offset: int
     timestamp: int
     found: OriginalRecord
-    headers: Sequence[Header]
+    headers: Sequence[KafkaHeader]
     size: int
 
     @classmethod

@@ -20,7 +20,7 @@ from highwater.assets.origins import SEEN, read_current_state
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, ErasedCounts, subtract_counts
 from highwater.errors import ConfigurationError, UnbalancedError
-from highwater.gaps import Place, merge_places
+from highwater.gaps import PartitionOffset, merge_places
 from highwater.reject_reasons import BY_REASON, BY_RULE
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import ensure_all_read, query, query_all, slice_is_one_of
@@ -56,7 +56,7 @@ class RowsOfKey:
         newest_ms: the greatest timestamp among the records, in milliseconds; 0 without one.
     """
 
-    places: dict[str, list[Place]] = field(default_factory=dict)
+    places: dict[str, list[PartitionOffset]] = field(default_factory=dict)
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
     newest_ms: int = 0
 

@@ -26,7 +26,7 @@ from highwater.assets.publication_window import RUN, PublicationWindow
 from highwater.assets.work import SliceReport, Work, pause_garbage_collection
 from highwater.batching import PrefetchingIterator, compute_batch_ranges
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.publishing import EventState, PublicationOutcome, group_for_publication, select_in_order
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.dlq_topics import ensure_accepted
@@ -34,7 +34,7 @@ from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
-    from highwater.envelope import Header
+    from highwater.envelope import KafkaHeader
     from highwater.resources.dlq_topics import TopicShape
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
@@ -261,7 +261,7 @@ class _Run:
     def _record_sent(self, topic: str, number: int, count: int) -> None:
         """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
         self.work.ledger.publications.record(
-            self.work.stream.name, topic, Publication(number, count, datetime.now(UTC))
+            self.work.stream.name, topic, PublicationRecord(number, count, datetime.now(UTC))
         )
 
     def build_reports(self, before: Mapping[str, SliceCommit]) -> list[SliceReport]:
@@ -315,7 +315,7 @@ class OutgoingRecords(Iterable[Record]):
                 yield tuple.__new__(Record, (self._topic, key, value, headers, partition, None))
 
 
-def _publish_run(run: PublicationWindow, partitions: int) -> tuple[Sequence[Header], int, PublicationWindow]:
+def _publish_run(run: PublicationWindow, partitions: int) -> tuple[Sequence[KafkaHeader], int, PublicationWindow]:
     """The common values of records of a partition and a slice, made once for all of them, and these records."""
     slice_key, topic, generation, partition = (run.rows[name][0].as_py() for name in RUN)
     shared = _build_shared_headers(slice_key, topic, generation, partition)
@@ -323,7 +323,7 @@ def _publish_run(run: PublicationWindow, partitions: int) -> tuple[Sequence[Head
     return shared, partition % partitions, run
 
 
-def _build_shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[Header, ...]:
+def _build_shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[KafkaHeader, ...]:
     return (
         (envelope.ORIGIN_TOPIC, topic.encode()),
         (envelope.ORIGIN_GENERATION, b"%d" % generation),
@@ -332,11 +332,11 @@ def _build_shared_headers(slice_key: str, topic: str, generation: int, partition
     )
 
 
-def _build_own_headers(outcome: PublicationOutcome | None) -> list[Header]:
+def _build_own_headers(outcome: PublicationOutcome | None) -> list[KafkaHeader]:
     """The lateness of a record; a record in order has no revision and is not retracted."""
     if outcome is None or outcome.late is None:
         return []
-    found: list[Header] = [(envelope.LATE, outcome.late.value.encode())]
+    found: list[KafkaHeader] = [(envelope.LATE, outcome.late.value.encode())]
     if outcome.revision:
         found.append((envelope.REVISION, b"%d" % outcome.revision))
     if outcome.state is EventState.RETRACTED:
@@ -348,7 +348,7 @@ def _ensure_same_table(
     work: Work,
     book: publication_log_writer.PublicationLog,
     mark: PublicationMark | None,
-    stored_mark: Publication | None,
+    stored_mark: PublicationRecord | None,
 ) -> None:
     """Ensure that the marks count what this table has written down.
 

@@ -24,7 +24,7 @@ from highwater.errors import (
     TopicAbsentError,
     TopicRecreatedError,
 )
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.ledger import schema
 from highwater.resources.topic_state import TopicState
 from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, build_orders, list_places, read_fields
@@ -269,7 +269,7 @@ def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Table
     with pytest.raises(ConfigurationError, match="has records of another table"):
         tables.publish(slice_)
     log.marks[name] = mark
-    tables.ledger.publications.record("orders", "orders.accepted", Publication(9, 1, NOON))
+    tables.ledger.publications.record("orders", "orders.accepted", PublicationRecord(9, 1, NOON))
     with pytest.raises(ConfigurationError, match="older than what was sent"):
         tables.publish(slice_)
     tables.stream = replace(tables.stream, publishes=Accepted("elsewhere"))

@@ -23,7 +23,7 @@ from highwater.orchestration.reporting import doctor, plan_status, status_report
 from highwater.orchestration.reporting.audit import audit
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import check_accepted
 from highwater.resources.topic_state import TopicState
@@ -73,7 +73,7 @@ class Known:
         self.stream = self.tables.stream
 
     def send(self, topic: str = TARGET) -> None:
-        self.tables.ledger.publications.record("orders", topic, Publication(3, 40, NOW))
+        self.tables.ledger.publications.record("orders", topic, PublicationRecord(3, 40, NOW))
 
     def write(self) -> None:
         from deltalake import write_deltalake

@@ -35,7 +35,7 @@ from highwater.orchestration.reporting.plan_status import _read_dlq_status, read
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner
-from highwater.plans import Generation, Loss, Publication
+from highwater.plans import Generation, Loss, PublicationRecord
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import find_parked_loss, find_vanished_error
 from highwater.resources.dlq_topics import ensure_dlq_topics, ensure_no_drift
@@ -185,11 +185,13 @@ def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> No
 def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger, tmp_path: Path) -> None:
     kafka: Any = FakeTopics({name: one for name, one in WHOLE.items() if name != PARKED})
     lake = Lake(str(tmp_path / "lake"))
-    ledger.publications.record("orders", "orders@0000000", Publication(1, 0, NOW))
-    ledger.publications.record("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
+    ledger.publications.record("orders", "orders@0000000", PublicationRecord(1, 0, NOW))
+    ledger.publications.record(
+        "orders", "orders.accepted", PublicationRecord(1, 9, NOW)
+    )  # accepted events, and no rejects
     assert find_vanished_error(ledger, STREAM, PARKED) is None, "nothing of it was sent"
     assert read_parked(ledger, kafka, lake, STREAM, ParkedSelection()).waiting == {}
-    ledger.publications.record("orders", "orders@0000000", Publication(1, 2, NOW))
+    ledger.publications.record("orders", "orders@0000000", PublicationRecord(1, 2, NOW))
     with pytest.raises(TopicVanishedError, match=f"topic {PARKED} of stream orders is gone") as caught:
         read_parked(ledger, kafka, lake, STREAM, ParkedSelection())
     assert f"highwater reclaim orders --on {PARKED}" in caught.value.remedy
@@ -365,7 +367,7 @@ class FakeSlowCluster(FakeTopics):
 @pytest.mark.parametrize("topic", [TIER, PARKED])
 def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_path: Path, topic: str) -> None:
     """Status and alerts named the remedy for a topic that was deleted: to make it again, without what waits there."""
-    ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
+    ledger.publications.record("orders", MAIN.key, PublicationRecord(1, 3, NOW))
     kafka, lake = FakeSlowCluster(WHOLE), Lake(str(tmp_path / "lake"))
     kafka.missing = topic
     asked = alert_inputs.StreamInputs(ledger, cast("Any", kafka), lake, STREAM)
@@ -454,7 +456,7 @@ def test_the_alert_reports_that_the_parked_topic_lost_some(
 
 def test_the_alert_reports_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
     written, nowhere = some_parked(tmp_path, STREAM), FakeTopics()
-    written.ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
+    written.ledger.publications.record("orders", MAIN.key, PublicationRecord(1, 3, NOW))
     kafka: Any = nowhere
     found = alert_conditions._measure_parked_topic(
         alert_inputs.StreamInputs(written.ledger, kafka, written.lake, STREAM)

@@ -26,7 +26,7 @@ from highwater.errors import ConfigurationError, IncompleteReadError, UnknownSli
 from highwater.maintenance import LiveKey, select_candidates
 from highwater.orchestration.checking.slice_status import read_commit_attempts, read_stream_commits
 from highwater.orchestration.operations.key_retirement import PAGE
-from highwater.plans import Generation, Loss, Publication
+from highwater.plans import Generation, Loss, PublicationRecord
 from highwater.reclaims import Reclaim
 from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
 from highwater.resources.delta import query, read_count
@@ -69,7 +69,7 @@ class RebuiltPlans:
     losses: Sequence[Loss] = ()
     unknown: Sequence[str] = ()
     attempts: Mapping[str, int] = field(default_factory=dict)
-    publications: Mapping[str, Publication] = field(default_factory=dict)
+    publications: Mapping[str, PublicationRecord] = field(default_factory=dict)
     reclaims: Sequence[Reclaim] = ()
     erasures: Sequence[RecordedErasure] = ()
     retired: Sequence[str] = ()
@@ -247,7 +247,7 @@ def read_plans_from_lake(lake: Lake, kafka: Kafka, stream: Stream, known: Sequen
     tables = attempts.group_by_table().values()
     numbers = {slice_.key: max(table.get(slice_.key, 0) for table in tables) for slice_ in found.slices}
     published = {
-        key: Publication(slice_commit.attempt, slice_commit.counts.get(SENT, slice_commit.rows or 0), now)
+        key: PublicationRecord(slice_commit.attempt, slice_commit.counts.get(SENT, slice_commit.rows or 0), now)
         for key, slice_commit in dlq.items()
         if key in numbers
     }

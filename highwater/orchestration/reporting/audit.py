@@ -26,7 +26,7 @@ from highwater.orchestration.reporting.consumer_lag import RecordAges, measure_u
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.orchestration.resources import open_schema_finder
-from highwater.partition_counts import build_eras
+from highwater.partition_counts import build_partition_count_periods
 from highwater.plans import subtract_losses
 from highwater.reclaims import count_reclaims
 from highwater.resources.deleted_topics import find_parked_loss
@@ -95,7 +95,7 @@ def audit(
     lost = _count_lost_offsets(losses, stream.topic)
     waiting = _count_waiting_offsets([slice_ for slice_ in slices if slice_.key not in in_tables.raw], status, losses)
     committed = compute_committed_ends(ledger.topics.read_planned_topic(stream.name, stream.topic), slices, in_tables)
-    found_eras = build_eras(
+    found_periods = build_partition_count_periods(
         [slice_ for slice_ in slices if slice_.topic == stream.topic],
         ledger.topics.list_generations(stream.name, stream.topic),
     )
@@ -133,9 +133,9 @@ def audit(
         tiling_faults=[fault.text for fault in list_all_tiling_faults(ledger, stream, slices)],
         checked=len(whole),
         failing=failing,
-        eras=found_eras,
+        periods=found_periods,
         producers=producers,
-        keys=read_key_places(lake, stream, found_eras) if keys else None,
+        keys=read_key_places(lake, stream, found_periods) if keys else None,
         published=describe_publication(lake, stream),
         on_topics=compare_sent_records(kafka, lake, stream, newest),
         published_to=published_to,

@@ -20,7 +20,7 @@ from highwater.wording import format_duration, format_number
 if TYPE_CHECKING:
     from highwater.orchestration.checking.check_rules import CheckResult
     from highwater.orchestration.checking.key_places import KeyPlaces
-    from highwater.partition_counts import Era
+    from highwater.partition_counts import PartitionCountPeriod
     from highwater.plans import Loss
 
 Rows = list[list[str]]
@@ -96,7 +96,7 @@ class Audit:
         tiling_faults: where slices do not tile.
         checked: how many of the complete slices were checked.
         failing: checks of these that fail on the tables as they are now.
-        eras: generations of the topic, and when partitions were added.
+        periods: generations of the topic, and when partitions were added.
         producers: by name what the rules say of a producer.
         keys: where the topic's keys are; None if it was not asked for.
         published: how far accepted events are sent; empty of a stream that sends none.
@@ -124,7 +124,7 @@ class Audit:
     tiling_faults: Sequence[str] = ()
     checked: int = 0
     failing: Sequence[str] = ()
-    eras: Sequence[Era] = ()
+    periods: Sequence[PartitionCountPeriod] = ()
     producers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     keys: KeyPlaces | None = None
     published: str = ""
@@ -228,14 +228,14 @@ class Audit:
     def _eras(self) -> Rows:
         return [
             [
-                str(era.generation),
-                era.since,
-                f"{era.planned_at:%Y-%m-%d %H:%M} UTC",
-                f"{era.partitions:,}",
-                era.topic_id,
-                era.text,
+                str(period.generation),
+                period.since,
+                f"{period.planned_at:%Y-%m-%d %H:%M} UTC",
+                f"{period.partitions:,}",
+                period.topic_id,
+                period.text,
             ]
-            for era in self.eras
+            for period in self.periods
         ]
 
     @property
@@ -327,7 +327,7 @@ class Audit:
                 name: [_to_plain_finding(f) for f in findings] for name, findings in self.published_to.items()
             },
             "producers": {name: [_to_plain_finding(f) for f in findings] for name, findings in self.producers.items()},
-            "generations": [{**vars(era), "planned_at": era.planned_at.isoformat()} for era in self.eras],
+            "generations": [{**vars(period), "planned_at": period.planned_at.isoformat()} for period in self.periods],
             "keys": None if self.keys is None else self.keys.to_plain(),
             "endurance": self.endurance,
             "failing_checks": None if self.failing_checks is None else dict(self.failing_checks),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.plans import Publication
+    from highwater.plans import PublicationRecord
     from highwater.resources.commit_log import CommitTime
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
@@ -288,7 +288,7 @@ class PublishedSlice:
     states: Mapping[str, int]
     at: datetime | None
     batch: int | None
-    mark: Publication | None
+    mark: PublicationRecord | None
     why_not: str
 
     @property

@@ -12,7 +12,7 @@ import pytest
 
 from highwater.assets import dlq, publication_log
 from highwater.declaration import Accepted
-from highwater.envelope import Envelope, Header, Origin
+from highwater.envelope import Envelope, KafkaHeader, Origin
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.checking import sent_records
 from highwater.orchestration.checking.sent_records import TopicRecords, compare_sent_records
@@ -34,7 +34,7 @@ ID = "A" * 22
 class FakeCluster:
     """A test double for the cluster: one partition a topic, and the headers of its records."""
 
-    records: dict[str, list[Sequence[Header]]] = field(default_factory=dict)
+    records: dict[str, list[Sequence[KafkaHeader]]] = field(default_factory=dict)
     open: int = 0
     log_start: int = 0
     since: list[int] = field(default_factory=list)
@@ -61,9 +61,9 @@ class FakeCluster:
 
 @dataclass(frozen=True)
 class _Record:
-    found: Sequence[Header]
+    found: Sequence[KafkaHeader]
 
-    def headers(self) -> Sequence[Header]:
+    def headers(self) -> Sequence[KafkaHeader]:
         return self.found
 
 
@@ -97,11 +97,11 @@ class Scene:
         reported = {"state": state, "revision": revision, "published_at": NOW}
         return {"slice": self.slice_.key, **self.origin(offset), **reported}
 
-    def envelope(self, offset: int, **changes: Any) -> list[Header]:
+    def envelope(self, offset: int, **changes: Any) -> list[KafkaHeader]:
         made = Envelope(self.stream.topic, 0, 0, offset, 0, 1, "unresolved", "why", self.slice_.key, NOW)
         return replace(made, **changes).to_headers()
 
-    def said(self, offset: int, *more: Header) -> list[Header]:
+    def said(self, offset: int, *more: KafkaHeader) -> list[KafkaHeader]:
         names = {name.replace("_", "."): value for name, value in self.origin(offset).items()}
         return [*((f"highwater.{name}", str(value).encode()) for name, value in names.items()), *more]
 

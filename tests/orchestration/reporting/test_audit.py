@@ -158,8 +158,8 @@ def test_a_lake_without_tables_has_no_ends(tmp_path: Path) -> None:
 
 def ensure_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
     """What the page shows of generations, brokers' times and producers; another one is read from a file."""
-    [era] = page["generations"]
-    assert (era["partitions"], era["topic_id"]) == (2, scene.slices()[0].topic_id)
+    [period] = page["generations"]
+    assert (period["partitions"], period["topic_id"]) == (2, scene.slices()[0].topic_id)
     assert "replica lag" in {rule["rule"] for rule in page["topic_rules"] if rule["level"] == "ok"}
     assert {rule["level"] for rule in page["producers"]["publication of rejects of orders"]} == {"ok"}
     assert [rule["level"] for rule in page["producers"]["others"]] == ["unknown"]

@@ -19,7 +19,7 @@ from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _load_waiting_work
 from highwater.orchestration.reporting.publication_status import PublicationLag, measure_publication_lag
 from highwater.orchestration.reporting.status_report import StreamStatus, WaitingWork
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import Slice
 from tests.helpers.accepted import NOON, Broken, Event
@@ -220,7 +220,7 @@ def test_explain_reports_what_became_of_a_slice(scene: PublishingScene) -> None:
     scene.log.breaks = f"committed {scene.log.commits + 1}"
     with pytest.raises(Broken):
         tables.publish(second)
-    tables.ledger.publications.record("orders", "orders.accepted", Publication(2, 2, NOON))
+    tables.ledger.publications.record("orders", "orders.accepted", PublicationRecord(2, 2, NOON))
     why, mark = reported(second)
     assert why == "not sent: it is in the batch that is being sent, or that broke off"
     assert mark.startswith(
