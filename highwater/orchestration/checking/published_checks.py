@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import event_json
-from highwater.assets.copies import build_select_list
+from highwater.assets.duplicate_events import build_select_list
 from highwater.assets.publication_log import TABLE, load_last_published, read_last_published, select_complete
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
