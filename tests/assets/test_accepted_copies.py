@@ -28,7 +28,17 @@ from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.resources.transactions import PublicationMark
 from highwater.slices import OffsetRange, Slice
-from tests.helpers.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables, build_orders, list_places
+from tests.helpers.accepted import (
+    NOON,
+    TARGET,
+    Broken,
+    Event,
+    FakeTransactionLog,
+    Sent,
+    Tables,
+    build_orders,
+    list_places,
+)
 from tests.helpers.support import Bench, Message, order_message, read_rows
 
 HEADERS = {
@@ -127,9 +137,9 @@ def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+def log(monkeypatch: pytest.MonkeyPatch) -> FakeTransactionLog:
     """A test double for Kafka: a topic of two partitions."""
-    log = Log()
+    log = FakeTransactionLog()
     for module in (published, reading_accepted):
         monkeypatch.setattr(module, "Transactions", log)
     shape = TopicShape(2, 1, {"max.message.bytes": "1000000"})
@@ -141,7 +151,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 @pytest.fixture
-def tables(tmp_path: Path, log: Log) -> Tables:
+def tables(tmp_path: Path, log: FakeTransactionLog) -> Tables:
     del log
     return Tables(tmp_path / "first")
 
@@ -149,7 +159,7 @@ def tables(tmp_path: Path, log: Log) -> Tables:
 class FakeCluster:
     """A cluster, as far as it is asked: what is on the topic of accepted events, and the end of the main topic."""
 
-    def __init__(self, log: Log, end: int) -> None:
+    def __init__(self, log: FakeTransactionLog, end: int) -> None:
         self._log, self._end = log, end
 
     def read_topic_state(self, topic: str) -> TopicState:
@@ -175,7 +185,7 @@ Restarted = Callable[[], Tables]
 
 
 @pytest.fixture
-def restarted(tmp_path: Path, log: Log) -> Restarted:
+def restarted(tmp_path: Path, log: FakeTransactionLog) -> Restarted:
     """Begin the stream again, with tables and a ledger that know of nothing."""
 
     def begin() -> Tables:
@@ -202,7 +212,7 @@ def reported(records: list[Sent]) -> list[tuple[int, str | None, str | None]]:
 
 @pytest.mark.slow
 def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
-    tables: Tables, log: Log, restarted: Restarted
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
     """Other slices, and among their events one that had been rejected, one that changed, and new ones."""
     first = tables.plan(0, p0=(0, 3), p1=(0, 2)), tables.plan(1, p0=(3, 5))
@@ -241,7 +251,7 @@ def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
 
 @pytest.mark.slow
 def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
-    tables: Tables, log: Log, restarted: Restarted
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
     tier = tables.stream.tier_topics[0]
     slice_, retried = tables.plan(0, p0=(0, 4)), tables.plan(0, tier, minute=120, p0=(0, 1))
@@ -270,7 +280,7 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
 
 @pytest.mark.slow
 def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(
-    tables: Tables, log: Log, restarted: Restarted
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, build_orders(0, 0, 3))
@@ -319,7 +329,9 @@ def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log: Log, restarted: Restarted) -> None:
+def test_a_second_delivery_of_what_had_been_sent_is_left_out(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
+) -> None:
     """The copy is in an earlier slice now, and is published before the event that had been sent."""
     first, second = tables.plan(0, p0=(0, 1)), tables.plan(1, p1=(0, 1))
     tables.decide(first, [Event(0, 0, "o1")])
@@ -339,7 +351,7 @@ def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["handed over 1", "before 2", "committed 2"])
 def test_a_batch_that_breaks_off_among_what_had_been_sent(
-    point: str, tables: Tables, log: Log, restarted: Restarted, monkeypatch: pytest.MonkeyPatch
+    point: str, tables: Tables, log: FakeTransactionLog, restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
     first = tables.plan(0, p0=(0, 6))
@@ -361,7 +373,9 @@ def test_a_batch_that_breaks_off_among_what_had_been_sent(
 
 
 @pytest.mark.slow
-def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log: Log, restarted: Restarted) -> None:
+def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
+) -> None:
     """Without that, no run would go on; and a number of a batch is never given twice."""
     name = f"highwater.pub.{TARGET}"
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
@@ -383,7 +397,7 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
 
 
 @pytest.mark.slow
-def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restarted: Restarted) -> None:
+def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: FakeTransactionLog, restarted: Restarted) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, build_orders(0, 0, 3))
     tables.publish(first)
@@ -398,7 +412,9 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restar
 
 
 @pytest.mark.slow
-def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, log: Log, tmp_path: Path) -> None:
+def test_a_table_published_that_was_not_lost_is_not_begun_over(
+    tables: Tables, log: FakeTransactionLog, tmp_path: Path
+) -> None:
     del log
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, build_orders(0, 0, 3))
@@ -410,7 +426,7 @@ def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, l
     assert caught.value.stored == "1 in published"
 
 
-def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Tables, log: Log) -> None:
+def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Tables, log: FakeTransactionLog) -> None:
     sound = {name: text.decode() for name, text in HEADERS.items()}
     topics: Any = FakeCluster(log, 10)
     given = tables.ledger, tables.lake, topics, tables.stream, lambda _: None
@@ -427,7 +443,7 @@ def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Table
 
 
 def test_a_compacted_topic_does_not_show_what_was_sent(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"cleanup.policy": SimpleNamespace(value="compact,delete")}
     monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: settings)

@@ -26,7 +26,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange
-from tests.helpers.erasure_commits import Committed
+from tests.helpers.erasure_commits import FakeErasureCommits
 from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World, slice_
 
 # Seconds of processor each.
@@ -134,7 +134,7 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
     for name in ("events", "rejects"):
         counts = world.slice_commits[name][FIRST.key].counts
         world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
-    stored = Committed(world, monkeypatch)
+    stored = FakeErasureCommits(world, monkeypatch)
     stored.dies_after = point
     FailingSync(point, monkeypatch)
     asked = ErasureRequest(O5, dry_run=False, by="ann", because="asked for")
@@ -176,7 +176,7 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
     for name in ("events", "rejects"):
         counts = world.slice_commits[name][FIRST.key].counts
         world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
-    Committed(world, monkeypatch)
+    FakeErasureCommits(world, monkeypatch)
     work = Work(STREAM, [], NOTHING, world.lake, world.ledger, KAFKA, lambda _: None)
     erasing.erase_key(work, None, ErasureRequest(O5, dry_run=False, by="ann", because="asked for"), datetime.now(UTC))
     with monkeypatch.context() as patched:

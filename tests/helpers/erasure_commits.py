@@ -13,7 +13,7 @@ from highwater.errors import TemporaryError
 from tests.helpers.world import RETRIED, World
 
 
-class Committed:
+class FakeErasureCommits:
     """Commits of an erasure, written into the tables of a world as Spark would write them."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, keeps: str = "") -> None:

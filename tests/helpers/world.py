@@ -81,7 +81,7 @@ RETRIED = slice_(0, TIER, p0=(0, 4))
 
 
 @dataclass(frozen=True)
-class Served:
+class FakeRecord:
     """A record as librdkafka hands it over; of one that was aborted only the place matters."""
 
     place: PartitionOffset
@@ -123,13 +123,13 @@ class FakeCluster:
         states = {p: PartitionState(self.log_start, end, end, 1) for p, end in self.ends[topic].items()}
         return TopicState(topic, self.topic_id, states)
 
-    def read(self, topic: str, ranges: Mapping[int, OffsetRange], *, committed: bool = True) -> Iterator[Served]:
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], *, committed: bool = True) -> Iterator[FakeRecord]:
         if not ranges:
             return
         self.reads.append((topic, committed))
         seen = self.committed[topic] | (set() if committed else self.aborted[topic])
         there = (place for place in sorted(seen) if place[0] in ranges and place[1] in ranges[place[0]])
-        yield from (Served(place, self.records.get((topic, place), {})) for place in there)
+        yield from (FakeRecord(place, self.records.get((topic, place), {})) for place in there)
 
 
 class World:

@@ -57,7 +57,7 @@ class FakeCluster:
         self.read_description(topic)
 
 
-class SlowToHear(FakeCluster):
+class FakeLaggingBroker(FakeCluster):
     """The broker that is asked first does not know the topic yet, another one does."""
 
     def look_again(self, topic: str) -> Any:
@@ -130,7 +130,7 @@ def test_status_asks_once_and_only_where_something_was_sent(known: Known) -> Non
     assert known.status(there) is None
     assert there.asked == 1
     assert isinstance(known.status(FakeCluster(ABSENT)), Vanished)
-    assert known.status(SlowToHear(ABSENT)) is None, "one look is no proof"
+    assert known.status(FakeLaggingBroker(ABSENT)) is None, "one look is no proof"
     assert known.status(FakeCluster(AWAY)) is AWAY
 
 

@@ -34,7 +34,7 @@ from highwater.resources import delta
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.dlq_topics import TopicShape
 from highwater.topic_rules import Setting
-from tests.helpers.accepted import Event, Log, Tables
+from tests.helpers.accepted import Event, FakeTransactionLog, Tables
 from tests.helpers.support import read_rows
 from tests.helpers.world import COLUMNS, FIRST, World
 from tests.helpers.world import FULL_STREAM as STREAM
@@ -61,7 +61,7 @@ def write_by_spark(spark: SparkSession, path: str) -> None:
         frame.write.format("delta").mode("overwrite").save(path)
 
 
-class Wide(World):
+class WideWorld(World):
     """Slices of these widths, with one event for each further partition, in tables that Spark writes."""
 
     def __init__(self, folder: Path, spark: SparkSession) -> None:
@@ -92,23 +92,23 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[OURS, "another writer"])
 def wide(
     request: pytest.FixtureRequest, _settings: None, spark_server: SparkConnect, spark: SparkSession, tmp_path: Path
-) -> Iterator[Wide]:
+) -> Iterator[WideWorld]:
     """Tables as we write them, and as an older version did, or somebody's OPTIMIZE."""
     from pyspark.sql import SparkSession
 
     from highwater.resources.spark import close
 
     if request.param == OURS:
-        yield Wide(tmp_path, spark)
+        yield WideWorld(tmp_path, spark)
         return
     other = SparkSession.builder.remote(spark_server.remote).create()
     other.conf.set("spark.sql.session.timeZone", "UTC")
-    yield Wide(tmp_path, other)
+    yield WideWorld(tmp_path, other)
     close(other)
 
 
 @pytest.mark.slow
-def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pytest.FixtureRequest) -> None:
+def test_every_read_without_a_jvm_sees_what_spark_sees(wide: WideWorld, request: pytest.FixtureRequest) -> None:
     wide.write()
     for table in COLUMNS:
         seen = wide.spark_counts(table)
@@ -163,7 +163,7 @@ def test_the_events_of_a_slice_over_many_partitions_are_published(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Publication failed: it saw none of the events that the commit record of the slice counts."""
-    log = Log()
+    log = FakeTransactionLog()
     monkeypatch.setattr(published, "Transactions", log)
     shape = TopicShape(300, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)

@@ -175,7 +175,7 @@ def test_a_limit_takes_those_that_were_parked_first() -> None:
 
 
 @dataclass(frozen=True)
-class Lying:
+class FakeParkedRecord:
     """A record of the parked topic, and the topic itself."""
 
     at: int
@@ -205,11 +205,11 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     ledger.erasures.add(Erasure("orders", compute_digest(b"o1"), "asked for", "somebody", NOW))
     ms = round(NOW.timestamp() * 1000)
     lying = [
-        Lying(0, b"o1", ms, an_envelope(0, timestamp=ms - 5)),
-        Lying(1, b"o1", ms + 9, an_envelope(1, timestamp=ms)),  # parked again since
-        Lying(2, b"o1", ms + 9, an_envelope(2, timestamp=ms + 1)),
-        Lying(3, b"o2", ms, an_envelope(3, timestamp=ms)),
-        Lying(4, None, ms, an_envelope(4, timestamp=ms)),
+        FakeParkedRecord(0, b"o1", ms, an_envelope(0, timestamp=ms - 5)),
+        FakeParkedRecord(1, b"o1", ms + 9, an_envelope(1, timestamp=ms)),  # parked again since
+        FakeParkedRecord(2, b"o1", ms + 9, an_envelope(2, timestamp=ms + 1)),
+        FakeParkedRecord(3, b"o2", ms, an_envelope(3, timestamp=ms)),
+        FakeParkedRecord(4, None, ms, an_envelope(4, timestamp=ms)),
     ]
     there = PartitionState(log_start=0, last_stable=5, high_watermark=5, leader=1)
     state = TopicState("orders.dlq.parked", "A" * 22, {0: there})

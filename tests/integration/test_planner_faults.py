@@ -328,14 +328,14 @@ def test_a_partition_without_a_leader_is_named_and_caught_up_with(scene: Scene, 
 def test_leaders_that_come_one_after_another_do_not_hold_up_the_others(scene: Scene) -> None:
     """Each look found one leader more, and the tick gave up as if other planners had been first each time."""
 
-    class Trickling(FakeLeaderlessCluster):
+    class FakeSlowCluster(FakeLeaderlessCluster):
         def read_topic_state(self, topic: str) -> TopicState:
             state = super().read_topic_state(topic)
             self.gone = set(sorted(self.gone)[1:])
             return state
 
     scene.add_partitions(12)
-    kafka = Trickling(scene.bootstrap)
+    kafka = FakeSlowCluster(scene.bootstrap)
     scene.kafka, kafka.gone = kafka, set(range(1, 12))
     scene.write(2)
     assert len(scene.tick().slices) == 1

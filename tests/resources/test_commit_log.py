@@ -233,13 +233,13 @@ def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake) ->
 def test_a_session_that_may_still_carry_a_number_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta would skip the second of its later writes to any other table, without an error."""
 
-    class Conf(dict[str, str]):
+    class FakeConf(dict[str, str]):
         set = dict.__setitem__
 
         def unset(self, name: str) -> None:
             raise ConnectionError(name)
 
-    session, closed = SimpleNamespace(conf=Conf()), list[object]()
+    session, closed = SimpleNamespace(conf=FakeConf()), list[object]()
     monkeypatch.setattr(numbered_commits, "close", closed.append)
     with (
         pytest.raises(ConnectionError),

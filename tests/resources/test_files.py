@@ -73,17 +73,17 @@ def test_a_partition_is_read_by_a_task_or_more(
     assert _KafkaRows(rows, {slice_.key: slice_}, again).count_tasks([slice_.key]) == tasks
 
 
-class Frame:
+class FakeDataFrame:
     """A test double for a DataFrame; records how its rows are spread over files."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def repartition(self, *by: Any) -> Frame:
+    def repartition(self, *by: Any) -> FakeDataFrame:
         self.calls.append(("repartition", *by))
         return self
 
-    def coalesce(self, files: int) -> Frame:
+    def coalesce(self, files: int) -> FakeDataFrame:
         self.calls.append(("coalesce", files))
         return self
 
@@ -124,7 +124,7 @@ def test_a_commit_gathers_its_rows_where_a_writer_would_read_many_partitions_one
     monkeypatch.setattr(
         "highwater.resources.spark_tables._build_file_key", lambda files, spread, keys: f"neighbours of {len(keys)}"
     )
-    rows: Any = Frame()
+    rows: Any = FakeDataFrame()
     _repartition_rows(rows, files, "offset", tasks, [f"orders@{n:07d}" for n in range(slices)])
     assert rows.calls == way
 

@@ -154,7 +154,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
     path = lake.build_table_path(STREAM, TABLE)
     asked: list[str] = []
 
-    class Session:
+    class FakeSession:
         """Spark, where another run is ahead by one column at the first statement."""
 
         def sql(self, statement: str) -> None:
@@ -165,7 +165,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
             _add_column(path, "second")
 
     columns = "slice STRING, first STRING, second STRING"
-    create_table(Session(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
+    create_table(FakeSession(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
     assert [statement.split("COLUMNS ")[1] for statement in asked] == [
         "(first STRING, second STRING)",
         "(second STRING)",
@@ -173,7 +173,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
 
 
 def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> None:
-    class Session:
+    class FakeSession:
         """Spark, which refuses the statement."""
 
         def sql(self, statement: str) -> None:
@@ -181,10 +181,10 @@ def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> 
 
     path, columns = lake.build_table_path(STREAM, TABLE), "slice STRING, first STRING"
     with pytest.raises(RuntimeError, match="no space"):
-        create_table(Session(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
+        create_table(FakeSession(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
 
 
-class Watched:
+class RecordingSpark:
     """Spark and the lock of a table's commits, as they are asked; others add columns while the lock is waited for."""
 
     def __init__(self, path: str, *ahead: str) -> None:
@@ -232,20 +232,20 @@ def _make_together(paths: list[str], together: Barrier) -> None:
 
 def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: Lake) -> None:
     """A driver beside it that wrote the same version of the table would lose its commit."""
-    added = Watched(lake.build_table_path(STREAM, TABLE)).have("slice STRING, first STRING")
+    added = RecordingSpark(lake.build_table_path(STREAM, TABLE)).have("slice STRING, first STRING")
     assert added == ["lock", "ALTER (first STRING)", "unlock"]
 
 
 def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_path: Path) -> None:
     ledger, held = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), []
 
-    class Session:
+    class FakeSession:
         """Spark in a driver of its own; looks at the ledger at each statement."""
 
         def sql(self, statement: str) -> None:
             held.append(set(ledger.read_leases()))
 
-    spark: Any = Session()
+    spark: Any = FakeSession()
     kafka: Any = None
     work = Work(make_stream("orders"), (), spark, lake, ledger, kafka, print)
     ensure_table(work, TABLE, "slice STRING, first STRING", ["slice"])
@@ -254,14 +254,14 @@ def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_pat
 
 
 def test_a_table_that_lacks_nothing_takes_no_lock(lake: Lake) -> None:
-    assert Watched(lake.build_table_path(STREAM, TABLE)).have("slice STRING") == []
+    assert RecordingSpark(lake.build_table_path(STREAM, TABLE)).have("slice STRING") == []
 
 
 def test_what_was_done_while_the_lock_was_waited_for_is_not_done_again(lake: Lake) -> None:
     path = lake.build_table_path(STREAM, TABLE)
     both = "slice STRING, first STRING, second STRING"
-    assert Watched(path, "first").have(both) == ["lock", "ALTER (second STRING)", "unlock"]
-    assert Watched(path, "second").have(both) == ["lock", "unlock"]
+    assert RecordingSpark(path, "first").have(both) == ["lock", "ALTER (second STRING)", "unlock"]
+    assert RecordingSpark(path, "second").have(both) == ["lock", "unlock"]
 
 
 def _add_column(path: str, name: str) -> None:

@@ -53,7 +53,7 @@ def test_a_session_that_was_set_up_so_is_left_so() -> None:
     assert session.conf.get(ADAPTIVE) == "false"
 
 
-class AwayConf(FakeConf):
+class FailingConf(FakeConf):
     """Settings behind a server that is away while `away` is set."""
 
     away = False
@@ -66,7 +66,7 @@ class AwayConf(FakeConf):
 
 def test_a_spark_that_is_away_as_a_block_begins_is_named_and_as_it_ends_fails_nothing() -> None:
     session = session_with("true")
-    conf = AwayConf({ADAPTIVE: "true"})
+    conf = FailingConf({ADAPTIVE: "true"})
     vars(session)["conf"] = conf
     conf.away = True
     with pytest.raises(DependencyAwayError), session_settings(session, AS_PLANNED):

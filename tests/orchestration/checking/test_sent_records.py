@@ -56,11 +56,11 @@ class FakeCluster:
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[Any]:
         for headers in self.records[topic][ranges[0].start : ranges[0].end]:
-            yield _Record(headers)
+            yield FakeMessage(headers)
 
 
 @dataclass(frozen=True)
-class _Record:
+class FakeMessage:
     found: Sequence[KafkaHeader]
 
     def headers(self) -> Sequence[KafkaHeader]:

@@ -34,9 +34,9 @@ from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
-from tests.helpers.erasure_commits import Committed
+from tests.helpers.erasure_commits import FakeErasureCommits
 from tests.helpers.support import Bench, Message, order_message
-from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, Served, World, slice_
+from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, FakeRecord, World, slice_
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -183,7 +183,7 @@ def test_slices_that_are_being_sent_are_left_for_later(world: World, monkeypatch
 
 
 @dataclass(frozen=True)
-class Sent(Served):
+class FakeSentRecord(FakeRecord):
     """A record with what an erasure knows it by."""
 
     sent: bytes = b"o1"
@@ -224,7 +224,7 @@ def test_a_record_that_was_erased_before_it_was_read_is_reported_by_key_and_time
 
     def sent(*arguments: Any, **changes: Any) -> Any:
         for one in read(*arguments, **changes):
-            yield Sent(one.place, sent=key, at=NOON + timedelta(seconds=late))
+            yield FakeSentRecord(one.place, sent=key, at=NOON + timedelta(seconds=late))
 
     world.topics.read = sent  # type: ignore[method-assign]
     found = world.check_slices([FIRST.key])["gaps_explained"][FIRST.key]
@@ -247,7 +247,7 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     for one, more in ((RETRIED, {"events_seen": 0}), (FIRST, {"rejects_malformed": 1, "rejects_unresolved": 1})):
         for name in ("events", "rejects"):
             world.alter_slice_commit(name, one, counts={**world.slice_commits[name][one.key].counts, **more})
-    stored = Committed(world, monkeypatch)
+    stored = FakeErasureCommits(world, monkeypatch)
     reclaim = Reclaim(Origin("orders", 0, 0, 2), FIRST.key, 1, "a fixed rule", "somebody", NOON)
     world.ledger.reclaims.add("orders", [reclaim])
     now = version_of(world, "events")
@@ -284,7 +284,7 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
     for name in ("events", "rejects"):
         by_reason = {"rejects_malformed": 1, "rejects_unresolved": 1}
         world.alter_slice_commit(name, FIRST, counts={**world.slice_commits[name][FIRST.key].counts, **by_reason})
-    Committed(world, monkeypatch, keeps=table)
+    FakeErasureCommits(world, monkeypatch, keeps=table)
     nothing, lines = cast("Any", None), list[str]()
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
     asked = ErasureRequest(compute_digest(b"o5"), dry_run=False, by="somebody", because="asked for")

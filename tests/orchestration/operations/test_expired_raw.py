@@ -23,7 +23,7 @@ from highwater.retention import (
     count_records,
 )
 from highwater.slice_commits import SliceCommit
-from tests.helpers.erasure_commits import Committed
+from tests.helpers.erasure_commits import FakeErasureCommits
 from tests.helpers.retained import (
     NOTHING,
     NOW,
@@ -63,7 +63,7 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     step.maintain()
     assert held(world) == set()
     rows = dict(world.slice_commits["raw"])
-    retained = Committed(world, monkeypatch)
+    retained = FakeErasureCommits(world, monkeypatch)
     world.slice_commits["raw"].update(rows)
     world.write()
     retained.dies_after = "raw"

@@ -39,7 +39,7 @@ from highwater.resources.table_maintenance import (
     read_commit_times,
     remove_files,
 )
-from tests.helpers.accepted import Event, Log, Tables
+from tests.helpers.accepted import Event, FakeTransactionLog, Tables
 from tests.helpers.support import Bench, order_message, read_rows
 from tests.helpers.world import COLUMNS, RETRIED, STREAM, World, schema_of
 
@@ -204,7 +204,7 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     import pyarrow as pa
     from deltalake import write_deltalake
 
-    log, tables, topic_id = Log(), Tables(tmp_path), "T" * 22
+    log, tables, topic_id = FakeTransactionLog(), Tables(tmp_path), "T" * 22
     monkeypatch.setattr(published, "Transactions", log)
     monkeypatch.setattr(Kafka, "list_group_names", lambda _: [])
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: TopicShape(2, 1, {"max.message.bytes": "1000000"}))

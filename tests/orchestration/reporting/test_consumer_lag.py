@@ -30,7 +30,7 @@ from tests.helpers.lagging import Deployed, FakeCluster
 from tests.helpers.written_tables import NOW, STREAM, TIER
 
 
-class Wide(FakeCluster):
+class FakeWideCluster(FakeCluster):
     """Of forty partitions the last lags least, by three records that are six days old; the others lag by minutes."""
 
     OLD = 39
@@ -95,7 +95,7 @@ def test_of_many_partitions_the_oldest_are_asked_however_little_they_lag(
 ) -> None:
     """Those with most unread were asked: one that hung with three records of six days passed for read."""
     monkeypatch.setattr(consumer_lag, "PARTITIONS_ASKED", partitions)
-    deployed.kafka = Wide()
+    deployed.kafka = FakeWideCluster()
     deployed.slices.append(replace(deployed.slices[0], ordinal=6, ranges={p: OffsetRange(0, 60) for p in range(40)}))
     deployed.ledger.add(deployed.slices[6:])
     deployed.read(*range(7))
@@ -188,7 +188,7 @@ def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
 FOREIGN = "connect.dlq"
 
 
-class Several(FakeCluster):
+class FakeClusterOfTopics(FakeCluster):
     """Of these topics alone are there any; no broker's clock stamps them."""
 
     def __init__(self, *there: str) -> None:
@@ -232,7 +232,7 @@ def test_a_retry_that_retention_is_about_to_take_is_reported(
     topic: str, main: Mapping[str, int], deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main topic alone was asked: a stopped sensor or a long pause was reported when the offsets were gone."""
-    deployed.kafka = Several("orders", TIER, FOREIGN)
+    deployed.kafka = FakeClusterOfTopics("orders", TIER, FOREIGN)
     stored = {"orders": main, TIER: A_DAY, FOREIGN: A_DAY, topic: TOO_SHORT}
     found = retention_left(deployed, monkeypatch, stored)
     assert found is not None
@@ -246,7 +246,7 @@ def test_a_retry_that_retention_is_about_to_take_is_reported(
 def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deployed.kafka = Several("orders", FOREIGN)
+    deployed.kafka = FakeClusterOfTopics("orders", FOREIGN)
     found = retention_left(deployed, monkeypatch, {"orders": A_DAY})
     assert found is not None
     assert (found.over, "of orders" in found.value) == (False, True)
@@ -257,7 +257,7 @@ def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
 
 
 def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
-    deployed.kafka = Several("orders", TIER)
+    deployed.kafka = FakeClusterOfTopics("orders", TIER)
     sized = {**ALL, "retention_bytes": 9}
     for stored, expected in (
         ({"orders": sized}, "no age ends a record; when retention.bytes=9 of orders takes one is not known"),
@@ -309,7 +309,7 @@ def test_a_retry_that_is_planned_and_not_read_is_late(tmp_path: Path, monkeypatc
     assert alert_of(other, monkeypatch).over, "its first record came 90 minutes ago"
 
 
-class Holding(FakeCluster):
+class FakeHeldBackCluster(FakeCluster):
     """Of some topics an open transaction holds back partition 0, from this offset on."""
 
     bootstrap = "here:9092"
@@ -334,7 +334,7 @@ class Holding(FakeCluster):
 def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: Deployed) -> None:
     """The lag was 0, and nothing was old: what follows an open transaction was no record yet."""
     deployed.read(*range(6))
-    deployed.kafka = Holding(orders=60)
+    deployed.kafka = FakeHeldBackCluster(orders=60)
     ages = deployed.ages()
     held = ages.held_back
     assert {p: (one.offset, one.offsets) for p, one in held.items()} == {0: (60, 40)}
@@ -375,7 +375,7 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
     monkeypatch.setattr(
         topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
     )
-    deployed.kafka = Holding(**first)
+    deployed.kafka = FakeHeldBackCluster(**first)
     deployed.ledger.topics.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
     found = topic_conditions.measure_open_transaction(
         alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, STREAM)

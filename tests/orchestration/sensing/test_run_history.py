@@ -193,7 +193,7 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
     before = kafka.read_topic_state(TOPIC)
     recorded = {0: PlannedFacts(20, before.partitions[0].leader_epoch)}
     with dg.DagsterInstance.ephemeral() as instance:
-        offline = Offline(cluster, instance, tmp_path, monkeypatch)
+        offline = OfflinePartitions(cluster, instance, tmp_path, monkeypatch)
         cluster.brokers[LEADER].kill()
         wait_until(
             lambda: leader(cluster.brokers[WITNESS].bootstrap) == cluster.brokers[FOLLOWER].node.id, 60, "the election"
@@ -210,7 +210,7 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
         offline.ensure_caught_up_with()
 
 
-class Offline:
+class OfflinePartitions:
     """A stream whose topic has its partitions on one broker each, planned as far as its first record."""
 
     def __init__(
