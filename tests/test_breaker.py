@@ -192,7 +192,7 @@ def test_one_probe_after_the_cool_down_and_the_next_only_when_it_is_lost() -> No
     assert (again.state, again.since, again.until) == ("open", NOON, NOON + minutes(50))
 
 
-def test_what_nothing_fixes_is_probed_less_and_less_often_and_still_twice_an_hour() -> None:
+def test_persistent_failures_are_probed_less_often_but_twice_an_hour() -> None:
     circuit, now, waits = record_failure(Circuit(), Breaker(failures=1), ["a"], {"a"}, "boom", NOON), NOON, []
     for _ in range(6):
         assert circuit.until is not None

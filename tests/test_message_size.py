@@ -95,7 +95,9 @@ def test_a_reference_fits_and_leaves_out_no_more_than_it_must(
     ("size", "client", "compresses", "whole"),
     [(100, 200, False, True), (101, 200, False, False), (101, 200, True, True), (201, 200, True, False)],
 )
-def test_what_is_sent_whole(size: int, client: int, *, compresses: bool, whole: bool) -> None:
+def test_size_limits_decide_whether_a_record_is_sent_whole(
+    size: int, client: int, *, compresses: bool, whole: bool
+) -> None:
     """The client counts before compression; what the topic takes after it only the broker knows."""
     assert SizeLimits({TIER: 100}, client, compresses).can_send_whole(TIER, size) is whole
 
@@ -250,7 +252,7 @@ def a_sending(lake: Lake, transactions: FakeTransactions, room: int) -> FakeReje
 BEFORE, AFTER = PublicationMark(1, 4, "plan"), PublicationMark(1, 7, "plan")
 
 
-def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path: Path) -> None:
+def test_records_refused_by_the_broker_end_like_records_known_to_be_too_large(tmp_path: Path) -> None:
     """On the parked topic, by reference in the end; the table of rejects knows of it first, the mark counts it once."""
     lake = Lake(str(tmp_path))
     sizes = {1: 10, 2: 30_000, 3: 60_000}
@@ -308,7 +310,7 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
     assert open_envelope(record.headers) == again
 
 
-def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
+def test_records_refused_by_a_tier_stay_parked_and_others_are_sent_back() -> None:
     transactions, stay = FakeTransactions({TIER: 1_000}), redriving._NotSent()
     found = [OriginalRecord(b"k%d" % n, b"v" * size, []) for n, size in enumerate([10, 5_000, 20])]
     batch = [

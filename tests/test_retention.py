@@ -71,12 +71,12 @@ def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
         (Retention(rejects=AGE), "rejects are never deleted"),
     ],
 )
-def test_what_is_not_offered_is_refused(retention: Retention, reported: str) -> None:
+def test_unsupported_retention_is_refused(retention: Retention, reported: str) -> None:
     with pytest.raises(DeclarationError, match=reported):
         replace(STREAM, retention=retention)
 
 
-def test_what_went_by_its_age_is_no_erased_key() -> None:
+def test_expired_rows_are_no_erased_key() -> None:
     assert compute_erasure_times([Erasure("orders", BY_AGE, "", "", NOON), Erasure("orders", "a", "", "", NOON)]) == {
         "a": NOON
     }

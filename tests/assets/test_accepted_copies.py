@@ -56,7 +56,7 @@ def headers(**changes: bytes | None) -> list[tuple[str, bytes | None]]:
     return [*HEADERS.items(), *((f"highwater.{name.replace('_', '.')}", value) for name, value in changes.items())]
 
 
-def test_what_a_record_says() -> None:
+def test_headers_of_an_accepted_record_are_parsed() -> None:
     plain = read(headers(), b"{}")
     assert (plain.origin, plain.ms, plain.slice_key) == (Origin("orders", 1, 2, 3), 77, "orders@0000004")
     assert (plain.revision, plain.late) == (0, None)
@@ -101,7 +101,7 @@ def test_a_record_of_somebody_else_is_none(changes: Mapping[str, bytes | None], 
     ],
     ids=["as it is there", "changed", "retracted"],
 )
-def test_what_was_sent_before_is_preserved_or_revised(known: RecordedOutcome, found: PublicationOutcome) -> None:
+def test_sent_events_are_preserved_or_revised(known: RecordedOutcome, found: PublicationOutcome) -> None:
     outcome = decide_publication("orders@0000007", "a", known, again=False, late=None)
     assert outcome == found
     assert outcome is not None
@@ -124,7 +124,7 @@ def copy(offset: int, late: Lateness | None = None, generation: int = 0) -> acce
     ],
     ids=["all is there", "begins later", "begins before", "nothing is there", "other records", "two generations"],
 )
-def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
+def test_events_that_the_topic_no_longer_holds_may_be_sent_again(
     start: int, copies: list[accepted_copies.AcceptedCopy], number: int, unknown: Mapping[int, OffsetRange]
 ) -> None:
     seen = AcceptedFacts({0: OffsetRange(start, start + 5)})
@@ -211,7 +211,7 @@ def reported(records: list[Sent]) -> list[tuple[int, str | None, str | None]]:
 
 
 @pytest.mark.slow
-def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
+def test_new_slices_preserve_sent_events_and_send_the_others(
     tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
     """Other slices, and among their events one that had been rejected, one that changed, and new ones."""
@@ -279,7 +279,7 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
 
 
 @pytest.mark.slow
-def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(
+def test_rejecting_a_sent_event_needs_a_persons_permission(
     tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
     first = tables.plan(0, p0=(0, 3))
@@ -397,7 +397,9 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(
 
 
 @pytest.mark.slow
-def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: FakeTransactionLog, restarted: Restarted) -> None:
+def test_erased_origins_are_deleted_from_the_copies(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
+) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, build_orders(0, 0, 3))
     tables.publish(first)

@@ -49,7 +49,7 @@ def test_nothing_is_noted_where_every_slice_retained_its_decision() -> None:
     assert shared.select_frames({"a": 1}, {}) == []
 
 
-def test_what_is_released_is_preserved_no_longer_whatever_spark_says() -> None:
+def test_released_frames_are_dropped_even_if_spark_refuses() -> None:
     first, second = FakeFrame(refuses=True), FakeFrame()
     shared: Any = stored((first, {"a": 0}, {"a": 1}), (second, {"b": 0}, {"b": 1}))
     shared.release()

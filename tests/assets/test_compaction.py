@@ -90,7 +90,7 @@ def test_rows_lie_in_the_order_of_the_declared_columns(bench: Bench) -> None:
     assert [row["key"] for row in bench.rows("events")] == ["o1", "o2", "o0"]
 
 
-def test_what_exceeds_a_file_becomes_several_one_after_another(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_one_file_become_several_ordered_files(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     slices = taken_alone(bench, 4)
     group, rows = FileGroup(tuple(small_files(bench, "raw"))), by_slice(bench, "raw")
     monkeypatch.setattr("highwater.maintenance.TARGET_BYTES", group.bytes // 2)

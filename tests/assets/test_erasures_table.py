@@ -89,7 +89,7 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     assert sync_with_ledger(other, lake, "orders") == 0
 
 
-def test_who_reads_records_looks_at_the_erasures_of_keys_alone(tmp_path: Path) -> None:
+def test_readers_of_records_sync_only_erasures_of_keys(tmp_path: Path) -> None:
     """Expired rows are one entry a slice, for ever."""
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     number = ledger.erasures.add(Erasure("orders", BY_AGE, "retention", "maintenance", NOON))
@@ -194,9 +194,7 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
     assert read(world.lake, "orders")[0].slices[later.key].places == {0: [OffsetRange(51, 52)]}
 
 
-def test_what_a_slice_leaves_out_is_in_the_lake_before_it_is_committed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erasures_reach_the_lake_before_the_slice_is_committed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An erasure that died before its first step is in force all the same: runs leave its records out."""
     world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     monkeypatch.setattr(
@@ -259,7 +257,7 @@ def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, t
     assert {key: it.done_at for key, it in one.slices.items()} == {FIRST.key: NOON}, "of slices that it knows"
 
 
-def test_what_is_done_in_the_table_alone_is_not_written_again_and_again(world: World) -> None:
+def test_erasures_done_only_in_the_table_are_not_rewritten(world: World) -> None:
     """A ledger from a backup holds it as begun."""
     number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     world.ledger.erasures.begin(number, [ErasedCounts(FIRST.key, {}, {}, NOON)])

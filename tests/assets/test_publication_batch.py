@@ -137,7 +137,7 @@ def test_each_batch_is_written_down_once_and_settled_by_one_commit(
     assert [settled[slice_.key].extra[publication_log.BATCH] for slice_ in slices] == [1, 2, 3]
 
 
-def test_what_the_batch_before_has_sent_is_not_sent_again(
+def test_events_of_the_previous_batch_are_not_sent_again(
     tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is settled before it is looked for second deliveries of it."""
@@ -186,7 +186,7 @@ def break_once(
     monkeypatch.setattr(owner, name, breaking)
 
 
-def test_what_was_reprocessed_after_a_run_broke_off_is_sent_as_it_is_now(
+def test_slices_reprocessed_after_a_failed_run_send_their_current_events(
     tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of six events were sent; then a rule was fixed, and accepts two more, one of them before the third."""

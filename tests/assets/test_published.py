@@ -117,7 +117,7 @@ def test_a_slice_whose_rejects_are_not_published_is_not_done(tables: Tables) -> 
         tables.publish(slice_)
 
 
-def test_what_comes_back_through_a_tier_follows_and_is_marked(tables: Tables, log: FakeTransactionLog) -> None:
+def test_events_from_a_tier_are_sent_later_and_marked(tables: Tables, log: FakeTransactionLog) -> None:
     tier = tables.stream.tier_topics[0]
     first, second = tables.plan(0, p0=(0, 3)), tables.plan(1, minute=90, p0=(3, 5))
     late = tables.plan(0, tier, minute=120, p0=(0, 1))

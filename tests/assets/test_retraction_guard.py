@@ -37,7 +37,7 @@ from tests.helpers.published_tables import read_published_rows
 pytestmark = pytest.mark.slow
 
 
-def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tables, log: FakeTransactionLog) -> None:
+def test_sent_events_are_not_rejected_without_permission(tables: Tables, log: FakeTransactionLog) -> None:
     slice_, other = tables.plan(0, p0=(0, 3)), tables.plan(1, p0=(3, 4))
     tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
@@ -63,9 +63,7 @@ def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tab
     assert (log.records[-1].place, log.records[-1].headers["highwater.revision"]) == ((0, 2), "2")
 
 
-def test_what_was_reclaimed_from_the_dlq_follows_the_revisions_of_the_tier_that_sent_it(
-    tables: Tables, log: FakeTransactionLog
-) -> None:
+def test_reclaimed_records_continue_the_revisions_of_the_sending_tier(tables: Tables, log: FakeTransactionLog) -> None:
     """The tier's slice sent it and retracted it; the slice of the main topic knew of neither, and sent no revision."""
     tier = tables.stream.tier_topics[0]
     main, retried = tables.plan(0, p0=(0, 2)), tables.plan(0, tier, minute=120, p0=(0, 1))
@@ -152,7 +150,7 @@ def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables
     assert list_places(log.records) == [(0, 0), (0, 1), (0, 3)]
 
 
-def test_what_another_lost_from_events_is_never_reclaimed(tables: Tables, log: FakeTransactionLog) -> None:
+def test_permission_for_one_event_does_not_cover_another_lost_event(tables: Tables, log: FakeTransactionLog) -> None:
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
@@ -163,7 +161,7 @@ def test_what_another_lost_from_events_is_never_reclaimed(tables: Tables, log: F
     assert len(log.records) == 3
 
 
-def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: FakeTransactionLog) -> None:
+def test_erased_events_do_not_count_as_retracted(tables: Tables, log: FakeTransactionLog) -> None:
     """The slices' decisions lose it, as an erasure commits them; it was sent, and nothing follows."""
     tier = tables.stream.tier_topics[0]
     slice_, late = tables.plan(0, p0=(0, 3)), tables.plan(0, tier, minute=0, p0=(0, 2))
@@ -188,7 +186,7 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Fak
     ]  # fmt: skip
 
 
-def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: FakeTransactionLog) -> None:
+def test_events_under_way_are_not_erased(tables: Tables, log: FakeTransactionLog) -> None:
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, build_orders(0, 0, 3))
     log.breaks = "committed 1"
@@ -224,9 +222,7 @@ def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
         tables.publish(slice_)  # these were sent after the leave
 
 
-def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that_broke_off(
-    tables: Tables, log: FakeTransactionLog
-) -> None:
+def test_sent_slices_include_lost_slices_and_a_failed_batch(tables: Tables, log: FakeTransactionLog) -> None:
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     keys = [slice_.key for slice_ in slices]
     assert retraction_guard._list_sent_slices(tables.work(*slices), keys) == []

@@ -130,7 +130,7 @@ def test_questions_are_in_dagsters_words(question: str) -> None:
     assert validate(create_schema().graphql_schema, parse(getattr(dagster_questions, question))) == []
 
 
-def test_what_observations_of_an_asset_show_is_read() -> None:
+def test_observations_of_an_asset_are_read() -> None:
     shown = [("breaker", "open"), ("lag", None), ("breaker", "closed")]
     entries = [{"metadataEntries": [{"label": label, "text": text}]} for label, text in shown]
     answers = FakeDagsterAnswers(assetOrError={"__typename": "Asset", "assetObservations": entries})
@@ -321,7 +321,7 @@ def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
         assert part in text
 
 
-def test_what_went_otherwise_with_the_burst_is_wrong(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_results_of_the_burst_are_reported(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     flooded = followed(ledger, monkeypatch, parked=3)
     flooded.burst.look()
     assert flooded.burst.figures.wrong == ["3 records stood on payments.parked while the breaker of payments was open"]

@@ -81,7 +81,7 @@ def live(stream: Stream, records: Sequence[KafkaRecord], registry: FakeRegistry)
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_what_a_sample_gives_classifies_the_whole_topic(name: str) -> None:
+def test_stream_inferred_from_a_sample_classifies_the_whole_topic(name: str) -> None:
     topic, account, registry = TOPICS[name], Account(), FakeRegistry()
     records = written(topic, account, registry)
     schemas = registry.find if topic.registry else None

@@ -143,7 +143,7 @@ def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.
     assert sorted(one, key=repr) == sorted(two, key=repr)
 
 
-def test_what_another_run_decided_is_classified_again(bench: Bench) -> None:
+def test_slices_decided_by_another_run_are_classified_again(bench: Bench) -> None:
     bench.send(order_message("o1", 1, amount="twelve"), order_message("o2", 1), order_message("o3", 1))
     slice_ = bench.plan(0, p0=(0, 3))
     mine = bench.work(slice_, classified=SharedFrames())
@@ -290,7 +290,7 @@ def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkey
     assert slice_commits[0].attempt == slice_commits[1].attempt == report.attempt
 
 
-def test_of_two_slices_read_together_the_one_that_another_run_took_is_not_written(
+def test_slice_taken_by_another_run_is_not_written_with_its_batch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.send(order_message("o1", 1), order_message("o2", 1))

@@ -241,7 +241,7 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking) -> None:
+def test_parked_records_wait_unless_accepted_or_discarded(parking: Parking) -> None:
     assert parking.waiting() == []
     parking.park(*[parking.envelope(n) for n in range(5)], parking.envelope(3, "invalid"))
     send(parking.scene.bootstrap, parking.stream.parked_topic, [Message(b"k", b"no envelope")])
@@ -296,7 +296,7 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
+def test_discarded_records_stop_waiting_with_their_first_reason(parking: Parking) -> None:
     parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
     invalid = ParkedSelection(reasons=["invalid"])
     assert parking.decide(dry_run=False, by="ann", because="a test", choice=invalid) == [1, 2]
@@ -320,9 +320,7 @@ def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Par
         ({"dry_run": False, "by": "ann"}, "declare one"),
     ],
 )
-def test_what_is_missing_is_reported_before_anything_is_done(
-    parking: Parking, asked: dict[str, Any], remedy: str
-) -> None:
+def test_missing_arguments_are_reported_before_any_action(parking: Parking, asked: dict[str, Any], remedy: str) -> None:
     parking.park(parking.envelope(0))
     parking.stream = replace(parking.stream, tiers=())
     with pytest.raises(ConfigurationError) as caught:
@@ -362,7 +360,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_what_was_abandoned_is_accepted_by_no_copy_that_is_under_way(bench: Bench) -> None:
+def test_discarded_records_are_not_accepted_by_copies_under_way(bench: Bench) -> None:
     """Its retry accepted it later, while the ledger named who had given it up."""
     policy = {**ON_REJECT, "unresolved": OnReject.PARK}
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)

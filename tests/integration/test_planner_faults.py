@@ -419,7 +419,7 @@ def test_waiting_for_more_records_ends_by_itself(scene: Scene) -> None:
     scene.ensure_each_once(offsets(0, 0, 2))
 
 
-def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_retention_takes_it(
+def test_records_behind_a_hanging_transaction_are_reported_before_and_after_retention(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
     """The lag was 0 and nothing was reported, and retention deleted what had never been read."""

@@ -392,7 +392,7 @@ ONLY_IN_RAW: dict[str, tuple[PartitionOffset, dict[str, object]]] = {
 }
 
 
-def test_what_raw_alone_keeps_is_compared_with_the_topic(looked: World) -> None:
+def test_values_that_only_raw_holds_are_compared_with_the_topic(looked: World) -> None:
     """No other table has it, so no check sees it; the second reader of the audit does."""
 
     def altered() -> dict[str, list[PartitionOffset]]:
@@ -412,7 +412,7 @@ def test_what_raw_alone_keeps_is_compared_with_the_topic(looked: World) -> None:
         assert looked.red() == {}, what
 
 
-def test_what_current_is_behind_of_is_shown_with_both_versions_and_its_origin(looked: World) -> None:
+def test_outdated_rows_of_current_show_both_versions_and_the_origin(looked: World) -> None:
     drop("current", LONE)(looked, FIRST)
     alter("current", WINNER, version=1)(looked, FIRST)
     found = looked.check_slices([FIRST.key])[VERSIONS][FIRST.key]
@@ -463,7 +463,7 @@ def test_a_copy_is_superseded_only_where_its_origin_was_accepted(looked: World) 
     assert looked.red()[ACCOUNTED] == [FIRST.key, RETRIED.key]
 
 
-def test_what_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
+def test_record_that_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
     """The slice that accepted it is reprocessed, by other rules: no origin is lost, it waits as a reject."""
     drop("events", EVENT)(looked, FIRST)
     double("rejects", MALFORMED, origin_offset=0, first_failed_at=NOON + timedelta(hours=2))(looked, FIRST)

@@ -88,7 +88,7 @@ def taking(tmp_path: Path) -> Reclaiming:
 BY_ANN = {"dry_run": False, "by": "ann", "because": "a fixed rule"}
 
 
-def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Reclaiming) -> None:
+def test_dry_run_reports_dlq_records_and_reclaims_none(taking: Reclaiming) -> None:
     found = taking.reclaim()
     assert [(origin, one.home, one.reason, one.next_topic) for origin, one in found.meant.items()] == [
         (X, FIRST.key, "malformed", PARKED)
@@ -141,7 +141,7 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaim
     assert meant(since=later) == meant(until=NOON) == 0
 
 
-def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Reclaiming, tmp_path: Path) -> None:
+def test_discarded_or_reclaimed_records_are_not_reclaimed(taking: Reclaiming, tmp_path: Path) -> None:
     taking.world.ledger.discards.add("orders", [Discard(X, "test data", "bob", NOW)])
     assert (taking.reclaim().meant, taking.reclaim().discarded) == ({}, 1)
     other = Reclaiming(tmp_path / "other")
@@ -239,7 +239,7 @@ def test_a_command_for_more_slices_than_it_names_ends_with_the_command() -> None
     )
 
 
-def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Reclaiming) -> None:
+def test_waiting_records_are_counted_by_one_query_of_the_ledger(taking: Reclaiming) -> None:
     """With one for each slice, thousands of slices took the sensor's tick longer than it has."""
     world = taking.world
     by_act = [
@@ -280,7 +280,7 @@ def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(
     assert taking.reclaim().meant == {}
 
 
-def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Reclaiming) -> None:
+def test_records_with_the_greatest_number_are_not_reclaimed(taking: Reclaiming) -> None:
     """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
     for table in ("rejects", "dlq"):
         taking.world.at(table, FIRST, (0, 2))["reclaims"] = MAX_COUNT

@@ -165,7 +165,7 @@ def test_rejects_are_read_while_kafka_is_waited_for(early: ReadBefore) -> None:
     assert len(early.waiting) == 1
 
 
-def test_what_the_mark_counts_is_not_sent_again(early: ReadBefore) -> None:
+def test_records_counted_by_the_mark_are_not_sent_again(early: ReadBefore) -> None:
     early.sent = 2
     assert [one.key for one in early.published(lambda: None).records] == [b"o2"]
 
@@ -179,7 +179,7 @@ def test_where_records_go_is_read_again_if_the_run_before_wrote_it(early: ReadBe
     assert log.topics == [tier] * 3
 
 
-def test_what_the_run_before_published_is_not_sent_again(early: ReadBefore) -> None:
+def test_records_published_by_the_previous_run_are_not_sent_again(early: ReadBefore) -> None:
     def end() -> None:
         early.tables._write("dlq", dlq.COLUMNS, early.slice_, early.rows(2, PARKED), early.decision)
 

@@ -61,7 +61,7 @@ def test_a_split_that_no_rejects_can_follow_is_reprocessed(
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_what_began_to_be_published_is_not_reprocessed(world: World, attempt: int) -> None:
+def test_partly_published_slices_are_not_reprocessed(world: World, attempt: int) -> None:
     """Other records might be rejected, beside those that were sent; what an earlier decision sent is known."""
     world.ledger.publications.record("orders", world.second.key, PublicationRecord(attempt, 0, NOON))
     lose_an_event(world, world.second)

@@ -285,7 +285,7 @@ def a_retry(planned_at: datetime) -> Slice:
     return Slice("orders", TIER_TOPIC, "A", 0, 0, {0: OffsetRange(0, 2)}, planned_at)
 
 
-def test_what_waited_on_a_topic_that_was_recreated_is_reported_as_lost(waits: Written) -> None:
+def test_records_waiting_on_a_recreated_topic_are_reported_as_lost(waits: Written) -> None:
     """It was counted as waiting for ever."""
     ends = waits.ends()
     assert (ends.waiting[TIER_TOPIC], ends.stranded) == (6, {})
@@ -295,7 +295,7 @@ def test_what_waited_on_a_topic_that_was_recreated_is_reported_as_lost(waits: Wr
     assert [f"lost with {TIER_TOPIC}, to be reclaimed", "6"] in ends.rows
 
 
-def test_what_was_published_to_the_new_topic_waits(waits: Written) -> None:
+def test_records_published_to_the_new_topic_wait(waits: Written) -> None:
     waits.ledger.topics.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW))
     assert waits.ends().waiting[TIER_TOPIC] == 6
 
@@ -324,7 +324,7 @@ def test_behind_a_loss_the_rest_of_the_tier_is_read_first(waits: Written, tmp_pa
     assert earlier.ends().stranded == {TIER_TOPIC: 6}
 
 
-def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_path: Path) -> None:
+def test_lost_records_are_reclaimed_by_their_publication_topic(tmp_path: Path) -> None:
     from tests.helpers.reclaiming import Reclaiming, X
     from tests.helpers.world import FIRST
     from tests.helpers.world import PARKED as ELSEWHERE

@@ -156,9 +156,7 @@ def test_a_stream_that_cannot_be_maintained_delays_no_other(defs: dg.Definitions
     assert maintain(defs)[::2] == (False, {"orders": 0, "others": 1})
 
 
-def test_what_waiting_fixes_is_tried_again_for_that_stream_alone(
-    defs: dg.Definitions, maintained: FakeMaintenance
-) -> None:
+def test_temporary_errors_are_retried_for_their_stream_alone(defs: dg.Definitions, maintained: FakeMaintenance) -> None:
     maintained.faults = {"orders": [DependencyAwayError("Spark does not answer", remedy="start it")] * 2}
     done, _, seen, _ = maintain(defs)
     assert (done, seen) == (True, {"orders": 1, "others": 1})

@@ -98,7 +98,7 @@ def test_while_it_is_open_nobody_asks_and_then_one_does(thing: FakeDependency) -
     assert Ledger(thing.url).breakers.read_dependency(KAFKA).state == "closed"
 
 
-def test_of_many_processes_one_makes_the_probe(thing: FakeDependency) -> None:
+def test_one_of_many_processes_makes_the_probe(thing: FakeDependency) -> None:
     thing.away = True
     for _ in range(FAILURES):
         thing.work()

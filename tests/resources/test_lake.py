@@ -206,7 +206,7 @@ class RecordingSpark:
         return self.asked
 
 
-def test_of_many_that_make_a_table_at_once_one_does(tmp_path: Path) -> None:
+def test_one_of_many_concurrent_drivers_creates_the_table(tmp_path: Path) -> None:
     """A second one would give the table another identity; a driver that committed meanwhile would get a conflict."""
     from deltalake import DeltaTable
 
@@ -257,7 +257,7 @@ def test_a_table_that_lacks_nothing_takes_no_lock(lake: Lake) -> None:
     assert RecordingSpark(lake.build_table_path(STREAM, TABLE)).have("slice STRING") == []
 
 
-def test_what_was_done_while_the_lock_was_waited_for_is_not_done_again(lake: Lake) -> None:
+def test_columns_added_while_waiting_for_the_lock_are_not_added_again(lake: Lake) -> None:
     path = lake.build_table_path(STREAM, TABLE)
     both = "slice STRING, first STRING, second STRING"
     assert RecordingSpark(path, "first").have(both) == ["lock", "ALTER (second STRING)", "unlock"]

@@ -83,7 +83,7 @@ def test_each_record_is_handed_over_once_in_order(tmp_path: Path, monkeypatch: p
     assert [name for name, _ in box.list_waiting()] == ["stays", "more13"]
 
 
-def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
+def test_delivered_records_can_be_forgotten_and_numbers_are_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = a_box(tmp_path / "outbox.sqlite", monkeypatch)

@@ -61,7 +61,7 @@ def sent_again(box: Outbox) -> tuple[list[str], dict[str, str | None]]:
 
 
 @FORGETTING
-def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_again(
+def test_possibly_deleted_records_are_withheld_with_their_key(
     tmp_path: Path, forget: Callable[[FakeTopicLog], None]
 ) -> None:
     """It was taken for a record that never arrived, and came twice, behind later ones of its key."""
@@ -108,7 +108,7 @@ def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[
 
 
 @FORGETTING
-def test_what_was_settled_as_not_arrived_is_sent_by_a_process_after_that(
+def test_records_settled_as_not_delivered_are_sent_by_the_next_process(
     tmp_path: Path, forget: Callable[[FakeTopicLog], None]
 ) -> None:
     file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
@@ -124,7 +124,7 @@ def test_what_was_settled_as_not_arrived_is_sent_by_a_process_after_that(
 
 
 @FORGETTING
-def test_what_is_found_in_a_topic_that_forgets_is_ticked(
+def test_records_found_in_a_topic_with_retention_are_ticked(
     tmp_path: Path, forget: Callable[[FakeTopicLog], None]
 ) -> None:
     file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
@@ -147,7 +147,7 @@ def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Pat
     assert sent_again(log.outbox(file))[0] == ["of 1"]
 
 
-def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
+def test_unsent_records_are_not_withheld(tmp_path: Path) -> None:
     """One that the client refused, another of its key, and one that waited for the client when the producer closed."""
     file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     box, client = log.outbox(file), FakeClient()
@@ -168,7 +168,7 @@ def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
     assert box.list_withheld() == ["under way"]
 
 
-def test_what_a_file_of_the_version_before_may_have_sent_is_withheld_too(tmp_path: Path) -> None:
+def test_possibly_sent_records_of_an_older_file_are_withheld(tmp_path: Path) -> None:
     """It says of no record whether it was sent."""
     file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["sent"], arrived=["sent"])

@@ -106,7 +106,7 @@ def test_a_callback_that_raises_at_close_leaves_no_other_record_without_its_end(
     assert (producer.counts.delivered, producer.counts.outstanding, len(producer.client)) == (5, 0, 0)
 
 
-def test_what_is_undelivered_is_reported_beside_the_error_of_a_callback(nobody: str) -> None:
+def test_undelivered_records_are_reported_beside_the_error_of_a_callback(nobody: str) -> None:
     producer, callback = ReliableProducer(build_producer_properties(nobody), most_with_client=2), FailingCallback()
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=callback)

@@ -267,7 +267,7 @@ class Report:
         return 7
 
 
-def test_who_may_not_use_a_group_still_reads() -> None:
+def test_users_without_access_to_groups_can_read() -> None:
     """The client asks for a group's coordinator although nothing is committed; its error comes amid records."""
     from confluent_kafka import KafkaError
 

@@ -36,7 +36,7 @@ def test_a_setting_is_restored_after_the_block_and_after_its_error() -> None:
 
 
 @pytest.mark.parametrize("wanted", [AS_PLANNED, {}])
-def test_what_a_spark_that_is_away_was_not_asked_to_restore_the_next_block_restores(wanted: dict[str, str]) -> None:
+def test_next_block_restores_settings_after_spark_was_away(wanted: dict[str, str]) -> None:
     """A server that is away would be waited for again, for a minute."""
     session = session_with("true")
     fail(session, "StatusCode.UNAVAILABLE")

@@ -127,7 +127,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_what_was_sent_once_is_there_once(scene: Scene) -> None:
+def test_records_sent_once_are_found_once(scene: Scene) -> None:
     assert [one.line for one in scene.held()] == [
         f"{topic}: 1 records were sent of these slices, each once"
         for topic in (scene.tier, scene.parked, scene.accepted)
@@ -136,7 +136,7 @@ def test_what_was_sent_once_is_there_once(scene: Scene) -> None:
     assert scene.topics.since == [round((planned - timedelta(hours=1)).timestamp() * 1000)] * 3
 
 
-def test_what_a_table_reports_late_is_looked_for_from_its_plan_on(scene: Scene) -> None:
+def test_records_reported_late_are_searched_from_their_plan_on(scene: Scene) -> None:
     """A run that dies behind its transaction is finished by another, which writes the table hours later."""
     for row in (*scene.rejects, *scene.sent):
         row["published_at"] = NOW + timedelta(hours=9)
@@ -203,7 +203,7 @@ def test_each_defect_is_reported_its_topic_and_no_other(scene: Scene, name: str)
     assert scene.errors() == expected
 
 
-def test_what_cannot_be_counted_is_reported_and_no_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncountable_topics_are_reported_without_an_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     del scene.topics.records[scene.tier]
     monkeypatch.setattr(sent_records, "MAX_RECORDS", 0)
     lines = [one.line for one in scene.held()]

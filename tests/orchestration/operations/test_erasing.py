@@ -98,7 +98,7 @@ def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> Non
         ErasureRequest(O1, dry_run=False, by="me"),
     ],
 )
-def test_what_is_asked_for_must_be_whole(asked: ErasureRequest) -> None:
+def test_incomplete_erasure_requests_are_refused(asked: ErasureRequest) -> None:
     with pytest.raises(ConfigurationError):
         asked.check_complete()
 

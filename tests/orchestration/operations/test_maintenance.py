@@ -169,7 +169,7 @@ def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
     assert sorted(map(str, read_rows(path, "true"))) == before
 
 
-def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_erasures_table_is_maintained_during_an_erasure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each night that takes old rows adds files to it, and its writers hold no lease."""
     monkeypatch.setattr(maintenance, "select_tables", lambda _: [])  # the others need Spark
     work = work_of(world)
@@ -197,7 +197,7 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
     assert reported == [(f"day {day}", [f"orders@{day:07}"]) for day in (99, *reversed(range(FEWEST_FILES)))]
 
 
-def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
+def test_published_table_is_maintained_and_a_concurrent_sender_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch replaces the one before in a table of its own, whose old files never went."""

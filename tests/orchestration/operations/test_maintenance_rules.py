@@ -93,7 +93,7 @@ def test_small_files_are_joined_where_there_are_many() -> None:
     assert select_partitions_to_compact(parts) == ["many", "nine"]
 
 
-def test_what_one_maintenance_rewrites_is_bounded() -> None:
+def test_bytes_rewritten_by_one_maintenance_are_bounded() -> None:
     part = TablePartition("huge", (1_000,) * 9 + (120 * 1024**2,) * 110)
     assert select_partitions_to_compact([part, replace(part, key="huge too")]) == ["huge"]
 

@@ -86,7 +86,7 @@ def test_nothing_goes_without_a_declaration_or_without_dagster(step: Step, world
     assert held(world) == {*world.keys}
 
 
-def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step: Step, world: World) -> None:
+def test_expired_rows_are_reported_and_downstream_tables_stay(step: Step, world: World) -> None:
     discard_parked_record(world)
     found = step.maintain()
     assert dict(found.rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
@@ -158,7 +158,7 @@ def test_a_record_explains_nothing_of_rows_that_came_back(step: Step, world: Wor
 
 
 @pytest.mark.parametrize("what", ["an event is gone", "in two places", "not planned"])
-def test_what_is_wrong_downstream_is_found_without_raw(step: Step, world: World, what: str) -> None:
+def test_downstream_faults_are_found_without_raw(step: Step, world: World, what: str) -> None:
     step.maintain()
     event = world.at("events", world.second, (0, 0))
     if what == "an event is gone":
@@ -203,7 +203,7 @@ def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, poi
 
 
 @pytest.mark.parametrize("point", POINTS[:3])
-def test_what_was_begun_and_not_taken_is_not_done(step: Step, world: World, point: str) -> None:
+def test_unfinished_expiry_is_not_recorded_as_done(step: Step, world: World, point: str) -> None:
     """It was said to be done of slices that held all of their rows."""
     step.dies = point
     with pytest.raises(TemporaryError, match="killed"):

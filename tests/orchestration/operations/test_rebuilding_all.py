@@ -65,7 +65,7 @@ def copy(slice_key: str, generation: int = 0, partition: int = 0, offset: int = 
     return Envelope("orders", generation, partition, offset, ms, 1, "malformed", "", slice_key, NOW)
 
 
-def test_what_a_log_lacks_is_lost_by_name_and_a_tiers_is_not() -> None:
+def test_offsets_missing_from_the_log_are_losses_except_on_a_tier() -> None:
     states = {"orders": state("orders", p0=(5, 9), p1=(0, 3)), TIER: state(TIER, p0=(2, 4))}
     generations, losses = build_new_generations(STREAM, states, {"orders": 41, TIER: 7}, 3, "ann", NOW)
     reported = [(one.topic, one.number, dict(one.starts), one.first_ordinal, one.opened_by) for one in generations]

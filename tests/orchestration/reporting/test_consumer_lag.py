@@ -62,7 +62,7 @@ def minutes(ages: RecordAges) -> dict[int, int]:
     return {p: round(age / timedelta(minutes=1)) for p, age in ages.by_partition.items()}
 
 
-def test_what_is_planned_and_read_is_not_unread(deployed: Deployed) -> None:
+def test_planned_and_read_records_are_not_unread(deployed: Deployed) -> None:
     deployed.read(*range(6))
     ages = deployed.ages()
     assert (ages.starts, ages.waiting, ages.sure, minutes(ages)) == ({0: 60, 1: 60}, [], True, {0: 40, 1: 40})
@@ -90,7 +90,7 @@ def test_each_partition_begins_where_its_own_first_slice_does(deployed: Deployed
 
 
 @pytest.mark.parametrize("partitions", [32, 1])
-def test_of_many_partitions_the_oldest_are_asked_however_little_they_lag(
+def test_oldest_of_many_partitions_are_read_even_with_little_lag(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     """Those with most unread were asked: one that hung with three records of six days passed for read."""
@@ -115,7 +115,7 @@ def test_partitions_with_markers_alone_hide_no_record_behind_them(
     assert not deployed.ages().sure
 
 
-def test_what_is_recorded_as_lost_is_not_waited_for(deployed: Deployed) -> None:
+def test_recorded_losses_are_not_waited_for(deployed: Deployed) -> None:
     deployed.read(*range(1, 6))
     lost = [Loss("orders", "orders", 0, p, OffsetRange(0, end), "expired", "ann", NOW) for p, end in ((0, 10), (1, 4))]
     deployed.ledger.record_loss(lost)
@@ -133,15 +133,13 @@ def test_without_the_lake_that_is_unread_that_nobody_tried(deployed: Deployed, m
     assert (ages.starts, ages.sure) == ({0: 30, 1: 30}, False)
 
 
-def test_of_very_many_slices_the_oldest_are_looked_at(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_of_very_many_slices_are_read(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_lag, "SLICES_ASKED", 2)
     deployed.read(0)
     assert (deployed.ages().starts, len(deployed.ages().waiting)) == ({0: 10, 1: 10}, 2)
 
 
-def test_of_very_many_slices_those_that_are_lost_hide_none_behind_them(
-    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_slices_hide_no_later_ones(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that were looked at some are lost: what lies behind the last passed for read."""
     monkeypatch.setattr(consumer_lag, "SLICES_ASKED", 2)
     hole = OffsetRange(0, 20)
@@ -331,7 +329,7 @@ class FakeHeldBackCluster(FakeCluster):
                 yield SimpleNamespace(timestamp=lambda time=time: time, partition=lambda at=partition: at)
 
 
-def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: Deployed) -> None:
+def test_records_behind_an_open_transaction_have_an_age_and_a_count(deployed: Deployed) -> None:
     """The lag was 0, and nothing was old: what follows an open transaction was no record yet."""
     deployed.read(*range(6))
     deployed.kafka = FakeHeldBackCluster(orders=60)

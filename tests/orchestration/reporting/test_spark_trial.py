@@ -63,7 +63,7 @@ def in_time(monkeypatch: pytest.MonkeyPatch, step: TrialStep, seconds: float) ->
     monkeypatch.setitem(vars(step), "seconds", seconds)
 
 
-def test_what_the_process_reports_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_of_the_process_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = try_with(monkeypatch, f"for what in {NAMES[1:]}: say(what, text='fine')")
     assert [one.row for one in found] == [
         ["ok", "Spark", "it answers", ""],

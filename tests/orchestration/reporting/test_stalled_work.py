@@ -213,9 +213,7 @@ def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatc
     assert measure_retry_planning in alert_conditions.CONDITIONS
 
 
-def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_stopped_sensors_are_all_reported_within_a_minute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The sensor ticked once a minute, and the daemon looks every five seconds; no tick looked at other sensors."""
     [sensor] = [one for one in build_defs(streams=[STREAM]).sensors or () if one.name == "alerts"]
     assert isinstance(sensor, dg.SensorDefinition)

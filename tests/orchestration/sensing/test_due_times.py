@@ -120,9 +120,7 @@ def test_where_nothing_waits_or_can_be_read_there_are_none(ledger: Ledger) -> No
 
 
 @pytest.mark.parametrize("ordinal", [1, 2, 3, 40, 5000])
-def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_slice(
-    ledger: Ledger, ordinal: int
-) -> None:
+def test_retries_are_bounded_by_delay_and_jitter_of_the_slice(ledger: Ledger, ordinal: int) -> None:
     """The question to the broker is the whole bound: what it asks for later is retried too early."""
     asked: list[int] = []
 

@@ -89,7 +89,7 @@ def test_a_slice_with_records_within_the_margin_is_endangered(
     )
 
 
-def test_what_is_endangered_is_only_read_and_comes_first() -> None:
+def test_endangered_slices_are_read_first_and_only_read() -> None:
     order = ["a", "b", "c", "d"]
     first, rest = (
         build_first_requests(order, order, 10, urgent=["b"])[0],
@@ -184,7 +184,7 @@ class FakeSmallTopic(FakeHourlyTopic):
 
 
 @pytest.mark.parametrize(("stored", "planned"), [(120, True), (130, False)])
-def test_what_retention_takes_within_the_margin_is_planned_at_once(
+def test_records_that_expire_within_the_margin_are_planned_at_once(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, stored: int, planned: bool
 ) -> None:
     """Six records of 98 to 100 hours wait for four more: of a topic that keeps 120 h they have less than a day."""

@@ -233,7 +233,7 @@ def test_a_tick_that_dies_before_its_commit_is_made_up_for(played: FakeDeploymen
 
 
 @pytest.mark.parametrize("offset", [0, 15, 500])
-def test_what_somebody_else_set_is_put_right(played: FakeDeployment, offset: int) -> None:
+def test_offsets_set_by_others_are_corrected(played: FakeDeployment, offset: int) -> None:
     played.open()
     played.settle(played.plan(0, 1))
     played.tick()

@@ -167,7 +167,7 @@ def test_replaced_history_is_noticed_before_it_is_read(
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
 
 
-def test_who_may_not_read_the_log_is_not_left_waiting_for_it() -> None:
+def test_forbidden_reads_fail_without_retries() -> None:
     """A leader changed, and the right to read was revoked: that was tried again for ever."""
     kafka: Any = SimpleNamespace(read=_refuse)
     state = TopicState(TOPIC, "A" * 22, {0: PartitionState(0, 20, 20, 1, 5)})

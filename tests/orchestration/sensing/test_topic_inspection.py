@@ -180,7 +180,7 @@ def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
     assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(0, 20))]
 
 
-def test_what_producers_write_between_the_looks_hinders_no_acceptance(planned: Ledger) -> None:
+def test_records_written_between_the_looks_do_not_prevent_acceptance(planned: Ledger) -> None:
     accept(planned, FakeCluster(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry_run=False)
     assert planned.topics.list_generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
     assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(30, 40))]
@@ -310,7 +310,7 @@ def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.Monke
     assert errors == [vanished] * len(STREAM.published_topics)
 
 
-def test_what_the_parked_topic_lost_is_seen_twice() -> None:
+def test_loss_of_the_parked_topic_needs_two_looks() -> None:
     held, lost = (replace(topic(led(0, end)), topic=STREAM.parked_topic) for end in (9, 2))
     assert find_parked_loss(FakeCluster(lost, held), STREAM, 5) is None
     assert find_parked_loss(FakeCluster(lost, lost), STREAM, 5) is not None

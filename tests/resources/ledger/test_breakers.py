@@ -29,7 +29,7 @@ def test_the_state_is_one_for_all_processes_and_survives_them(ledger: Ledger, ur
     assert Ledger(url).breakers.read_circuit("payments") == Circuit()
 
 
-def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) -> None:
+def test_one_of_many_concurrent_slices_is_the_probe(url: str, ledger: Ledger) -> None:
     open_breaker(ledger)
     probes: list[str] = []
 

@@ -105,7 +105,7 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
     assert alert_conditions._measure_stalled_slices in alert_conditions.CONDITIONS
 
 
-def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: RepairAndAlerts) -> None:
+def test_held_slices_are_reported_as_held_while_a_run_decides_them(in_order: RepairAndAlerts) -> None:
     """The hold ends when the events are committed, and the run goes on for a while."""
     ours = in_order.ours
     ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
@@ -130,7 +130,7 @@ def test_a_slice_that_failed_on_and_on_and_is_held_since_is_reported_as_held(in_
     assert sorted(in_order.kinds()) == ["alert held", "alert stalled", "recovery stalled"]
 
 
-def test_what_waits_for_the_breaker_is_reported_by_it(in_order: RepairAndAlerts) -> None:
+def test_slices_waiting_for_the_breaker_are_not_reported_as_stalled(in_order: RepairAndAlerts) -> None:
     open_breaker(in_order.ours.ledger, replace(OPEN, until=NOW.replace(year=2100)))
     in_order.ours.fail_often(ONE.key)
     in_order.tick()
