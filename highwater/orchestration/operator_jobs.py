@@ -349,12 +349,14 @@ def rebuild_all(run: JobRun, config: RebuildAllConfig) -> None:
 def audit(run: JobRun, config: AuditConfig) -> None:
     """Audit the stream; the page is an observation of its events, and the run fails if the page has errors."""
     from highwater.orchestration.checking.check_results import count_failing_slices
-    from highwater.orchestration.reporting.audit import audit as look
+    from highwater.orchestration.reporting.audit import audit as audit_stream
     from highwater.orchestration.reporting.audit import find_audit_error
 
     failing = count_failing_slices(run.context.instance, run.stream)
     number = max(0, config.slices)
-    page = look(run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True)
+    page = audit_stream(
+        run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True
+    )
     ends = page.ends
     metadata: dict[str, int | dg.MarkdownMetadataValue] = {
         "audit": dg.MetadataValue.md(page.markdown),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from highwater.erasing import compute_digest as digest_of_key
+from highwater.erasing import compute_digest as compute_key_digest
 from highwater.erasing import compute_erasure_times, to_milliseconds
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.gaps import (
@@ -148,7 +148,7 @@ def _exclude_erased_records(
     for ranges in build_reads(merge_places(wanted), APART):
         for message in kafka.read(slice_.topic, ranges, committed=True):
             place, key = (message.partition() or 0, message.offset() or 0), message.key()
-            digest = "" if key is None else digest_of_key(key if isinstance(key, bytes) else str(key).encode())
+            digest = "" if key is None else compute_key_digest(key if isinstance(key, bytes) else str(key).encode())
             if place in wanted and digest in gone and message.timestamp()[1] <= to_milliseconds(gone[digest]):
                 found.setdefault(digest, set()).add(place)
     for digest, places in found.items():

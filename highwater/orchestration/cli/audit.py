@@ -67,7 +67,7 @@ def audit(
     whether producers hash differently. Exit status 2 if a fault needs a person, 75 if only a service is away.
     """
     from highwater.orchestration.checking.check_results import count_failing_slices
-    from highwater.orchestration.reporting.audit import audit as gather
+    from highwater.orchestration.reporting.audit import audit as audit_stream
     from highwater.orchestration.reporting.audit import find_audit_error
 
     declared = [deployment.find_stream(name) for name in streams] or list(deployment.list_streams().values())
@@ -79,7 +79,7 @@ def audit(
         dagster_instance, lambda instance: {one.name: count_failing_slices(instance, one) for one in declared}
     )
     found = [
-        gather(
+        audit_stream(
             ledger,
             kafka,
             lake,
