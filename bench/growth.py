@@ -18,7 +18,7 @@ from highwater.assets.commit import CommittedSlices
 from highwater.assets.slice_classification import read_raw_rows
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.resources.commit_log import build_log_path
-from highwater.resources.commit_log_writer import build_row, build_schema, complete
+from highwater.resources.commit_log_writer import add_missing_records, build_row, build_schema
 from highwater.resources.spark_tables import create_table, write_slices
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
@@ -121,7 +121,7 @@ def _commit_events(world: World, bed: Bed, keys: int) -> list[Slice]:
     options = {"userMetadata": to_user_metadata(records, 0)}
     named = [slice_.key for slice_ in some_slices]
     write_slices(path, rows, named, options, replace=False, files=1, spread="origin_offset")
-    complete(bed.lake.open_existing_table(bed.stream.name, events.TABLE))
+    add_missing_records(bed.lake.open_existing_table(bed.stream.name, events.TABLE))
     return some_slices
 
 

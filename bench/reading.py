@@ -12,7 +12,7 @@ from highwater.assets import current, events
 from highwater.assets.current_rebuild import rebuild
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.orchestration.operations.maintenance import maintain
-from highwater.resources.commit_log_writer import complete
+from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.spark_tables import create_table
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
@@ -139,7 +139,7 @@ def _fill(world: World, bed: Bed, keys: int, slices: int) -> None:
     options = {"userMetadata": to_user_metadata(records, 0)}
     # In ranges of offsets a slice is in one file, or in two where a range ends inside of it.
     rows.repartitionByRange(slices, "origin_offset").write.format("delta").mode("append").options(**options).save(path)
-    complete(bed.lake.open_existing_table(bed.stream.name, events.TABLE))
+    add_missing_records(bed.lake.open_existing_table(bed.stream.name, events.TABLE))
     rebuild(world.work(bed, []))
     for table in (events.TABLE, current.TABLE):
         there = world.spark.read.format("delta").load(bed.lake.build_table_path(bed.stream.name, table))

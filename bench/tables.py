@@ -20,7 +20,7 @@ from dev.planted import plant
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.plans import Generation
 from highwater.resources.commit_log import build_log_path
-from highwater.resources.commit_log_writer import build_row, build_schema, complete
+from highwater.resources.commit_log_writer import add_missing_records, build_row, build_schema
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
@@ -194,7 +194,7 @@ class Maker:
         if batch:
             self._commit(batch)
         for name in ("raw", "events", "rejects", "dlq", "metrics", "current"):
-            complete(self.lake.open_existing_table(self.stream.name, name))
+            add_missing_records(self.lake.open_existing_table(self.stream.name, name))
 
     def _commit(self, batch: list[Chunk]) -> None:
         """The slices of some chunks, and one of the first tier with what of them was unresolved."""

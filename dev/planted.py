@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
-from highwater.resources.commit_log_writer import complete
+from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.delta import open_table
 
 if TYPE_CHECKING:
@@ -48,4 +48,4 @@ def plant(
         write_deltalake(path, rows, mode="append", schema_mode="merge", partition_by=by, commit_properties=properties)
     opened = open_table(path)
     if recorded and opened is not None:
-        complete(opened)
+        add_missing_records(opened)

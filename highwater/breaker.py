@@ -121,7 +121,7 @@ def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-def admit(circuit: Circuit, keys: Sequence[str], now: datetime) -> Circuit | None:
+def admit_slices(circuit: Circuit, keys: Sequence[str], now: datetime) -> Circuit | None:
     """Whether slices may be decided: the breaker afterwards, in which one may be the probe; None if they have to wait.
 
     Args:
@@ -136,7 +136,7 @@ def admit(circuit: Circuit, keys: Sequence[str], now: datetime) -> Circuit | Non
     return replace(circuit, probe=keys[0], until=now + LONGEST_PROBE)
 
 
-def judge(
+def evaluate_slices(
     circuit: Circuit, rules: Breaker, cases: Sequence[AttemptResult], first: Collection[str], now: datetime
 ) -> tuple[Circuit, tuple[str, ...]]:
     """The outcome of slices that are decided together: the breaker afterwards, and the slices that are refused.
@@ -192,7 +192,7 @@ def _describe_shares(over: Sequence[AttemptResult]) -> str:
     return f"{rejects:,} of {records:,} records of {where} were rejected"
 
 
-def fail(
+def record_failure(
     circuit: Circuit, rules: Breaker, keys: Sequence[str], first: Collection[str], what: str, now: datetime
 ) -> Circuit:
     """The breaker after a run failed by an error of its own: one failure, however many slices it took.

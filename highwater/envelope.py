@@ -46,7 +46,7 @@ MAX_COUNT = 2**31 - 2
 # The years 1 to 9999: what readers of the tables can hold as a time. Beyond them there is the number alone.
 MIN_MILLISECONDS, MAX_MILLISECONDS = -62_135_596_800_000, 253_402_300_799_999
 
-Header = tuple[str, bytes | None]
+KafkaHeader = tuple[str, bytes | None]
 
 
 class Origin(NamedTuple):
@@ -92,7 +92,7 @@ class ValueReference:
     place: Place
     size: int
 
-    def to_headers(self) -> list[Header]:
+    def to_headers(self) -> list[KafkaHeader]:
         """The headers, all as text in UTF-8."""
         plain: dict[str, object] = {
             LEFT_OUT: ",".join(self.left_out),
@@ -157,7 +157,7 @@ class Envelope:
         """The record's identity."""
         return Origin(self.topic, self.generation, self.partition, self.offset)
 
-    def to_headers(self) -> list[Header]:
+    def to_headers(self) -> list[KafkaHeader]:
         """The headers, all as text in UTF-8."""
         plain: dict[str, object] = {
             ORIGIN_TOPIC: self.topic,
@@ -173,11 +173,11 @@ class Envelope:
             FIRST_FAILED_AT: self.first_failed_at.isoformat(),
             RECLAIMS: self.reclaims,
         }
-        headers: list[Header] = [(name, str(value).encode()) for name, value in plain.items()]
+        headers: list[KafkaHeader] = [(name, str(value).encode()) for name, value in plain.items()]
         return headers if self.reference is None else [*headers, *self.reference.to_headers()]
 
 
-def add_envelope(envelope: Envelope, headers: Iterable[Header]) -> list[Header]:
+def add_envelope(envelope: Envelope, headers: Iterable[KafkaHeader]) -> list[KafkaHeader]:
     """The record's own headers untouched and in their order, then the envelope in place of any earlier one.
 
     So headers never grow with the attempts.
@@ -185,17 +185,17 @@ def add_envelope(envelope: Envelope, headers: Iterable[Header]) -> list[Header]:
     return [*remove_envelope(headers), *envelope.to_headers()]
 
 
-def remove_envelope(headers: Iterable[Header]) -> Sequence[Header]:
+def remove_envelope(headers: Iterable[KafkaHeader]) -> Sequence[KafkaHeader]:
     """The record's own headers."""
     return [header for header in headers if not header[0].startswith(PREFIX)]
 
 
-def build_headers(row: Mapping[str, Any]) -> list[Header]:
+def build_headers(row: Mapping[str, Any]) -> list[KafkaHeader]:
     """The headers of a row of raw or of rejects, in their order."""
     return [(header["key"], header["value"]) for header in row["headers"] or ()]
 
 
-def open_envelope(headers: Iterable[Header], believed: Callable[[str], bool] | None = None) -> Envelope | None:
+def open_envelope(headers: Iterable[KafkaHeader], believed: Callable[[str], bool] | None = None) -> Envelope | None:
     """The envelope of a record on a DLQ topic; None where one is missing or cannot be believed.
 
     If a header occurs several times, the last one counts. `highwater.assets.origins` reads the same in Spark.

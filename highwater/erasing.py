@@ -104,7 +104,7 @@ def ensure_digest(text: str) -> str:
     return text
 
 
-def until(erasures: Sequence[Erasure]) -> dict[str, datetime]:
+def compute_erasure_times(erasures: Sequence[Erasure]) -> dict[str, datetime]:
     """For each erased key the moment up to which its records are erased; expired rows may be read again."""
     found: dict[str, datetime] = {}
     for one in (one for one in erasures if not one.by_age):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from highwater.declaration import Stream
 from highwater.declaration_parts import TOPIC_NAME
-from highwater.envelope import MAX_MILLISECONDS, Header, Origin
+from highwater.envelope import MAX_MILLISECONDS, KafkaHeader, Origin
 from highwater.plans import Generation, Loss
 
 # Prefixes of the header names. Numbers are text, and the time is the record's own one:
@@ -44,7 +44,7 @@ class NamedOrigin(NamedTuple):
     timestamp: int | None
 
 
-def parse_foreign_origin(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> NamedOrigin | None:
+def parse_foreign_origin(headers: Iterable[KafkaHeader], timestamp: int, timestamp_type: int) -> NamedOrigin | None:
     """The origin that the headers of a record on a foreign topic name; None where they name none.
 
     If several systems wrote headers, those of the first one count. `highwater.assets.foreign` is its Spark form.

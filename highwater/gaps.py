@@ -13,7 +13,7 @@ from hashlib import sha256
 from highwater.slices import OffsetRange
 
 Ranges = Mapping[int, Sequence[OffsetRange]]
-Place = tuple[int, int]
+PartitionOffset = tuple[int, int]
 # The policy of a topic whose settings the cluster does not let us read.
 FORBIDDEN = "unknown"
 
@@ -134,12 +134,12 @@ def _merge_near_ranges(ascending: Sequence[OffsetRange], apart: int) -> list[Off
     return found
 
 
-def expand_ranges(gaps: Ranges) -> set[Place]:
+def expand_ranges(gaps: Ranges) -> set[PartitionOffset]:
     """The single offsets of the gaps."""
     return {(p, offset) for p, ranges in gaps.items() for gap in ranges for offset in range(gap.start, gap.end)}
 
 
-def merge_places(places: Collection[Place]) -> dict[int, list[OffsetRange]]:
+def merge_places(places: Collection[PartitionOffset]) -> dict[int, list[OffsetRange]]:
     """The inverse of `expand_ranges`."""
     found: dict[int, list[OffsetRange]] = {}
     for partition, offset in sorted(places):

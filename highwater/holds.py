@@ -119,7 +119,7 @@ def format_place(origin: Origin) -> str:
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}"
 
 
-def found_again(known: Hold | None, slice_key: str, stream: str, found: HoldingRecords, now: datetime) -> Hold:
+def update_hold(known: Hold | None, slice_key: str, stream: str, found: HoldingRecords, now: datetime) -> Hold:
     """The hold after another attempt at its slice."""
     if known is None:
         return Hold(slice_key, stream, now, found, 1, now)

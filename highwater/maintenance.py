@@ -120,7 +120,7 @@ class TablePartition:
         return tuple(size for size in self.files if size < SMALL_BYTES)
 
 
-def to_compact(parts: Iterable[TablePartition]) -> list[str]:
+def select_partitions_to_compact(parts: Iterable[TablePartition]) -> list[str]:
     """The partitions whose files are joined: those with the most small files first, within what one maintenance does.
 
     A file never holds two partitions. Files of the target size are not rewritten.
@@ -177,7 +177,7 @@ class FileGroup:
         return max(1, round(self.bytes / TARGET_BYTES))
 
 
-def to_merge(files: Iterable[File]) -> list[FileGroup]:
+def group_files_to_merge(files: Iterable[File]) -> list[FileGroup]:
     """The small files that are joined, slices beside each other together.
 
     A group ends between two slices where it can: a slice with files in two groups could not be moved. The last group of
@@ -231,7 +231,7 @@ def select_candidates(live: Sequence[LiveKey], newest: int, longest: timedelta |
     ]
 
 
-def to_retire(
+def select_keys_to_retire(
     wanted: Sequence[str], complete: Collection[str], named: Collection[str]
 ) -> tuple[list[str], dict[str, int]]:
     """The candidates that are retired, and how many stay for what reason.

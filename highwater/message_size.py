@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from highwater.envelope import KEY, MAX_BYTES, OWN_HEADERS, VALUE, Header
+from highwater.envelope import KEY, MAX_BYTES, OWN_HEADERS, VALUE, KafkaHeader
 from highwater.errors import RecordTooLargeError
 
 # The head of a batch, the framing of a record and of each of its headers, at the most (magic 2: varints of 5 or 10
@@ -19,12 +19,12 @@ BATCH, RECORD, HEADER = 61, 36, 10
 _CHOICES: tuple[tuple[str, ...], ...] = ((VALUE,), (VALUE, OWN_HEADERS), (VALUE, OWN_HEADERS, KEY))
 
 
-def measure_message(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
+def measure_message(key: bytes | None, value: bytes | None, headers: Iterable[KafkaHeader]) -> int:
     """The size of a record alone in its batch, not compressed: exact, or up to some 10 bytes a header too much."""
     return BATCH + RECORD + len(key or b"") + len(value or b"") + measure_headers(headers)
 
 
-def measure_headers(headers: Iterable[Header]) -> int:
+def measure_headers(headers: Iterable[KafkaHeader]) -> int:
     """The bytes that headers add to the size of a record."""
     return sum(HEADER + len(name.encode()) + len(content or b"") for name, content in headers)
 
@@ -53,7 +53,7 @@ class SizeLimits:
         return size <= self.client and (self.compresses or size <= self.topics[topic])
 
     def select_left_out(
-        self, topic: str, key: bytes | None, own: Sequence[Header], envelope: Sequence[Header]
+        self, topic: str, key: bytes | None, own: Sequence[KafkaHeader], envelope: Sequence[KafkaHeader]
     ) -> tuple[str, ...]:
         """The fewest parts of a record to leave out so that the rest of it surely fits.
 
@@ -71,7 +71,9 @@ class SizeLimits:
             headers = envelope if OWN_HEADERS in parts else [*own, *envelope]
             if measure_message(None if KEY in parts else key, None, headers) <= most:
                 return parts
-        raise build_too_large_error([(topic, measure_message(None, None, envelope))], self.client, rooms=self.topics)
+        raise build_too_large_error(
+            [(topic, measure_message(None, None, envelope))], self.client, size_limits=self.topics
+        )
 
 
 def format_config_command(bootstrap: str, topic: str, setting: str) -> str:
@@ -83,7 +85,10 @@ def format_config_command(bootstrap: str, topic: str, setting: str) -> str:
 
 
 def build_too_large_error(
-    sizes: Iterable[tuple[str, int]], client: int, bootstrap: str = "BROKERS", rooms: Mapping[str, int] | None = None
+    sizes: Iterable[tuple[str, int]],
+    client: int,
+    bootstrap: str = "BROKERS",
+    size_limits: Mapping[str, int] | None = None,
 ) -> RecordTooLargeError:
     """The error of records that are not taken, with what would let them through.
 
@@ -91,12 +96,12 @@ def build_too_large_error(
         sizes: topic and size of each record.
         client: `message.max.bytes` of the producer.
         bootstrap: for the command.
-        rooms: `max.message.bytes` of the topics, where it is known: a topic with enough of it gets no command.
+        size_limits: `max.message.bytes` of the topics, where it is known: a topic with enough of it gets no command.
     """
     given = [*sizes]
     largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}
     sizes_text = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
-    small = {topic: size for topic, size in sorted(largest.items()) if size > (rooms or {}).get(topic, 0)}
+    small = {topic: size for topic, size in sorted(largest.items()) if size > (size_limits or {}).get(topic, 0)}
     fixes = [
         format_config_command(bootstrap, topic, f"max.message.bytes={max(size, MAX_BYTES)}")
         for topic, size in small.items()

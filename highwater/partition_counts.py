@@ -11,7 +11,7 @@ from highwater.slices import Slice
 
 
 @dataclass(frozen=True)
-class Era:
+class PartitionCountPeriod:
     """Slices of a topic between two changes of its identity or of the number of its partitions.
 
     Args:
@@ -34,28 +34,32 @@ class Era:
 
     @property
     def text(self) -> str:
-        """The event that began the era, in words."""
+        """The event that began the period, in words."""
         if self.added:
             return f"{self.added:,} partitions were added"
         return f"generation {self.generation} began"
 
 
-def build_eras(slices: Iterable[Slice], generations: Iterable[Generation]) -> list[Era]:
-    """The eras of a topic, the oldest first.
+def build_partition_count_periods(
+    slices: Iterable[Slice], generations: Iterable[Generation]
+) -> list[PartitionCountPeriod]:
+    """The periods of a topic, the oldest first.
 
     Args:
         slices: its slices.
         generations: its generations; they name partitions also before these have a position.
     """
     named = {one.number: _count_partitions(one.starts) for one in generations}
-    found: list[Era] = []
+    found: list[PartitionCountPeriod] = []
     for slice_ in sorted(slices, key=lambda one: one.ordinal):
         last = found[-1] if found and found[-1].generation == slice_.generation else None
         many = max(_count_partitions(slice_.ranges), named.get(slice_.generation, 0), last.partitions if last else 0)
         if last is None or many > last.partitions:
             added = many - last.partitions if last else 0
             found.append(
-                Era(slice_.generation, slice_.topic_id, slice_.key, slice_.ordinal, many, slice_.planned_at, added)
+                PartitionCountPeriod(
+                    slice_.generation, slice_.topic_id, slice_.key, slice_.ordinal, many, slice_.planned_at, added
+                )
             )
     return found
 

@@ -197,8 +197,8 @@ def decode_starts(plain: Mapping[str, int | None]) -> dict[int, int | None]:
 
 
 @dataclass(frozen=True)
-class Publication:
-    """The published part of a slice's rejects.
+class PublicationRecord:
+    """The ledger's record of a publication: of a slice's rejects, or of accepted events to their topic.
 
     Args:
         attempt: attempt of the decision that they belong to.

@@ -133,7 +133,7 @@ def check_published_topic(facts: TopicFacts) -> list[Finding]:
     return [rule(facts) for rule in OF_PUBLISHED]
 
 
-def check_room(facts: TopicFacts, main: TopicFacts) -> Finding:
+def check_max_message_bytes(facts: TopicFacts, main: TopicFacts) -> Finding:
     """Whether a topic of the DLQ takes whatever the main topic holds, with its envelope.
 
     No error: what it does not take holds nobody up (ADR 6).

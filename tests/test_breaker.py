@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.breaker import LONGEST_PROBE, AttemptResult, Circuit, admit, complete_probe, fail, judge
+from highwater.breaker import (
+    LONGEST_PROBE,
+    AttemptResult,
+    Circuit,
+    admit_slices,
+    complete_probe,
+    evaluate_slices,
+    record_failure,
+)
 from highwater.declaration import Breaker
 from tests.helpers.repairing import (
     NOON,
@@ -97,19 +105,19 @@ def test_the_breaker_is_what_the_model_says(steps: list[tuple[int, str, int, int
     for number, how, records, passed in steps:
         now += minutes(passed)
         key, rejects = f"orders@{number:07d}", {"sound": 0, "poison": records, "some": records // 2 - 1}.get(how, 0)
-        found = admit(circuit, [key], now)
+        found = admit_slices(circuit, [key], now)
         assert (found is not None) == model.may(key, now)
         if found is None:
             continue
         circuit, first = found, {key} - seen
         if how == "fail":
             counted = circuit.closed and bool(first)
-            circuit = fail(circuit, RULES, [key], first, "boom", now)
+            circuit = record_failure(circuit, RULES, [key], first, "boom", now)
             model.break_down(key, now)
             seen |= {key} if counted else set()
         elif how != "killed":
             counted = circuit.closed
-            circuit, refused = judge(circuit, RULES, [AttemptResult(key, records, rejects)], first, now)
+            circuit, refused = evaluate_slices(circuit, RULES, [AttemptResult(key, records, rejects)], first, now)
             assert bool(refused) == model.decide(key, records, rejects, now)
             seen |= {key} if counted else set()
             if not refused:
@@ -128,22 +136,22 @@ def test_slices_that_are_taken_together_are_judged_like_one_after_another(
     cases = [AttemptResult(f"orders@{n:07d}", max(a, b), min(a, b)) for n, (a, b) in enumerate(counts)]
     keys = {case.key for case in cases}
     at = data.draw(st.integers(0, len(cases)))
-    before, _ = judge(Circuit(), RULES, cases[:at], keys, NOON)
+    before, _ = evaluate_slices(Circuit(), RULES, cases[:at], keys, NOON)
     one_by_one, refused_alone = before, list[str]()
     for case in cases[at:]:
-        one_by_one, refused = judge(one_by_one, RULES, [case], keys, NOON)
+        one_by_one, refused = evaluate_slices(one_by_one, RULES, [case], keys, NOON)
         refused_alone += refused
         if refused:
             break
-    together, refused_together = judge(before, RULES, cases[at:], keys, NOON)
+    together, refused_together = evaluate_slices(before, RULES, cases[at:], keys, NOON)
     assert list(refused_together[:1]) == refused_alone
     assert together == one_by_one
 
 
 def test_a_burst_opens_it_at_its_first_slice_whatever_came_before() -> None:
     sound = [AttemptResult(f"orders@{n:07d}", 200_000) for n in range(5)]
-    circuit, _ = judge(Circuit(), RULES, sound, {one.key for one in sound}, NOON)
-    circuit, refused = judge(
+    circuit, _ = evaluate_slices(Circuit(), RULES, sound, {one.key for one in sound}, NOON)
+    circuit, refused = evaluate_slices(
         circuit, RULES, [AttemptResult("orders@0000005", 200_000, 150_000)], {"orders@0000005"}, NOON
     )
     assert (circuit.state, refused) == ("open", ("orders@0000005",))
@@ -153,48 +161,51 @@ def test_a_burst_opens_it_at_its_first_slice_whatever_came_before() -> None:
 def test_many_small_slices_open_it_together_and_a_few_records_do_not() -> None:
     poison = [AttemptResult(f"orders@{n:07d}", 30, 30) for n in range(4)]
     keys = {one.key for one in poison}
-    circuit, refused = judge(Circuit(), RULES, poison[:3], keys, NOON)
+    circuit, refused = evaluate_slices(Circuit(), RULES, poison[:3], keys, NOON)
     assert (circuit.state, refused) == ("closed", ())
-    circuit, refused = judge(circuit, RULES, poison[3:], keys, NOON)
+    circuit, refused = evaluate_slices(circuit, RULES, poison[3:], keys, NOON)
     assert (circuit.state, refused) == ("open", ("orders@0000003",))
 
 
 def test_an_old_slice_that_is_materialised_again_is_refused_and_opens_nothing() -> None:
     again = [AttemptResult("orders@0000001", 500, 400)]
-    assert judge(Circuit(), RULES, again, set(), NOON) == (Circuit(), ("orders@0000001",))
+    assert evaluate_slices(Circuit(), RULES, again, set(), NOON) == (Circuit(), ("orders@0000001",))
     both = [*again, AttemptResult("orders@0000002", 500)]
-    assert judge(Circuit(), RULES, both, {"orders@0000002"}, NOON) == (Circuit(), ("orders@0000001",)), "none counts"
+    assert evaluate_slices(Circuit(), RULES, both, {"orders@0000002"}, NOON) == (Circuit(), ("orders@0000001",)), (
+        "none counts"
+    )
 
 
 def test_one_probe_after_the_cool_down_and_the_next_only_when_it_is_lost() -> None:
     circuit = Circuit(since=NOON, why="poison", until=NOON + minutes(5))
-    assert admit(circuit, ["a"], NOON + minutes(4.9)) is None
-    assert admit(circuit, ["a", "b"], NOON + minutes(5)) is None, "a run of several is no probe"
-    probing = admit(circuit, ["a"], NOON + minutes(5))
+    assert admit_slices(circuit, ["a"], NOON + minutes(4.9)) is None
+    assert admit_slices(circuit, ["a", "b"], NOON + minutes(5)) is None, "a run of several is no probe"
+    probing = admit_slices(circuit, ["a"], NOON + minutes(5))
     assert probing is not None
     assert (probing.state, probing.probe) == ("half-open", "a")
-    assert admit(probing, ["b"], NOON + minutes(34)) is None
-    assert admit(probing, ["a"], NOON + minutes(34)) == probing, "its run may have been killed and come again"
-    lost = admit(probing, ["b"], NOON + minutes(36))
+    assert admit_slices(probing, ["b"], NOON + minutes(34)) is None
+    assert admit_slices(probing, ["a"], NOON + minutes(34)) == probing, "its run may have been killed and come again"
+    lost = admit_slices(probing, ["b"], NOON + minutes(36))
     assert lost is not None
     assert lost.probe == "b"
-    again = fail(lost, RULES, ["b"], set(), "boom", NOON + minutes(40))
+    again = record_failure(lost, RULES, ["b"], set(), "boom", NOON + minutes(40))
     assert (again.state, again.since, again.until) == ("open", NOON, NOON + minutes(50))
 
 
-def test_what_nothing_fixes_is_probed_less_and_less_often_and_still_twice_an_hour() -> None:
-    circuit, now, waits = fail(Circuit(), Breaker(failures=1), ["a"], {"a"}, "boom", NOON), NOON, []
+def test_persistent_failures_are_probed_less_often_but_twice_an_hour() -> None:
+    circuit, now, waits = record_failure(Circuit(), Breaker(failures=1), ["a"], {"a"}, "boom", NOON), NOON, []
     for _ in range(6):
         assert circuit.until is not None
         waits.append(circuit.until - now)
         now = circuit.until
-        probing = admit(circuit, ["a"], now)
+        probing = admit_slices(circuit, ["a"], now)
         assert probing is not None
-        circuit = fail(probing, RULES, ["a"], set(), "boom", now)
+        circuit = record_failure(probing, RULES, ["a"], set(), "boom", now)
     assert waits == [minutes(5), minutes(10), minutes(20), minutes(30), minutes(30), minutes(30)]
     assert complete_probe(replace(circuit, probe="a"), "a", now) == Circuit(since=now), "the count begins again"
     rare = Breaker(failures=1, cool_down=timedelta(hours=2))
-    assert fail(replace(circuit, probe="a"), rare, ["a"], set(), "boom", now).until == now + timedelta(hours=2)
+    failed = record_failure(replace(circuit, probe="a"), rare, ["a"], set(), "boom", now)
+    assert failed.until == now + timedelta(hours=2)
 
 
 @pytest.mark.parametrize(

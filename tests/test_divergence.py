@@ -123,7 +123,7 @@ def test_a_partition_that_was_cut_off_and_grew_again_begins_where_it_is_sound() 
         assert [loss.offsets for loss in found.losses] == [OffsetRange(100, 200)]
 
 
-def test_what_a_slice_of_an_earlier_generation_had_left_can_be_lost_too() -> None:
+def test_remainder_of_an_earlier_generations_slice_can_be_lost() -> None:
     """It was refused as expired, with a command as the remedy that found nothing to accept."""
     left = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(40, 100)}, NOON, epochs={0: 1})
     for state, lost in (
@@ -228,7 +228,7 @@ def test_a_log_parts_behind_the_newest_mark_that_agrees(marks: list[tuple[int, s
     assert found == expected
 
 
-def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -> None:
+def test_accepted_divergence_begins_where_older_plans_agree(ledger: Ledger) -> None:
     ledger.topics.open_generation(generation(0, {0: 0}))
     for ordinal, end, text in ((0, 40, MADE[39]), (1, 90, "other"), (2, 200, "other")):
         slice_ = Slice("orders", "orders", "id", 0, ordinal, {0: OffsetRange(end - 40, end)}, NOON, epochs={0: 1})

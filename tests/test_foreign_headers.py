@@ -23,7 +23,7 @@ def test_their_headers_name_the_first_failure(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_names_no_origin_is_none(name: str) -> None:
+def test_invalid_foreign_headers_have_no_origin(name: str) -> None:
     assert parse_foreign_origin(BAD[name], 77, 0) is None
 
 

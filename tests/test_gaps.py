@@ -44,7 +44,7 @@ def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.sets(st.integers(0, 60)))
-def test_what_is_missing_and_what_is_held_are_the_plan(start: int, size: int, held: set[int]) -> None:
+def test_gaps_and_held_offsets_add_up_to_the_plan(start: int, size: int, held: set[int]) -> None:
     planned = set(range(start, start + size))
     found = compute_gaps({3: OffsetRange(start, start + size)}, merge_places({(3, offset) for offset in held}))
     assert expand_ranges(found) == {(3, offset) for offset in planned - held}
@@ -85,7 +85,7 @@ def test_the_digest_reports_places_apart() -> None:
     ("policy", "may"),
     [("delete", False), ("compact", True), ("compact,delete", True), ("unknown", True), (None, False)],
 )
-def test_what_may_have_been_compacted(policy: str | None, may: bool) -> None:
+def test_cleanup_policies_that_can_compact(policy: str | None, may: bool) -> None:
     assert can_compact(policy) is may
 
 

@@ -28,7 +28,7 @@ from highwater.envelope import (
     MAX_BYTES,
     MAX_DETAIL,
     Envelope,
-    Header,
+    KafkaHeader,
     Origin,
     Place,
     ValueReference,
@@ -73,8 +73,10 @@ OWN = st.none() | st.binary(max_size=90)
 
 
 @given(OWN, HEADERS, st.integers(0, 900))
-def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None, own: list[Header], most: int) -> None:
-    reported: list[Header] = [("highwater.all", b"x" * 300)]
+def test_a_reference_fits_and_leaves_out_no_more_than_it_must(
+    key: bytes | None, own: list[KafkaHeader], most: int
+) -> None:
+    reported: list[KafkaHeader] = [("highwater.all", b"x" * 300)]
     full, headless, least = (
         measure_message(key, b"", own + reported),
         measure_message(key, b"", reported),
@@ -93,7 +95,9 @@ def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None,
     ("size", "client", "compresses", "whole"),
     [(100, 200, False, True), (101, 200, False, False), (101, 200, True, True), (201, 200, True, False)],
 )
-def test_what_is_sent_whole(size: int, client: int, *, compresses: bool, whole: bool) -> None:
+def test_size_limits_decide_whether_a_record_is_sent_whole(
+    size: int, client: int, *, compresses: bool, whole: bool
+) -> None:
     """The client counts before compression; what the topic takes after it only the broker knows."""
     assert SizeLimits({TIER: 100}, client, compresses).can_send_whole(TIER, size) is whole
 
@@ -156,7 +160,7 @@ def test_one_rule_cuts_what_comes_one_by_one_and_what_only_sizes_are_known_of(
 
 @given(OWN, OWN, HEADERS, st.integers(0, 2**62), st.integers(-(10**13), 10**14), st.text(max_size=9))
 def test_a_reject_says_what_its_envelope_says(
-    key: bytes | None, value: bytes | None, own: list[Header], offset: int, ms: int, detail: str
+    key: bytes | None, value: bytes | None, own: list[KafkaHeader], offset: int, ms: int, detail: str
 ) -> None:
     """Also one of many that are alike: what they have in common is written once."""
     envelope, found = an_envelope(offset=offset, timestamp=ms, detail=detail), OriginalRecord(key, value, own)
@@ -214,7 +218,7 @@ def test_a_record_is_found_in_raw_where_its_slice_read_it(tmp_path: Path) -> Non
 
 
 @dataclass
-class Refusing:
+class FakeTransactions:
     """Transactions whose broker takes no more than it says, whatever the topic is said to take."""
 
     takes: dict[str, int]
@@ -237,7 +241,7 @@ class FakeRejectSending(RejectSending):
         self.__dict__.setdefault("moved", []).append(notes)
 
 
-def a_sending(lake: Lake, transactions: Refusing, room: int) -> FakeRejectSending:
+def a_sending(lake: Lake, transactions: FakeTransactions, room: int) -> FakeRejectSending:
     shapes = {topic: TopicShape(2, 1, {"max.message.bytes": str(room)}) for topic in (TIER, PARKED)}
     work = SimpleNamespace(stream=STREAM, lake=lake, log=[].append)
     return FakeRejectSending(
@@ -248,7 +252,7 @@ def a_sending(lake: Lake, transactions: Refusing, room: int) -> FakeRejectSendin
 BEFORE, AFTER = PublicationMark(1, 4, "plan"), PublicationMark(1, 7, "plan")
 
 
-def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path: Path) -> None:
+def test_records_refused_by_the_broker_end_like_records_known_to_be_too_large(tmp_path: Path) -> None:
     """On the parked topic, by reference in the end; the table of rejects knows of it first, the mark counts it once."""
     lake = Lake(str(tmp_path))
     sizes = {1: 10, 2: 30_000, 3: 60_000}
@@ -257,8 +261,8 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
     }
     a_raw(lake, [("orders@0000000", PLACE._replace(offset=offset), one) for offset, one in found.items()])
     batch = [RejectToSend.from_envelope(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
-    by_answer = Refusing({TIER: 20_000, PARKED: 40_000})
-    by_size = Refusing({TIER: 20_000, PARKED: 20_000}, compresses=False)
+    by_answer = FakeTransactions({TIER: 20_000, PARKED: 40_000})
+    by_size = FakeTransactions({TIER: 20_000, PARKED: 20_000}, compresses=False)
     for transactions, room in ((by_answer, 20_000), (by_size, 20_000)):
         sending = a_sending(lake, transactions, room)
         sending.send(batch, BEFORE, AFTER)
@@ -287,7 +291,7 @@ def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
     one = OriginalRecord(b"k", b"v" * 50_000, [])
     a_raw(lake := Lake(str(tmp_path)), [("orders@0000000", PLACE, one)])
     with pytest.raises(RecordTooLargeError):
-        a_sending(lake, Refusing({TIER: 20_000, PARKED: 10}), 20_000).send(
+        a_sending(lake, FakeTransactions({TIER: 20_000, PARKED: 10}), 20_000).send(
             [RejectToSend.from_envelope(an_envelope(), PARKED, one)], BEFORE, AFTER
         )
 
@@ -297,7 +301,7 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
     found = OriginalRecord(b"k", b"", written.to_headers())
     assert find_value_reference(found) == written.reference
     assert find_value_reference(found._replace(value=b"fixed")) is None
-    transactions = Refusing({PARKED: 20_000}, compresses=False)
+    transactions = FakeTransactions({PARKED: 20_000}, compresses=False)
     again = an_envelope(attempt=2, reference=find_value_reference(found))
     a_sending(Lake(str(tmp_path)), transactions, 20_000).send(
         [RejectToSend.from_envelope(again, PARKED, found)], BEFORE, AFTER
@@ -306,8 +310,8 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
     assert open_envelope(record.headers) == again
 
 
-def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
-    transactions, stay = Refusing({TIER: 1_000}), redriving._NotSent()
+def test_records_refused_by_a_tier_stay_parked_and_others_are_sent_back() -> None:
+    transactions, stay = FakeTransactions({TIER: 1_000}), redriving._NotSent()
     found = [OriginalRecord(b"k%d" % n, b"v" * size, []) for n, size in enumerate([10, 5_000, 20])]
     batch = [
         redriving._build_redrive_record(f"orders[0]@{n}", TIER, an_envelope(), one, 2) for n, one in enumerate(found)
@@ -351,7 +355,7 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
     monkeypatch.setattr("highwater.resources.transactions.CALL_SECONDS", 5.0)
     name = topic(partitions=1, **{"max.message.bytes": "20000"})
     create_topic(bootstrap, other := f"{name}.other", 1, {"max.message.bytes": "50000"})
-    head: list[Header] = [("a", b"1"), ("ö", None), *[("b", b"")] * 1_000]
+    head: list[KafkaHeader] = [("a", b"1"), ("ö", None), *[("b", b"")] * 1_000]
     exact = Record(name, b"k", b"v" * (20_000 - measure_message(b"k", b"", head)), head)
     assert measure_message(exact.key, exact.value, exact.headers) == 20_000
     large, small = Record(name, b"large", b"v" * 20_000), Record(other, b"small", b"v" * 20_000)

@@ -162,5 +162,5 @@ def test_a_mark_reads_as_it_was_written() -> None:
     "text",
     [None, "", "{}", "[]", "17", "no JSON", '{"at":"2026-03-01"}', '{"at":"2026-03-01T00:00:00","topic_id":"a"}'],
 )
-def test_what_somebody_else_wrote_is_no_mark(text: str | None) -> None:
+def test_metadata_of_other_writers_is_no_mark(text: str | None) -> None:
     assert MirrorMark.from_json(text) is None

@@ -95,7 +95,7 @@ def test_a_single_fleet_is_no_mixture() -> None:
     assert reported == {PartitionedBy(CRC32, 6): pytest.approx(1, abs=0.001)}
 
 
-def test_what_nobody_hashed_is_of_no_partitioner() -> None:
+def test_unhashed_keys_match_no_partitioner() -> None:
     """A producer that names partitions itself puts some keys by chance where a partitioner would have."""
     chosen = random.Random(3)
     found = [(key, KeyPlace(chosen.randrange(4), 4)) for key in keys(20_000)]
@@ -119,7 +119,7 @@ def test_records_weigh() -> None:
     assert reported[PartitionedBy(CRC32, 8)] == pytest.approx(0.1, abs=0.01)
 
 
-def test_of_no_record_there_is_no_share() -> None:
+def test_shares_of_no_records_are_empty() -> None:
     assert estimate_shares(Counter()) == {}
 
 

@@ -66,7 +66,7 @@ def test_a_client_without_settings(client: Client, version: Version, expected: d
     assert levels(found(client, version)) == expected
 
 
-def test_what_a_version_decides_is_unknown_without_it() -> None:
+def test_rules_that_depend_on_the_version_are_unknown_without_it() -> None:
     reported = found(JAVA, None)
     unknown = {"client", "acks", "idempotence", "requests in flight", "retries", "delivery timeout"}
     assert levels(reported) == dict.fromkeys(unknown, Level.UNKNOWN)

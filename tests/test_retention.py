@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.declaration import Retention
-from highwater.erasing import BY_AGE, Erasure, until
+from highwater.erasing import BY_AGE, Erasure, compute_erasure_times
 from highwater.errors import DeclarationError
 from highwater.retention import (
     RetentionFacts,
@@ -71,10 +71,12 @@ def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
         (Retention(rejects=AGE), "rejects are never deleted"),
     ],
 )
-def test_what_is_not_offered_is_refused(retention: Retention, reported: str) -> None:
+def test_unsupported_retention_is_refused(retention: Retention, reported: str) -> None:
     with pytest.raises(DeclarationError, match=reported):
         replace(STREAM, retention=retention)
 
 
-def test_what_went_by_its_age_is_no_erased_key() -> None:
-    assert until([Erasure("orders", BY_AGE, "", "", NOON), Erasure("orders", "a", "", "", NOON)]) == {"a": NOON}
+def test_expired_rows_are_no_erased_key() -> None:
+    assert compute_erasure_times([Erasure("orders", BY_AGE, "", "", NOON), Erasure("orders", "a", "", "", NOON)]) == {
+        "a": NOON
+    }

@@ -172,7 +172,7 @@ READ = (
         }
     )
 )
-def test_what_an_avro_encoder_writes_comes_out(values: dict[str, Any]) -> None:
+def test_values_of_an_avro_encoder_are_decoded(values: dict[str, Any]) -> None:
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(WRITTEN), values)
     stream = replace(FORMATS["05-github-events"], fields=READ, key=(), event_time=None, value=Avro(json.dumps(WRITTEN)))
@@ -544,7 +544,7 @@ def of_message(made: Any, *fields: Field, places: bytes = b"\x02\x02") -> Any:
     return found.values if found.kind == "event" else found.detail
 
 
-def test_what_a_message_does_not_set() -> None:
+def test_unset_members_of_a_message_have_defaults() -> None:
     fields = (
         Field("s", "string"), Field("n", "long"), Field("d", "double"), Field("b", "binary"), Field("ok", "boolean"),
         Field("e", "string"), Field("many", "array", of=Field("one", "long")), Field("o", "integer", optional=True),
@@ -553,7 +553,7 @@ def test_what_a_message_does_not_set() -> None:
     assert list(of_message(message(), *fields).values()) == ["", 0, 0.0, b"", False, "ZERO", [], None, None]
 
 
-def test_what_messages_of_protobufs_own_package_say() -> None:
+def test_well_known_protobuf_types_are_decoded() -> None:
     """A wrapper of 64 bits was a text, `Any` raised TypeError, and a time of a far year refused the message."""
     made = message()
     made.t.seconds, made.t.nanos = 1_767_225_600, 123_456_789
@@ -613,7 +613,7 @@ def test_a_message_by_its_place() -> None:
         }
     )
 )
-def test_what_a_protobuf_encoder_writes_comes_out(values: dict[str, Any]) -> None:
+def test_values_of_a_protobuf_encoder_are_decoded(values: dict[str, Any]) -> None:
     kinds = {"s": "string", "n": "long", "d": "double", "f": "float", "b": "binary", "ok": "boolean"}
     fields = [Field(name, kind, nan="keep" if name in "df" else "reject") for name, kind in kinds.items()]
     fields += [Field("u", "decimal(20,0)"), Field("many", "array", of=Field("one", "long"))]
@@ -643,7 +643,7 @@ def test_what_a_protobuf_encoder_writes_comes_out(values: dict[str, Any]) -> Non
     ),
     st.booleans(),
 )
-def test_what_a_json_encoder_writes_comes_out(values: dict[str, Any], ascii_alone: bool) -> None:
+def test_values_of_a_json_encoder_are_decoded(values: dict[str, Any], ascii_alone: bool) -> None:
     lists = Field("v", "array", of=Field("e", "integer", nullable=True))
     fields = (Field("s", "string"), Field("n", "long"), Field("d", "double"), Field("ok", "boolean"))
     stream = lined(Json(), *fields, Field("m", "map", of=lists))
@@ -660,7 +660,7 @@ LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n
     st.sampled_from([",", ";", "\t", "|", "^"]),
     st.sampled_from(['"', "'", "]"]),
 )
-def test_what_a_csv_encoder_writes_comes_out(values: list[str], delimiter: str, quote: str) -> None:
+def test_values_of_a_csv_encoder_are_decoded(values: list[str], delimiter: str, quote: str) -> None:
     out = io.StringIO()
     csv.writer(out, delimiter=delimiter, quotechar=quote, lineterminator="\r\n").writerow(values)
     names = tuple(f"c{at}" for at, _ in enumerate(values))
@@ -706,7 +706,7 @@ def test_classes_of_a_pattern_have_ascii_alone() -> None:
         r"(?P<a>.)\U0001f600", r"(?P<a>.)\123", r"(?a)(?P<a>.)", r"(?d)(?P<a>.)",
     ],
 )  # fmt: skip
-def test_what_python_and_java_do_not_share_is_refused(pattern: str) -> None:
+def test_expressions_that_python_and_java_do_not_share_are_refused(pattern: str) -> None:
     with pytest.raises(DeclarationError, match="which Python and Java do not both read"):
         lined(Lines(pattern), Field("a", "string"))
 
@@ -720,7 +720,7 @@ def test_what_python_and_java_do_not_share_is_refused(pattern: str) -> None:
         (r"[(?P<](?<a>7)", "<7"), (r"(?P<a>\x37|\u0038)(\.\1)?", "7.7"),
     ],
 )  # fmt: skip
-def test_what_both_read_is_declared(pattern: str, line: str) -> None:
+def test_expressions_that_both_readers_share_are_accepted(pattern: str, line: str) -> None:
     """`++` after a backslash was refused, and a parenthesis after one was taken for a group."""
     stream = lined(Lines(pattern), Field("a", "string"))
     assert classify(stream, KafkaRecord(line.encode()), None).values == {"a": "7"}

@@ -21,7 +21,7 @@ def test_a_slice_commit_survives_its_written_form() -> None:
     assert SliceCommit.from_json(slice_commit.to_json()) == slice_commit
 
 
-def test_what_the_plan_recorded_survives_where_it_is_reported() -> None:
+def test_records_of_the_plan_survive_in_the_slice_commit() -> None:
     """Of the fingerprints those of the slice's own records: one from before is in the slice commit that holds it."""
     marks = {0: Fingerprint(8, "a" * 64), 1: Fingerprint(6, "b" * 64)}
     slice_ = replace(SLICE, epochs={0: 3, 1: 5}, fingerprints=marks)
@@ -37,7 +37,7 @@ def test_other_tables_and_older_versions_report_nothing_of_it() -> None:
     assert SliceCommit.from_json(text).slice_.epochs == {}
 
 
-def test_who_read_a_slice_survives_where_it_is_reported() -> None:
+def test_reading_run_of_a_slice_survives_in_the_slice_commit() -> None:
     """A slice commit of a version that lacked it is read."""
     slice_commit = SliceCommit(SLICE, attempt=3, rows=None, past=True, run="a-run")
     assert SliceCommit.from_json(slice_commit.to_json()) == slice_commit

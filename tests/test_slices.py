@@ -84,7 +84,7 @@ def test_a_slice_key_survives_being_written(topic: str, ordinal: int) -> None:
      "orders@0000001; DROP TABLE slices", "@0000001", "a@b@0000001",
      "orders@\u0660\u0660\u0660\u0660\u0660\u0660\u0661"],
 )  # fmt: skip
-def test_what_is_no_slice_key_is_named_in_the_error(text: str) -> None:
+def test_invalid_slice_keys_are_named_in_the_error(text: str) -> None:
     with pytest.raises(UnknownSliceError) as caught:
         SliceKey.parse(text)
     assert repr(text) in caught.value.problem

@@ -17,8 +17,8 @@ from highwater.topic_rules import (
     Level,
     Setting,
     TopicFacts,
+    check_max_message_bytes,
     check_published_topic,
-    check_room,
     check_topic,
     describe_endurance,
     merge_broker_settings,
@@ -172,7 +172,7 @@ def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> No
         ] == parts
 
 
-def test_of_a_topic_that_is_published_to_is_judged_what_no_drift_reports() -> None:
+def test_published_topics_are_checked_for_rules_without_drift() -> None:
     unclean = with_setting(replace(SAFE, leaderless=frozenset({0})), unclean_leader_election_enable="true")
     assert {one.rule: one.level for one in check_published_topic(unclean)} == {
         "unclean election": Level.ERROR,
@@ -186,11 +186,14 @@ def test_too_little_room_in_the_dlq_is_a_warning_and_no_error() -> None:
     needed = 1_000_000 + 16 * 1024
     tier = replace(SAFE, topic="orders.dlq.1")
     enough, little = (with_setting(tier, max_message_bytes=str(needed - less)) for less in (0, 1))
-    assert check_room(enough, main).level is Level.OK
-    found = check_room(little, main)
+    assert check_max_message_bytes(enough, main).level is Level.OK
+    found = check_max_message_bytes(little, main)
     assert (found.level, found.value.split(",")[0]) == (Level.WARNING, "1")
     assert found.remedy.endswith(f"--entity-name orders.dlq.1 --add-config max.message.bytes={needed}")
-    assert (check_room(tier, main).level, check_room(enough, SAFE).level) == (Level.UNKNOWN, Level.UNKNOWN)
+    assert (check_max_message_bytes(tier, main).level, check_max_message_bytes(enough, SAFE).level) == (
+        Level.UNKNOWN,
+        Level.UNKNOWN,
+    )
 
 
 def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +208,7 @@ def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPa
         assert (warned, errors) == (reported, [])
 
 
-def test_what_may_not_be_read_is_reported_as_such() -> None:
+def test_forbidden_reads_are_reported_as_forbidden() -> None:
     hidden = replace(SAFE, settings=None, broker_settings=None)
     unknown = {finding.rule for finding in check_topic(hidden) if finding.level is Level.UNKNOWN}
     commands = {finding.remedy for finding in check_topic(hidden) if finding.value == "not readable"}
@@ -284,7 +287,7 @@ class FakeCluster:
         return {asked[0]: SimpleNamespace(result=lambda _: entries)}
 
 
-def test_what_the_client_writes_for_unknown_is_no_fact() -> None:
+def test_unknown_values_of_the_client_are_no_facts() -> None:
     """Broker -1 led a partition and was counted as a broker, and the text "None" was the value of a setting."""
     facts = topic_facts.fetch_topic_facts(cast("Any", FakeCluster()), "orders")
     assert (facts.leaderless, facts.brokers) == (frozenset({0, 2}), 1)

@@ -27,7 +27,7 @@ from highwater.envelope import (
     RETRACTED,
     REVISION,
     SLICE,
-    Header,
+    KafkaHeader,
     Origin,
 )
 from highwater.erasing import to_moment
@@ -106,7 +106,7 @@ class AcceptedCopy:
         }
 
 
-def read(headers: Iterable[Header], value: bytes | None) -> AcceptedCopy:
+def read(headers: Iterable[KafkaHeader], value: bytes | None) -> AcceptedCopy:
     """The fields of a record; of several headers of one name the last counts.
 
     Raises:
@@ -233,7 +233,7 @@ def list_refused_events(work: Work, keys: Sequence[str], rejected: DataFrame) ->
     return gone.orderBy(F.col("us").desc()).limit(MAX_REFUSED).collect()
 
 
-def forget(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:
+def delete_copies(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:
     """Remove the copies of origins with erased keys.
 
     Raises:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from highwater.breaker import AttemptResult, Circuit, admit, complete_probe, judge
+from highwater.breaker import AttemptResult, Circuit, admit_slices, complete_probe, evaluate_slices
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
 from highwater.reject_reasons import BY_REASON
 from highwater.resources.ledger.breakers import Judgement
@@ -45,7 +45,7 @@ def ensure_admitted(work: Work, slices: Sequence[Slice], committed: Collection[s
     main = [slice_.key for slice_ in undecided if slice_.topic == work.stream.topic and slice_.key not in committed]
 
     def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
-        found = None if len(main) < len(undecided) and not circuit.closed else admit(circuit, main, now)
+        found = None if len(main) < len(undecided) and not circuit.closed else admit_slices(circuit, main, now)
         if found is None:
             raise _build_open_error(work, circuit, undecided)
         return found, ()
@@ -92,7 +92,7 @@ def ensure_within_limit(
     def decide(circuit: Circuit, known: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
         nonlocal refused
         first = {case.key for case in cases if case.key not in known and case.key not in committed}
-        circuit, refused = judge(circuit, work.stream.breaker, cases, first, now)
+        circuit, refused = evaluate_slices(circuit, work.stream.breaker, cases, first, now)
         judged_cases = [case for case in cases if not refused or case.key in refused]
         judged_cases += [_build_result(key, seen[key]) for key in accepted]
         return circuit, [

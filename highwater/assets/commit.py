@@ -15,7 +15,7 @@ from highwater.errors import HighwaterError, LeaseHeldError, SupersededAttemptEr
 from highwater.log_fields import bind_log_fields
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import read_committed_slices
-from highwater.resources.delta import commit_info, count_slice_rows
+from highwater.resources.delta import count_slice_rows, read_commit_info
 from highwater.resources.numbered_commits import Target, close_intents, commit_slices
 from highwater.resources.spark import is_connect
 from highwater.resources.spark_tables import create_table, write_slices
@@ -187,7 +187,7 @@ def _commit(
     attempts = work.ledger.allocate_attempts(keys)
     slice_commits = {slice_.key: batch.build_slice_commit(slice_, attempts[slice_.key]) for slice_ in pending}
     work.log(f"{table}: committing {len(keys)} slices")
-    with batch.around_commit(keys) as ensure_held, commit_turn(work, table):
+    with batch.around_commit(keys) as ensure_held, take_commit_turn(work, table):
         work.before_commit()
         ensure_held()
         version = commit_rows(
@@ -293,17 +293,17 @@ def release_quietly(release: Callable[[], object], work: Work) -> None:
         work.log(f"Spark could not release cached rows: {type(error).__name__}")
 
 
-def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
+def lock_commits(work: Work, table: str) -> AbstractContextManager[object]:
     """Keeps other Spark drivers out while this one commits, where the lake needs it.
 
     Two JVMs on local files once both believed that they wrote the same version; a Connect server is one JVM.
     """
     if not work.lake.takes_one_driver or is_connect(work.spark):
         return nullcontext()
-    return commit_turn(work, table)
+    return take_commit_turn(work, table)
 
 
-def commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> AbstractContextManager[Lease]:
+def take_commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> AbstractContextManager[Lease]:
     """Writers of one table take turns, so that none has to write again because another one was first.
 
     The turn is not the fence: a writer that outlives it finds its number taken.
@@ -323,7 +323,7 @@ def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) 
         path,
         columns,
         searched,
-        partial(commit_lock, work, table),
+        partial(lock_commits, work, table),
         comment=COMMENTS.get(table),
         properties=of_stream,
     )
@@ -331,7 +331,7 @@ def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) 
         _register(work, table, work.lake.catalog)
     if work.ledger.intents.list_for_table(work.stream.name, table):
         # A run at work on the table, or one that just committed, leaves nothing open.
-        with suppress(LeaseHeldError, SupersededAttemptError), commit_turn(work, table, wait=0.0):
+        with suppress(LeaseHeldError, SupersededAttemptError), take_commit_turn(work, table, wait=0.0):
             close_intents(build_target(work, table))
 
 
@@ -363,7 +363,7 @@ def build_reports(
         version: the version of the table after the commit; without a commit the version that holds the slices.
     """
     rows = work.lake.count_slice_rows(work.stream.name, table, work.keys)
-    cost = write_cost(work, table, version) if set(work.keys) - notes.keys() else {}
+    cost = measure_write_cost(work, table, version) if set(work.keys) - notes.keys() else {}
     found = [
         build_report(slice_, slice_commits[slice_.key], rows.get(slice_.key), version, clock, notes)
         for slice_ in work.slices
@@ -394,9 +394,9 @@ _COST = {
 }
 
 
-def write_cost(work: Work, table: str, version: int) -> dict[str, float]:
+def measure_write_cost(work: Work, table: str, version: int) -> dict[str, float]:
     """The files and bytes that the commit of a version wrote for all its slices; empty where Delta does not say."""
-    said = commit_info(work.lake.open_existing_table(work.stream.name, table), version) or {}
+    said = read_commit_info(work.lake.open_existing_table(work.stream.name, table), version) or {}
     metrics = said.get("operationMetrics") or {}
     return {name: float(metrics[key]) for name, keys in _COST.items() for key in keys if key in metrics}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from highwater.assets.commit import build_target, commit_turn
+from highwater.assets.commit import build_target, take_commit_turn
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.resources.commit_log import read_committed_slices
 from highwater.resources.delta import add_actions, query, quote_text, slice_is_one_of
@@ -59,7 +59,7 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
         DependencyAwayError: Spark, the ledger or the lake is away.
     """
     assert table in BY_SLICE, "the other tables have no column slice, or partitions of their own"
-    with commit_turn(work, table) as lease, delta_errors(f"{table} of {work.stream.name}"):
+    with take_commit_turn(work, table) as lease, delta_errors(f"{table} of {work.stream.name}"):
         target = build_target(work, table)
         if work.ledger.intents.list_for_table(work.stream.name, table):
             close_intents(target)  # or this commit would take the number of one that a dead run left open

@@ -16,11 +16,11 @@ from highwater.assets import commit, events
 from highwater.assets.commit import (
     Clock,
     build_target,
-    commit_turn,
     ensure_table,
     log_reports,
+    measure_write_cost,
     require_newer,
-    write_cost,
+    take_commit_turn,
 )
 from highwater.assets.events import require_upstream_commits
 from highwater.assets.evolution import adapt_types, with_added_fields
@@ -128,7 +128,7 @@ def materialise(work: Work) -> list[SliceReport]:
     raise AssertionError("unreachable")
 
 
-def merge_lease(work: Work) -> AbstractContextManager[Lease]:
+def lease_merges(work: Work) -> AbstractContextManager[Lease]:
     """One run merges into the table at a time: two MERGE commands into one table conflict."""
     return work.ledger.lease(f"merge {work.stream.name}/{TABLE}", seconds=commit.LEASE_SECONDS, wait=WAIT_SECONDS)
 
@@ -136,12 +136,12 @@ def merge_lease(work: Work) -> AbstractContextManager[Lease]:
 def close_open_intents(work: Work) -> None:
     """Close the intents that dead runs left open; the caller holds the lease of merges."""
     if work.ledger.intents.list_for_table(work.stream.name, TABLE):
-        with commit_turn(work, TABLE):
+        with take_commit_turn(work, TABLE):
             close_intents(build_target(work, TABLE))
 
 
 def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
-    with merge_lease(work) as lease:
+    with lease_merges(work) as lease:
         close_open_intents(work)
         decided = require_upstream_commits(work, events.TABLE)
         seen = work.lake.load_commits(work.stream.name, TABLE, work.keys)
@@ -157,7 +157,7 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
         if behind:
             with clock.phase("commit"):
                 version = _merge(work, decided, behind, seen, lease)
-    cost = write_cost(work, TABLE, version) if behind else {}
+    cost = measure_write_cost(work, TABLE, version) if behind else {}
     merged = {slice_commit.key for slice_commit in behind}
     found = [
         SliceReport(
@@ -206,7 +206,7 @@ def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], 
         records = [
             CommitRecord(slice_commit.key, slice_commit.attempt, slice_commit.rows, batch="") for slice_commit in behind
         ]
-        with commit_turn(work, TABLE):
+        with take_commit_turn(work, TABLE):
             work.before_commit()
             return commit_slices(
                 build_target(work, TABLE), seen, records, work.run, partial(_run_statement, work, statement)

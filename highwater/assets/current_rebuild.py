@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import current, events
-from highwater.assets.commit import build_target, commit_turn, ensure_table
+from highwater.assets.commit import build_target, ensure_table, take_commit_turn
 from highwater.assets.current import TABLE
 from highwater.assets.evolution import adapt_types, with_added_fields
 from highwater.assets.parsing import quote_column
@@ -204,7 +204,7 @@ def rebuild(work: Work) -> int:
     adapt_types(work, TABLE, current.build_sql_columns(work.stream))
     for tries in range(1, current.TRIES + 1):
         try:
-            with current.merge_lease(work):
+            with current.lease_merges(work):
                 current.close_open_intents(work)
                 replace_all(work, RebuildSnapshot.take(work))
         except SupersededAttemptError:
@@ -227,5 +227,5 @@ def replace_all(work: Work, look: RebuildSnapshot) -> int:
         path = work.lake.build_table_path(work.stream.name, TABLE)
         rows.write.format("delta").mode("overwrite").options(**options).save(path)
 
-    with delta_errors(f"current of {work.stream.name}"), commit_turn(work, TABLE):
+    with delta_errors(f"current of {work.stream.name}"), take_commit_turn(work, TABLE):
         return commit_slices(build_target(work, TABLE), look.seen, records, work.run, write, replaces=True)

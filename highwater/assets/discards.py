@@ -29,7 +29,7 @@ SEEN = "discards_seen"
 
 def read_current_state(work: Work) -> dict[str, int]:
     """The time of the last discard, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
-    discards_table.keep(work.ledger, work.lake, work.stream.name)
+    discards_table.sync_with_ledger(work.ledger, work.lake, work.stream.name)
     last = work.ledger.discards.read_last_discard_time(work.stream.name)
     return {} if last is None else {SEEN: to_microseconds(last)}
 

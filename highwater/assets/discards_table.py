@@ -37,7 +37,7 @@ def build_schema() -> pa.Schema:
     )
 
 
-def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
+def sync_with_ledger(ledger: Ledger, lake: Lake, stream: str) -> int:
     """Add to ledger and table the discards that only the other has; returns the number of rows added to the table.
 
     A ledger lacks discards after it was rebuilt, or restored from a backup.

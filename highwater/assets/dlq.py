@@ -21,9 +21,9 @@ from highwater.assets.commit import (
     CommittedSlices,
     build_reports,
     commit_rows,
-    commit_turn,
     ensure_table,
     require_newer,
+    take_commit_turn,
 )
 from highwater.assets.dlq_marks import PREFIX, build_group_name, delete_marks
 from highwater.assets.dlq_sending import EnvelopeTemplate, RejectSending, RejectToSend
@@ -36,7 +36,7 @@ from highwater.assets.work import SliceReport, Work, pause_garbage_collection
 from highwater.batching import PrefetchingIterator, compute_batch_ranges
 from highwater.envelope import MAX_COUNT, MAX_DETAIL, ORIGIN, Envelope, ValueReference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.deleted_topics import find_vanished_error
 from highwater.resources.delta import has_column, query_arrow, read_count, slice_is_one_of
@@ -97,8 +97,8 @@ def materialise(work: Work) -> list[SliceReport]:
         ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
         with clock.phase("publish"):
             rejected = [slice_ for slice_ in open_ if decisions[slice_.key].rows]
-            gone = partial(find_vanished_error, work.ledger, work.stream)
-            topics = ensure_dlq_topics(work.kafka, work.stream, gone) if rejected else {}
+            find_error = partial(find_vanished_error, work.ledger, work.stream)
+            topics = ensure_dlq_topics(work.kafka, work.stream, find_error) if rejected else {}
             sent = dict.fromkeys([slice_.key for slice_ in open_], 0)
             read = decided.version
             for slice_ in rejected:
@@ -126,7 +126,7 @@ def _publish(work: Work, slice_: Slice, decision: SliceCommit, topics: Mapping[s
         How many were sent of this decision in all, and the version of rejects with their destinations.
     """
     name, group = f"{PREFIX}{slice_.key}", build_group_name(slice_.key, decision.attempt)
-    least = min(topic.room for topic in topics.values())
+    least = min(topic.max_message_bytes for topic in topics.values())
     parked = work.stream.parked_topic
     # The next batch is read in parallel: first while Kafka is waited for, then while a batch goes out.
     with pause_garbage_collection(), ThreadPoolExecutor(1, "rejects") as beside:
@@ -195,7 +195,7 @@ def _ensure_whole(slice_: Slice, decision: SliceCommit, found: int) -> None:
 
 def _record_sent(work: Work, slice_: Slice, decision: SliceCommit, sent: int) -> None:
     """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
-    publication = Publication(decision.attempt, sent, datetime.now(UTC))
+    publication = PublicationRecord(decision.attempt, sent, datetime.now(UTC))
     work.ledger.publications.record(work.stream.name, slice_.key, publication)
 
 
@@ -423,5 +423,5 @@ def _commit(
         published_rows = published_rows.withColumnRenamed("now", "published_at")
     slice_commits = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
     files = raw.compute_file_count([decision.counts["rejects"] for decision in decisions])
-    with commit_turn(work, TABLE):
+    with take_commit_turn(work, TABLE):
         return commit_rows(work, TABLE, published_rows, slice_commits, committed, files=files, spread="origin_offset")

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.assets import raw, rejects
-from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, take_commit_turn
 from highwater.assets.parked_references import OriginalRecord, find_place
 from highwater.envelope import (
     KEY,
@@ -21,7 +21,7 @@ from highwater.envelope import (
     OWN_HEADERS,
     VALUE,
     Envelope,
-    Header,
+    KafkaHeader,
     Origin,
     Place,
     ValueReference,
@@ -61,7 +61,7 @@ class EnvelopeTemplate:
         names = envelope.to_headers()
         at = [name for name, _ in names].index(ORIGIN_OFFSET)
         self._before, self._behind = names[:at], names[at + 2 :]
-        between: list[Header] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
+        between: list[KafkaHeader] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
         self._size = measure_headers([*self._before, *between, *self._behind])
 
     def read_reject(self, offset: int, timestamp: int, found: OriginalRecord) -> RejectToSend:
@@ -89,7 +89,7 @@ class RejectToSend(NamedTuple):
     offset: int
     timestamp: int
     found: OriginalRecord
-    headers: Sequence[Header]
+    headers: Sequence[KafkaHeader]
     size: int
 
     @classmethod
@@ -157,8 +157,8 @@ class RejectSending:
 
     @cached_property
     def _limits(self) -> SizeLimits:
-        rooms = {topic: shape.room for topic, shape in self.topics.items()}
-        return SizeLimits(rooms, self.transactions.most_bytes, self.transactions.compresses)
+        size_limits = {topic: shape.max_message_bytes for topic, shape in self.topics.items()}
+        return SizeLimits(size_limits, self.transactions.most_bytes, self.transactions.compresses)
 
     def _can_send(self, one: RejectToSend) -> bool:
         if self._refused and (one.envelope.origin, one.topic) in self._refused:
@@ -196,7 +196,7 @@ class RejectSending:
         ).drop("too_large_for")
         committed = CommittedSlices({self.decision.key: self.decision}, self.version)
         files = raw.compute_file_count([self.decision.rows or 0])
-        with commit_turn(work, rejects.TABLE):
+        with take_commit_turn(work, rejects.TABLE):
             self.version = commit_rows(
                 work, rejects.TABLE, rows, [self.decision], committed, files=files, spread="origin_offset"
             )

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import current, dlq, events, metrics, publication_log_writer, raw, rejects
-from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, take_commit_turn
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.origins import SEEN, read_current_state
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, ErasedCounts, subtract_counts
 from highwater.errors import ConfigurationError, UnbalancedError
-from highwater.gaps import Place, merge_places
+from highwater.gaps import PartitionOffset, merge_places
 from highwater.reject_reasons import BY_REASON, BY_RULE
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import ensure_all_read, query, query_all, slice_is_one_of
@@ -56,7 +56,7 @@ class RowsOfKey:
         newest_ms: the greatest timestamp among the records, in milliseconds; 0 without one.
     """
 
-    places: dict[str, list[Place]] = field(default_factory=dict)
+    places: dict[str, list[PartitionOffset]] = field(default_factory=dict)
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
     newest_ms: int = 0
 
@@ -314,10 +314,10 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> 
             SliceCommit(committed.slice_commits[key].slice_, attempts[key], counts["events"], new_counts)
         )
     gone = list_origins(table, digest, open_)
-    publication_log_writer.forget(work, gone)
+    publication_log_writer.delete_origins(work, gone)
     rows = _with_attempts(_read_remaining_rows(work, events.TABLE, committed, digest, open_), attempts)
     _commit(work, events.TABLE, committed, rows, slice_commits, "origin_offset")
-    publication_log_writer.forget(work, gone)  # a run may have sent them meanwhile
+    publication_log_writer.delete_origins(work, gone)  # a run may have sent them meanwhile
     return {**committed.slice_commits, **{slice_commit.key: slice_commit for slice_commit in slice_commits}}
 
 
@@ -425,6 +425,6 @@ def _commit(
     spread: str,
 ) -> None:
     records = [committed.slice_commits[slice_commit.key].rows or 0 for slice_commit in slice_commits]
-    with commit_turn(work, name):
+    with take_commit_turn(work, name):
         work.before_commit()
         commit_rows(work, name, rows, slice_commits, committed, files=raw.compute_file_count(records), spread=spread)

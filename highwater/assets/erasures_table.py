@@ -47,7 +47,7 @@ def build_schema() -> pa.Schema:
     )
 
 
-def keep(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool = False) -> int:
+def sync_with_ledger(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool = False) -> int:
     """Add to ledger and table the erasures that only the other has; returns the number of rows added to the table.
 
     A ledger lacks erasures after it was restored from a backup.

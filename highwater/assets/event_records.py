@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from highwater.assets import event_json
-from highwater.assets.copies import CopySearch, build_select_list
+from highwater.assets.duplicate_events import CopySearch, build_select_list
 from highwater.assets.origins import MILLISECONDS, build_origin_predicate
 from highwater.assets.publication_window import build_schema
 from highwater.envelope import ORIGIN

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from highwater.added_fields import METADATA, evolve_stream, select_added_fields, to_text, with_added
-from highwater.assets.commit import build_target, commit_turn
+from highwater.assets.commit import build_target, take_commit_turn
 from highwater.assets.compaction import count_rows, ensure_same_rows
 from highwater.assets.fields import build_sql_type
 from highwater.assets.framing import fetch_referenced_schemas
@@ -79,7 +79,7 @@ def evolve(work: Work, raw: DataFrame, table: str) -> Work:
     if _evolve_by_trees(known.stream, work.stream, trees) == known.stream:
         return known
     path = work.lake.build_table_path(work.stream.name, table)
-    with commit_turn(work, table), delta_errors(path):
+    with take_commit_turn(work, table), delta_errors(path):
         # Another run may have added fields before this one had its turn.
         stream = _evolve_by_trees(with_added_fields(work).stream, work.stream, trees)
         _describe(work, path, select_added_fields(work.stream, stream))
@@ -153,7 +153,7 @@ def adapt_types(work: Work, table: str, columns: str) -> None:
     common = _list_type_changes(work, table, path, wanted)
     if not common:
         return
-    with commit_turn(work, table) as lease, delta_errors(path):
+    with take_commit_turn(work, table) as lease, delta_errors(path):
         stored = _read_types(path)
         common = _list_type_changes(work, table, path, wanted)
         members = {name: kind for name, kind in common.items() if not has_other_leaves(stored[name], kind)}

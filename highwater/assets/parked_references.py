@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.envelope import Envelope, Header, Place, ValueReference, build_headers
+from highwater.envelope import Envelope, KafkaHeader, Place, ValueReference, build_headers
 from highwater.errors import UnbalancedError
 from highwater.resources.delta import query, slice_is_one_of, stream_rows
 
@@ -25,7 +25,7 @@ class OriginalRecord(NamedTuple):
 
     key: bytes | None
     value: bytes | None
-    headers: list[Header]
+    headers: list[KafkaHeader]
 
 
 def read_original(lake: Lake, stream: Stream, place: Place) -> OriginalRecord | None:

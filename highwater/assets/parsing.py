@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from highwater.assets import field_problems
 from highwater.assets.decoding import evaluate_once, with_json
 from highwater.assets.expressions import build_failure, with_expressions
 from highwater.assets.fast_expressions import filter_unusual, has_usual_records
 from highwater.assets.field_parts import describe_unknown_members
-from highwater.assets.field_problems import find_problem as problem_of
 from highwater.assets.field_problems import is_of_other_type
 from highwater.assets.fields import build_sql_type, convert_from_key, with_fields
 from highwater.assets.lookups import with_lookup
@@ -171,12 +171,14 @@ def _find_field_problem(stream: Stream, declared: Field) -> Column:
     needed = stream.required_fields
     if declared.expression is not None:
         failed = F.lit(f"field {declared.name}: its expression fails on this record: {declared.expression}")
-        problem = F.coalesce(F.when(build_failure("field", declared.name), failed), problem_of(stream, declared))
+        problem = F.coalesce(
+            F.when(build_failure("field", declared.name), failed), field_problems.find_problem(stream, declared)
+        )
         return problem if stream.deletes is None or declared.name in needed else F.when(~F.col("deleted"), problem)
     if stream.deletes is None or declared.name in needed:
-        return problem_of(stream, declared)
+        return field_problems.find_problem(stream, declared)
     lacks = F.col(f"json_{declared.name}").isNull() | (F.col(f"kind_{declared.name}") == "VOID")
-    return F.when(~F.col("deleted") | ~lacks, problem_of(stream, declared))
+    return F.when(~F.col("deleted") | ~lacks, field_problems.find_problem(stream, declared))
 
 
 def _find_key_problem(stream: Stream) -> Column:

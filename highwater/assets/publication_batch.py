@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets import reclaims, rejects
 from highwater.assets.origins import MILLISECONDS
-from highwater.assets.publication_log import build_schema, complete
+from highwater.assets.publication_log import build_schema, select_complete
 from highwater.assets.publication_window import PublicationWindow
 from highwater.assets.publication_window import build_schema as window_schema
 from highwater.envelope import ORIGIN, Origin
@@ -185,7 +185,7 @@ class PublicationBatch:
     @cached_property
     def _late(self) -> dict[str, Lateness | None]:
         """The reason why an unknown event of each slice would be late."""
-        published = complete(self._committed)
+        published = select_complete(self._committed)
         return {
             slice_.key: Lateness.RETRIED
             if slice_.topic != self.work.stream.topic

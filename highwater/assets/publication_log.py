@@ -98,7 +98,7 @@ class BatchUnderWay:
         return cls(*(plain[name] for name in names))
 
 
-def complete(slice_commits: Mapping[str, SliceCommit]) -> dict[str, SliceCommit]:
+def select_complete(slice_commits: Mapping[str, SliceCommit]) -> dict[str, SliceCommit]:
     """The commits of slices that were published to their end at least once."""
     return {key: slice_commit for key, slice_commit in slice_commits.items() if slice_commit.attempt != INCOMPLETE}
 
@@ -109,7 +109,7 @@ def read_published_commits(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    return complete(lake.load_slice_commits(stream.name, TABLE, keys))
+    return select_complete(lake.load_slice_commits(stream.name, TABLE, keys))
 
 
 def ensure_unchanged(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping[str, int]) -> Sequence[str]:

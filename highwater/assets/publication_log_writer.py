@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import accepted_copies
-from highwater.assets.commit import commit_turn
+from highwater.assets.commit import take_commit_turn
 from highwater.assets.publication_log import (
     BATCH,
     INCOMPLETE,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 UNLIKE = ("origin_offset", "fingerprint", "number")
 
 
-def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
+def delete_origins(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
     """Remove what became of origins of erased keys, so that nobody misses them among the events.
 
     The attempts stay: a slice whose decision has changed is looked at again, and sends nothing for them.
@@ -68,7 +68,7 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
     if table is None:
         return
     _ensure_not_under_way(work, origins)
-    accepted_copies.forget(work.lake, work.stream, {one for some in origins.values() for one in some})
+    accepted_copies.delete_copies(work.lake, work.stream, {one for some in origins.values() for one in some})
     parts, found = [], {}
     for key, slice_commit in read_slice_commits(table, [*origins]).items():
         rows = _read_rows(table, [key])
@@ -456,7 +456,7 @@ def _commit(
 @contextmanager
 def _take_turn(work: Work) -> Iterator[None]:
     """The turn of those who write the table, after the last look whether it is still held."""
-    with commit_turn(work, TABLE) as lease:
+    with take_commit_turn(work, TABLE) as lease:
         work.before_commit()
         lease.check()
         yield

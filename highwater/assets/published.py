@@ -26,7 +26,7 @@ from highwater.assets.publication_window import RUN, PublicationWindow
 from highwater.assets.work import SliceReport, Work, pause_garbage_collection
 from highwater.batching import PrefetchingIterator, compute_batch_ranges
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.publishing import EventState, PublicationOutcome, group_for_publication, select_in_order
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.dlq_topics import ensure_accepted
@@ -34,7 +34,7 @@ from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
-    from highwater.envelope import Header
+    from highwater.envelope import KafkaHeader
     from highwater.resources.dlq_topics import TopicShape
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
@@ -124,7 +124,7 @@ class _Run:
             ]
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
-            with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
+            with Transactions(work.kafka, name, publishes.topic, most_bytes=target.max_message_bytes) as transactions:
                 self.book = book = publication_log_writer.PublicationLog(work, _fetch_topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
                 ordered, waits = self._sort_slices(book)
@@ -169,7 +169,7 @@ class _Run:
 
     def _sort_slices(self, book: publication_log_writer.PublicationLog) -> tuple[list[Slice], str | None]:
         work = self.work
-        slice_commits = publication_log.complete(book.load_slice_commits(work.keys))
+        slice_commits = publication_log.select_complete(book.load_slice_commits(work.keys))
         unsettled = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, slice_commits)]
         following = work.ledger.list_slices(
             work.stream.name, work.stream.topic, after=book.load_last_published(), limit=len(unsettled) + 1
@@ -261,13 +261,15 @@ class _Run:
     def _record_sent(self, topic: str, number: int, count: int) -> None:
         """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
         self.work.ledger.publications.record(
-            self.work.stream.name, topic, Publication(number, count, datetime.now(UTC))
+            self.work.stream.name, topic, PublicationRecord(number, count, datetime.now(UTC))
         )
 
     def build_reports(self, before: Mapping[str, SliceCommit]) -> list[SliceReport]:
         """A report for each slice, as the table is now; `before` holds the slice commits before the run."""
         slice_commits = (
-            before if self.book is None else publication_log.complete(self.book.load_slice_commits(self.work.keys))
+            before
+            if self.book is None
+            else publication_log.select_complete(self.book.load_slice_commits(self.work.keys))
         )
         return [
             SliceReport(
@@ -313,7 +315,7 @@ class OutgoingRecords(Iterable[Record]):
                 yield tuple.__new__(Record, (self._topic, key, value, headers, partition, None))
 
 
-def _publish_run(run: PublicationWindow, partitions: int) -> tuple[Sequence[Header], int, PublicationWindow]:
+def _publish_run(run: PublicationWindow, partitions: int) -> tuple[Sequence[KafkaHeader], int, PublicationWindow]:
     """The common values of records of a partition and a slice, made once for all of them, and these records."""
     slice_key, topic, generation, partition = (run.rows[name][0].as_py() for name in RUN)
     shared = _build_shared_headers(slice_key, topic, generation, partition)
@@ -321,7 +323,7 @@ def _publish_run(run: PublicationWindow, partitions: int) -> tuple[Sequence[Head
     return shared, partition % partitions, run
 
 
-def _build_shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[Header, ...]:
+def _build_shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[KafkaHeader, ...]:
     return (
         (envelope.ORIGIN_TOPIC, topic.encode()),
         (envelope.ORIGIN_GENERATION, b"%d" % generation),
@@ -330,11 +332,11 @@ def _build_shared_headers(slice_key: str, topic: str, generation: int, partition
     )
 
 
-def _build_own_headers(outcome: PublicationOutcome | None) -> list[Header]:
+def _build_own_headers(outcome: PublicationOutcome | None) -> list[KafkaHeader]:
     """The lateness of a record; a record in order has no revision and is not retracted."""
     if outcome is None or outcome.late is None:
         return []
-    found: list[Header] = [(envelope.LATE, outcome.late.value.encode())]
+    found: list[KafkaHeader] = [(envelope.LATE, outcome.late.value.encode())]
     if outcome.revision:
         found.append((envelope.REVISION, b"%d" % outcome.revision))
     if outcome.state is EventState.RETRACTED:
@@ -346,7 +348,7 @@ def _ensure_same_table(
     work: Work,
     book: publication_log_writer.PublicationLog,
     mark: PublicationMark | None,
-    stored_mark: Publication | None,
+    stored_mark: PublicationRecord | None,
 ) -> None:
     """Ensure that the marks count what this table has written down.
 

@@ -21,7 +21,7 @@ from highwater.assets.unreadable_slices import list_unreadable_slices
 from highwater.assets.work import SliceReport, Work, do_nothing
 from highwater.balancing import combine_pairwise
 from highwater.envelope import MAX_MILLISECONDS, MIN_MILLISECONDS
-from highwater.erasing import to_milliseconds, until
+from highwater.erasing import compute_erasure_times, to_milliseconds
 from highwater.errors import NothingFetchedError, OffsetsExpiredError, TopicAbsentError, TopicTruncatedError
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, subtract_losses
 from highwater.resources.divergence_detection import read_fingerprints
@@ -323,11 +323,11 @@ def _read_rows(work: Work, slices: Sequence[Slice], source: _SparkRead | _Client
 
 def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     """The rows without the records of erased keys, wherever they come back from."""
-    gone = until(work.ledger.erasures.list_for_stream(work.stream.name))
+    gone = compute_erasure_times(work.ledger.erasures.list_for_stream(work.stream.name))
     if not gone:
         return rows
     # Omitted records must be known for as long as the others.
-    erasures_table.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
+    erasures_table.sync_with_ledger(work.ledger, work.lake, work.stream.name, of_keys=True)
     moments = _build_literal_map({digest: to_milliseconds(moment) for digest, moment in gone.items()})
     last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
     return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")

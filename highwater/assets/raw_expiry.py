@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.assets import raw
-from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, take_commit_turn
 from highwater.balancing import combine_pairwise
 from highwater.erasing import AGED
 from highwater.resources.delta import slice_is_one_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
 
 
-def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
+def expire_rows(work: Work, recorded: Mapping[str, int]) -> list[str]:
     """Commit slices without their rows; returns those that lost them.
 
     A slice with another number of rows than was recorded was read again meanwhile, and keeps them.
@@ -59,7 +59,7 @@ def _build_expired_commit(committed: SliceCommit, attempt: int, version: int) ->
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
-def put_back(work: Work) -> list[str]:
+def restore_rows(work: Work) -> list[str]:
     """Commit slices with the rows that expired, from the version that holds them; returns these slices.
 
     Raises:
@@ -113,7 +113,7 @@ def _commit(
     *,
     records: Sequence[int],
 ) -> None:
-    with commit_turn(work, raw.TABLE):
+    with take_commit_turn(work, raw.TABLE):
         work.before_commit()
         commit_rows(
             work, raw.TABLE, rows, slice_commits, committed, files=raw.compute_file_count(records), spread="offset"

@@ -12,9 +12,9 @@ from highwater.assets.commit import (
     CommittedSlices,
     build_reports,
     commit_rows,
-    commit_turn,
     ensure_table,
     require_newer,
+    take_commit_turn,
 )
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.events import require_upstream_commits
@@ -162,7 +162,7 @@ def _commit(
     work: Work, rows: DataFrame, decisions: Sequence[SliceCommit], committed: CommittedSlices, tasks: int | None
 ) -> int:
     slice_commits = [_build_slice_commit(decision) for decision in decisions]
-    with commit_turn(work, TABLE):
+    with take_commit_turn(work, TABLE):
         files = raw.compute_file_count([slice_commit.rows or 0 for slice_commit in slice_commits])
         return commit_rows(
             work, TABLE, rows, slice_commits, committed, files=files, spread="origin_offset", tasks=tasks

@@ -106,14 +106,14 @@ def lease_sending(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContext
 
 
 @contextmanager
-def block_sending(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def block_sending(work: Work, check_sent: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Keep batches from being written down while slices are committed, and see again what was sent of them.
 
     Writing a batch is followed by a look at events. So this commit sees the batch, or the batch sees the decision.
 
     Args:
         work: the connections.
-        see: ensures that sent events stay events; for the slices whose committed events may be sent.
+        check_sent: ensures that sent events stay events; for the slices whose committed events may be sent.
 
     Raises:
         RetractionError: an event that was sent would be rejected, and nobody allows that.
@@ -121,7 +121,7 @@ def block_sending(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], 
         DependencyAwayError: the lake or the ledger could not be read.
     """
     with lease_sending(work, ABANDONED_SECONDS) as lease:
-        see()
+        check_sent()
         lease.left = True  # a run that dies, or gets no report of the outcome, leaves a query that may still commit
         try:
             yield lease.check

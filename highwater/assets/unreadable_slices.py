@@ -81,9 +81,9 @@ def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | H
     """
     for slice_ in slices:
         state = states[slice_.topic]
-        if not isinstance(state, HighwaterError) and state.unled:
+        if not isinstance(state, HighwaterError) and (leaderless := state.leaderless_partitions):
             raise DependencyAwayError(
-                f"{slice_.key}: partitions {', '.join(map(str, state.unled))} of {slice_.topic} have no leader",
+                f"{slice_.key}: partitions {', '.join(map(str, leaderless))} of {slice_.topic} have no leader",
                 remedy="check that every partition has a leader; it is tried again",
             )
 
@@ -150,11 +150,13 @@ def _ensure_led(slices: Sequence[Slice], states: Mapping[str, TopicState | Highw
     for slice_ in slices:
         state = states[slice_.topic]
         partitions = {} if isinstance(state, HighwaterError) else state.partitions
-        unled = [p for p, r in sorted(slice_.ranges.items()) if len(r) and p in partitions and not partitions[p].known]
-        if unled:
+        leaderless = [
+            p for p, r in sorted(slice_.ranges.items()) if len(r) and p in partitions and not partitions[p].known
+        ]
+        if leaderless:
             # Without `of`: that Kafka were left alone would hold up all other partitions.
             raise DependencyAwayError(
-                f"{slice_.key}: partitions {', '.join(map(str, unled))} of {slice_.topic} have no leader",
+                f"{slice_.key}: partitions {', '.join(map(str, leaderless))} of {slice_.topic} have no leader",
                 remedy="check that a broker that holds them in sync runs; it is tried again",
             )
 

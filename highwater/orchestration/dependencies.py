@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError
-from highwater.resources.dependency_guards import Guard, is_cooling_down, open_error
+from highwater.resources.dependency_guards import Guard, build_open_error, is_cooling_down
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -53,7 +53,7 @@ def ensure_kafka_awake(ledger: Ledger, now: datetime) -> None:
     """
     row = ledger.breakers.read_dependency(KAFKA)
     if is_cooling_down(row, now):
-        raise open_error(row)
+        raise build_open_error(row)
 
 
 def is_lookup_blocked(ledger: Ledger, stream: Stream, now: datetime) -> bool:

@@ -84,8 +84,8 @@ def build_topic_metadata(found: list[PlanningPosition], left_out: Mapping[int, s
     }
 
 
-def look(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> list[PlanningPosition]:
-    """Look at the topic now.
+def observe_positions(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> list[PlanningPosition]:
+    """Compare the topic's offsets now with what is planned.
 
     Raises:
         TopicVanishedError, TopicAbsentError: the topic is not there any more, or never was.
@@ -106,7 +106,7 @@ def build_topic_asset(stream: "Stream") -> dg.AssetsDefinition:
     )
     def observe(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
         with translate_errors(context.op_execution_context.retry_number, lambda: None):
-            found = look(context.resources.kafka.open(), context.resources.ledger.open(), stream)
+            found = observe_positions(context.resources.kafka.open(), context.resources.ledger.open(), stream)
         silent = {position.partition: "no leader" for position in found if position.last_stable is None}
         yield dg.ObserveResult(asset_key=build_topic_key(stream), metadata=build_topic_metadata(found, silent))
 

@@ -60,7 +60,7 @@ class AcceptConfig(OperatorConfig):
     partitions: list[int] = Field(default=[], description="Only these partitions; all if empty.")
 
 
-class ParkedRecords(OperatorConfig):
+class ParkedRecordsConfig(OperatorConfig):
     """Configuration of `redrive_parked`, `discard_parked` and `reclaim`: which records they select."""
 
     reasons: list[str] = Field(default=[], description="Only records rejected for these reasons; all if empty.")
@@ -82,7 +82,7 @@ class ParkedRecords(OperatorConfig):
         return ParkedSelection(self.reasons, self.slices, self.keys, _parse_time(self.since), _parse_time(self.until))
 
 
-class ReclaimConfig(ParkedRecords):
+class ReclaimConfig(ParkedRecordsConfig):
     """Configuration of `reclaim`."""
 
     topics: list[str] = Field(default=[], description="Only records last published to these topics; all if empty.")
@@ -90,7 +90,7 @@ class ReclaimConfig(ParkedRecords):
     until: str = Field(default="", description="Last published to the DLQ before this time: ISO 8601, UTC.")
 
 
-class AcceptRejects(OperatorConfig):
+class AcceptRejectsConfig(OperatorConfig):
     """Configuration of `accept_rejects`."""
 
     slices: list[str] = Field(default=[], description="The slices whose rejects are accepted.")
@@ -99,44 +99,44 @@ class AcceptRejects(OperatorConfig):
     revoke: bool = Field(default=False, description="With reasons: let such rejects open the breaker again.")
 
 
-class RetrySlice(OperatorConfig):
+class RetrySliceConfig(OperatorConfig):
     """Configuration of `retry_slice`."""
 
     slice: str = Field(description="Key of the slice.")
 
 
-class ReleaseHold(RetrySlice):
+class ReleaseHoldConfig(RetrySliceConfig):
     """Configuration of `release_hold`."""
 
     park: bool = Field(default=False, description="Park the records that hold the slice, instead of retrying them.")
 
 
-class PauseTier(OperatorConfig):
+class PauseTierConfig(OperatorConfig):
     """Configuration of `pause_tier` and `resume_tier`."""
 
     topic: str = Field(description="Topic of the tier, or another system's topic.")
 
 
-class PausePart(OperatorConfig):
+class PausePartConfig(OperatorConfig):
     """Configuration of `pause` and `resume`."""
 
     part: str = Field(default="", description="planner, retries or publisher; the whole stream if empty.")
 
 
-class RecallKeys(OperatorConfig):
+class RecallKeysConfig(OperatorConfig):
     """Configuration of `recall_keys`."""
 
     first: str = Field(description="Key of the first slice.")
     last: str = Field(description="Key of the last slice, of the same topic.")
 
 
-class Erase(OperatorConfig):
+class EraseConfig(OperatorConfig):
     """Configuration of `erase`; it takes a digest, since Dagster stores the configuration of a run."""
 
     digest: str = Field(description="SHA-256 of the key's bytes, in hexadecimal: printf %s KEY | sha256sum.")
 
 
-class RebuildAll(OperatorConfig):
+class RebuildAllConfig(OperatorConfig):
     """Configuration of `rebuild_all`."""
 
     accepted_again: bool = Field(default=False, description="Publish all accepted events again.")
@@ -198,28 +198,28 @@ def accept_divergence(run: JobRun, config: AcceptConfig) -> None:
 
 
 def _accept(run: JobRun, config: AcceptConfig, *, divergence: bool) -> None:
-    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
+    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_topic_losses
 
     request = AcceptLossRequest(
         config.topic or None, set(config.partitions) or None, divergence, config.dry_run, config.by
     )
-    found, lines = accept_losses(run.ledger, run.kafka, run.lake, run.stream, request, datetime.now(UTC))
+    found, lines = accept_topic_losses(run.ledger, run.kafka, run.lake, run.stream, request, datetime.now(UTC))
     for line in lines or ["there is nothing to accept"]:
         run.log(line)
     run.log("recorded" if not (config.dry_run or found.nothing) else "nothing was recorded")
 
 
-def redrive_parked(run: JobRun, config: ParkedRecords) -> None:
+def redrive_parked(run: JobRun, config: ParkedRecordsConfig) -> None:
     """Send parked records back to the first tier."""
     _redrive_or_discard(run, config, None)
 
 
-def discard_parked(run: JobRun, config: ParkedRecords) -> None:
+def discard_parked(run: JobRun, config: ParkedRecordsConfig) -> None:
     """Discard parked records."""
     _redrive_or_discard(run, config, config.because)
 
 
-def _redrive_or_discard(run: JobRun, config: ParkedRecords, because: str | None) -> None:
+def _redrive_or_discard(run: JobRun, config: ParkedRecordsConfig, because: str | None) -> None:
     from highwater.orchestration.operations.parked import ParkedRequest, redrive_or_discard
 
     request = ParkedRequest(config.choice, config.most or None, config.dry_run, config.by, because)
@@ -236,7 +236,7 @@ def reclaim(run: JobRun, config: ReclaimConfig) -> None:
     run.log_table(reclaim_records(run.ledger, run.lake, run.stream, request, run.log).table)
 
 
-def accept_rejects(run: JobRun, config: AcceptRejects) -> None:
+def accept_rejects(run: JobRun, config: AcceptRejectsConfig) -> None:
     """Let slices, or all rejects for some reasons, pass the circuit breaker."""
     from highwater.orchestration.operations.accepting_rejects import (
         AcceptReasonsRequest,
@@ -253,7 +253,7 @@ def accept_rejects(run: JobRun, config: AcceptRejects) -> None:
         accept_slices(run.ledger, [run.stream.name], AcceptSlicesRequest(config.slices, *decision), now, run.log)
 
 
-def release_hold(run: JobRun, config: ReleaseHold) -> None:
+def release_hold(run: JobRun, config: ReleaseHoldConfig) -> None:
     """Let a slice go on although records hold it."""
     from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 
@@ -261,7 +261,7 @@ def release_hold(run: JobRun, config: ReleaseHold) -> None:
     release_slice(run.ledger, {run.stream.name: run.stream}, request, datetime.now(UTC), run.log)
 
 
-def retry_slice(run: JobRun, config: RetrySlice) -> None:
+def retry_slice(run: JobRun, config: RetrySliceConfig) -> None:
     """Let a slice be requested again that failed all its attempts."""
     from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 
@@ -269,41 +269,41 @@ def retry_slice(run: JobRun, config: RetrySlice) -> None:
     release_for_retries(run.ledger, {run.stream.name: run.stream}, request, datetime.now(UTC), run.log)
 
 
-def pause_tier(run: JobRun, config: PauseTier) -> None:
+def pause_tier(run: JobRun, config: PauseTierConfig) -> None:
     """Plan nothing more of a tier until it is resumed."""
     _pause_or_resume_tier(run, config, resume=False)
 
 
-def resume_tier(run: JobRun, config: PauseTier) -> None:
+def resume_tier(run: JobRun, config: PauseTierConfig) -> None:
     """Plan the due records of a paused tier again."""
     _pause_or_resume_tier(run, config, resume=True)
 
 
-def _pause_or_resume_tier(run: JobRun, config: PauseTier, *, resume: bool) -> None:
+def _pause_or_resume_tier(run: JobRun, config: PauseTierConfig, *, resume: bool) -> None:
     from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
 
     request = TierPauseRequest(config.topic, resume, config.dry_run, config.by, "" if resume else config.because)
     pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def pause(run: JobRun, config: PausePart) -> None:
+def pause(run: JobRun, config: PausePartConfig) -> None:
     """Plan and request nothing more of a stream, or of a part of it, until it is resumed."""
     _pause_or_resume(run, config, resume=False)
 
 
-def resume(run: JobRun, config: PausePart) -> None:
+def resume(run: JobRun, config: PausePartConfig) -> None:
     """Plan and request a paused stream, or a part of it, again."""
     _pause_or_resume(run, config, resume=True)
 
 
-def _pause_or_resume(run: JobRun, config: PausePart, *, resume: bool) -> None:
+def _pause_or_resume(run: JobRun, config: PausePartConfig, *, resume: bool) -> None:
     from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
 
     request = PauseRequest(config.part, resume, config.dry_run, config.by, "" if resume else config.because)
     pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def recall_keys(run: JobRun, config: RecallKeys) -> None:
+def recall_keys(run: JobRun, config: RecallKeysConfig) -> None:
     """Bring retired slice keys back to Dagster, for a backfill."""
     from highwater.orchestration.operations.key_retirement import recall
 
@@ -311,7 +311,7 @@ def recall_keys(run: JobRun, config: RecallKeys) -> None:
     recall(instance, run.ledger, run.stream, config.first, config.last, now, run.log, dry_run=config.dry_run)
 
 
-def erase(run: JobRun, config: Erase) -> None:
+def erase(run: JobRun, config: EraseConfig) -> None:
     """Remove all records of one key from all tables."""
     from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
 
@@ -337,24 +337,26 @@ def rebuild_current(run: JobRun, config: OperatorConfig) -> None:
     )
 
 
-def rebuild_all(run: JobRun, config: RebuildAll) -> None:
+def rebuild_all(run: JobRun, config: RebuildAllConfig) -> None:
     """Rebuild a stream from Kafka whose ledger and lake are both lost."""
     from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 
     connections = run.ledger, run.lake, run.kafka
-    options: dict[str, Any] = {"dry_run": config.dry_run, "by": config.by, "again": config.accepted_again}
+    options: dict[str, Any] = {"dry_run": config.dry_run, "by": config.by, "resend": config.accepted_again}
     rebuild_from_kafka(*connections, run.stream, run.slice_keys, run.log, **options)
 
 
 def audit(run: JobRun, config: AuditConfig) -> None:
     """Audit the stream; the page is an observation of its events, and the run fails if the page has errors."""
     from highwater.orchestration.checking.check_results import count_failing_slices
-    from highwater.orchestration.reporting.audit import audit as look
+    from highwater.orchestration.reporting.audit import audit as audit_stream
     from highwater.orchestration.reporting.audit import find_audit_error
 
     failing = count_failing_slices(run.context.instance, run.stream)
     number = max(0, config.slices)
-    page = look(run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True)
+    page = audit_stream(
+        run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True
+    )
     ends = page.ends
     metadata: dict[str, int | dg.MarkdownMetadataValue] = {
         "audit": dg.MetadataValue.md(page.markdown),
@@ -376,21 +378,21 @@ def audit(run: JobRun, config: AuditConfig) -> None:
 OPERATIONS: Mapping[Callable[[JobRun, Any], None], type[StreamConfig]] = {
     accept_loss: AcceptConfig,
     accept_divergence: AcceptConfig,
-    redrive_parked: ParkedRecords,
-    discard_parked: ParkedRecords,
+    redrive_parked: ParkedRecordsConfig,
+    discard_parked: ParkedRecordsConfig,
     reclaim: ReclaimConfig,
-    accept_rejects: AcceptRejects,
-    release_hold: ReleaseHold,
-    retry_slice: RetrySlice,
-    pause_tier: PauseTier,
-    resume_tier: PauseTier,
-    pause: PausePart,
-    resume: PausePart,
-    recall_keys: RecallKeys,
-    erase: Erase,
+    accept_rejects: AcceptRejectsConfig,
+    release_hold: ReleaseHoldConfig,
+    retry_slice: RetrySliceConfig,
+    pause_tier: PauseTierConfig,
+    resume_tier: PauseTierConfig,
+    pause: PausePartConfig,
+    resume: PausePartConfig,
+    recall_keys: RecallKeysConfig,
+    erase: EraseConfig,
     rebuild_ledger: OperatorConfig,
     rebuild_current: OperatorConfig,
-    rebuild_all: RebuildAll,
+    rebuild_all: RebuildAllConfig,
     audit: AuditConfig,
 }
 WITH_SPARK = frozenset({erase, rebuild_current})

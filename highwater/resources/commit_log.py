@@ -20,7 +20,6 @@ from highwater.commit_records import (
 from highwater.errors import DependencyAwayError
 from highwater.resources.delta import (
     add_actions,
-    commit_info,
     count_all_slice_rows,
     count_slice_rows,
     ensure_all_read,
@@ -29,6 +28,7 @@ from highwater.resources.delta import (
     open_table,
     query,
     quote_text,
+    read_commit_info,
 )
 from highwater.slice_commits import SliceCommit
 
@@ -385,7 +385,7 @@ def read_tail(opened: DeltaTable, last: int) -> LogTail:
     batches: dict[str, int] = {}
     is_complete = True
     for version in range(opened.version(), last, -1):
-        entry = commit_info(opened, version)
+        entry = read_commit_info(opened, version)
         if entry is None:  # Delta cleans a log from its beginning
             is_complete = False
             break
@@ -415,7 +415,7 @@ def _find_restored_version(opened: DeltaTable, at: int, parameters: Mapping[str,
         return int(parameters["version"])
     path = str(opened.table_uri)
     for version in range(at - 1, -1, -1):
-        if commit_info(opened, version) is None:
+        if read_commit_info(opened, version) is None:
             break
         if _list_files(path, version) == _list_files(path, at):
             return version

@@ -40,7 +40,7 @@ MAX_FILES = 100
 TRIES = 50
 
 
-def complete(
+def add_missing_records(
     opened: DeltaTable,
     slices: Mapping[str, Slice] = MappingProxyType({}),
     written: Sequence[CommitRecord] = (),
@@ -164,11 +164,11 @@ def replace_slices(
     base = CommitRecord("", 0, None, uuid.uuid4().hex, run)
     records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
     metadata = to_user_metadata(records, 0, batch=base.batch, run=run)
-    complete(table)  # the write that follows may clean old entries of the log
+    add_missing_records(table)  # the write that follows may clean old entries of the log
     version = replace_rows_of_slices(table, rows, keys, metadata, unlike=unlike)
     table.update_incremental()
     with suppress(SupersededAttemptError):  # the table's log has the records, and the next run completes them
-        complete(table)
+        add_missing_records(table)
     return version
 
 

@@ -50,7 +50,7 @@ def parse_property(text: str) -> tuple[str, str]:
     return name, value
 
 
-def command(conf: Mapping[str, str]) -> list[str]:
+def build_server_command(conf: Mapping[str, str]) -> list[str]:
     """The command that becomes the server."""
     import pyspark
 

@@ -49,7 +49,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
         raise _build_unreadable_error([path], error) from error
 
 
-def commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
+def read_commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
     """The description of a commit in the table's log; None where Delta has cleaned the entry away.
 
     Not from `DeltaTable.history`, which counts versions down from the one that was opened. After another commit, or

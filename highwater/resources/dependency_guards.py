@@ -124,7 +124,7 @@ class Guard:
         try:
             _build_breaker(storage).call(self._probe)
         except pybreaker.CircuitBreakerError:
-            raise open_error(storage.row) from None
+            raise build_open_error(storage.row) from None
 
     def record_failure(self, error: DependencyAwayError) -> None:
         """Count that it was away."""
@@ -171,7 +171,7 @@ def describe(row: Dependency) -> str:
     )
 
 
-def open_error(row: Dependency) -> BreakerOpenError:
+def build_open_error(row: Dependency) -> BreakerOpenError:
     """The error for a dependency that is left alone."""
     return BreakerOpenError(
         f"{row.name} is not asked: {describe(row)}",

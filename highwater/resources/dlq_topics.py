@@ -26,7 +26,7 @@ LOOK_EVERY = 0.1
 MIN_RETENTION = timedelta(days=7)
 RETAINED_DELAYS = 10
 FOR_EVER = -1
-ROOM = "max.message.bytes"
+SIZE_SETTING = "max.message.bytes"
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,24 @@ class TopicShape:
     config: Mapping[str, str]
 
     @property
-    def room(self) -> int:
+    def max_message_bytes(self) -> int:
         """The largest batch that it takes, in bytes."""
-        return int(self.config[ROOM])
+        return int(self.config[SIZE_SETTING])
 
 
 # The error for an absent topic; None if it may be created.
-Gone = Callable[[str], "TopicVanishedError | None"]
+FindVanishedError = Callable[[str], "TopicVanishedError | None"]
 
 
-def ensure_dlq_topics(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[str, TopicShape]:
+def ensure_dlq_topics(
+    kafka: Kafka, stream: Stream, find_vanished_error: FindVanishedError = lambda _: None
+) -> dict[str, TopicShape]:
     """Create the tiers and the parked topic where they are absent, grow those that are too narrow, check the others.
 
     Args:
         kafka: is looked at.
         stream: the declaration.
-        gone: is asked of each topic that is absent. While there is an error none is created.
+        find_vanished_error: is asked of each topic that is absent. While there is an error none is created.
 
     Returns:
         How they are set up, or must be.
@@ -75,14 +77,17 @@ def ensure_dlq_topics(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None)
     main = _read_shape(kafka, stream.topic)
     # The owner of a foreign topic may let it grow: that must not stop the rejects of the main topic.
     wanted = _build_wanted_shapes(stream, main)
-    rooms = _validate_batch_limits(kafka, wanted, _grow_narrow_topics(kafka, stream, main, wanted))
-    _ensure_none_vanished(kafka, wanted.keys() - rooms.keys(), gone)
-    if len(rooms) < len(wanted):
-        roomy = _build_wanted_shapes(stream, main, _read_existing_shapes(kafka, stream.foreign_topics).values())
-        for topic in wanted.keys() - rooms.keys():
-            _create(kafka, topic, roomy[topic])
-            rooms[topic] = roomy[topic].config[ROOM]
-    return {topic: replace(shape, config={**shape.config, ROOM: rooms[topic]}) for topic, shape in wanted.items()}
+    size_limits = _validate_batch_limits(kafka, wanted, _grow_narrow_topics(kafka, stream, main, wanted))
+    _ensure_none_vanished(kafka, wanted.keys() - size_limits.keys(), find_vanished_error)
+    if len(size_limits) < len(wanted):
+        enlarged = _build_wanted_shapes(stream, main, _read_existing_shapes(kafka, stream.foreign_topics).values())
+        for topic in wanted.keys() - size_limits.keys():
+            _create(kafka, topic, enlarged[topic])
+            size_limits[topic] = enlarged[topic].config[SIZE_SETTING]
+    return {
+        topic: replace(shape, config={**shape.config, SIZE_SETTING: size_limits[topic]})
+        for topic, shape in wanted.items()
+    }
 
 
 def ensure_accepted(kafka: Kafka, stream: Stream) -> TopicShape:
@@ -107,13 +112,13 @@ def ensure_accepted(kafka: Kafka, stream: Stream) -> TopicShape:
     return found
 
 
-def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> str:
+def check_accepted(kafka: Kafka, stream: Stream, find_vanished_error: FindVanishedError = lambda _: None) -> str:
     """Check the topic of accepted events, and do not create it; returns what was found, in words.
 
     Args:
         kafka: is looked at.
         stream: the declaration.
-        gone: is asked if it is absent.
+        find_vanished_error: is asked if it is absent.
 
     Raises:
         As `ensure_dlq_topics`.
@@ -121,7 +126,7 @@ def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) ->
     topic, main, wanted = _read_accepted_shapes(kafka, stream)
     found = _read_existing_shapes(kafka, [topic]).get(topic)
     if found is None:
-        _ensure_none_vanished(kafka, [topic], gone)
+        _ensure_none_vanished(kafka, [topic], find_vanished_error)
         _create(kafka, topic, wanted, only_asked=True)
         return "is not there yet: it is created with the first slice that is published, which is allowed"
     _ensure_no_drift(kafka, topic, wanted, found)
@@ -136,13 +141,15 @@ def _read_accepted_shapes(kafka: Kafka, stream: Stream) -> tuple[str, TopicShape
     assert stream.publishes is not None, "only streams that publish have the topic"
     main = _read_shape(kafka, stream.topic)
     needed = {
-        ROOM: str(main.room + MAX_BYTES),
+        SIZE_SETTING: str(main.max_message_bytes + MAX_BYTES),
         "min.insync.replicas": main.config["min.insync.replicas"],
     }
     return stream.publishes.topic, main, replace(main, config=needed)
 
 
-def ensure_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> tuple[str, bool]:
+def ensure_no_drift(
+    kafka: Kafka, stream: Stream, find_vanished_error: FindVanishedError = lambda _: None
+) -> tuple[str, bool]:
     """Check the topics that are there, and change none; returns what was found, in words, and whether it is a warning.
 
     Whether the others could be created, and narrow ones be grown, the cluster is asked.
@@ -156,24 +163,24 @@ def ensure_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -
     main = _read_shape(kafka, stream.topic)
     wanted = _build_wanted_shapes(stream, main, others)
     there = _read_existing_shapes(kafka, wanted)
-    rooms = _validate_batch_limits(kafka, wanted, there)
-    _ensure_none_vanished(kafka, wanted.keys() - rooms.keys(), gone)
-    for topic in wanted.keys() - rooms.keys():
+    size_limits = _validate_batch_limits(kafka, wanted, there)
+    _ensure_none_vanished(kafka, wanted.keys() - size_limits.keys(), find_vanished_error)
+    for topic in wanted.keys() - size_limits.keys():
         _create(kafka, topic, wanted[topic], only_asked=True)
-    for topic, room in rooms.items():
-        if int(room) < (most := wanted[topic].room):
-            text = f"{topic} takes no record above {int(room):,} bytes, the topics that are read hold up to {most:,}"
-            return f"{text}: {format_config_command(kafka.bootstrap, topic, f'{ROOM}={most}')}", True
+    for topic, limit in size_limits.items():
+        if int(limit) < (most := wanted[topic].max_message_bytes):
+            text = f"{topic} takes no record above {int(limit):,} bytes, the topics that are read hold up to {most:,}"
+            return f"{text}: {format_config_command(kafka.bootstrap, topic, f'{SIZE_SETTING}={most}')}", True
     if narrow := [topic for topic, shape in there.items() if shape.partitions < main.partitions]:
         add_partitions(kafka, stream, main, narrow, only_asked=True)
         grow = f"{', '.join(narrow)} grow to {main.partitions} partitions with the next reject, which is allowed"
-        return f"{len(rooms)} of {len(wanted)} are there; {grow}", False
-    return f"{len(rooms)} of {len(wanted)} are there, and set up as they must be", False
+        return f"{len(size_limits)} of {len(wanted)} are there; {grow}", False
+    return f"{len(size_limits)} of {len(wanted)} are there, and set up as they must be", False
 
 
-def _ensure_none_vanished(kafka: Kafka, absent: Collection[str], gone: Gone) -> None:
+def _ensure_none_vanished(kafka: Kafka, absent: Collection[str], find_vanished_error: FindVanishedError) -> None:
     for topic in sorted(absent):
-        if (error := gone(topic)) is not None:
+        if (error := find_vanished_error(topic)) is not None:
             with suppress(TopicAbsentError):
                 kafka.look_again(topic)
                 raise kafka.build_away_error(f"one broker did not know topic {topic}, another one does")
@@ -189,11 +196,11 @@ def _validate_batch_limits(
     """
     drifts: list[TopicDriftError] = []
     for topic, shape in found.items():
-        enough = shape.room >= MAX_BYTES  # it takes a reference
-        least = {**wanted[topic].config, **({ROOM: str(MAX_BYTES)} if enough else {})}
+        enough = shape.max_message_bytes >= MAX_BYTES  # it takes a reference
+        least = {**wanted[topic].config, **({SIZE_SETTING: str(MAX_BYTES)} if enough else {})}
         drifts += _list_drifts(kafka, topic, replace(wanted[topic], config=least), shape)
     _raise_together(drifts)
-    return {topic: shape.config[ROOM] for topic, shape in found.items()}
+    return {topic: shape.config[SIZE_SETTING] for topic, shape in found.items()}
 
 
 def _grow_narrow_topics(
@@ -308,7 +315,7 @@ def _await_partitions(kafka: Kafka, topics: Iterable[str], wanted: int) -> None:
 
 def _build_wanted_shapes(stream: Stream, main: TopicShape, others: Iterable[TopicShape] = ()) -> dict[str, TopicShape]:
     sources = [main, *others]
-    largest = max(source.room for source in sources)
+    largest = max(source.max_message_bytes for source in sources)
     lifetimes = [max(MIN_RETENTION, RETAINED_DELAYS * delay) for delay in stream.tiers]
     milliseconds = [int(span.total_seconds() * 1000) for span in lifetimes]
     found = {
@@ -342,7 +349,7 @@ def _build_dlq_shape(main: TopicShape, retention_ms: int, largest: int) -> Topic
             "retention.ms": str(retention_ms),
             "retention.bytes": str(FOR_EVER),
             "message.timestamp.type": "LogAppendTime",
-            ROOM: str(largest + MAX_BYTES),
+            SIZE_SETTING: str(largest + MAX_BYTES),
             "min.insync.replicas": main.config["min.insync.replicas"],
         },
     )

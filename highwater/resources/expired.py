@@ -42,10 +42,10 @@ def list_expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> li
         return []
     first = kafka.read_topic_state(topic)
     found = _select_expired(slices, first, _find_log_starts(first))
-    if first.unled or not found:
+    if first.leaderless_partitions or not found:
         return []
     second = kafka.look_again(topic)
-    if second.unled or second.topic_id != first.topic_id:
+    if second.leaderless_partitions or second.topic_id != first.topic_id:
         return []
     before, after = _find_log_starts(first), _find_log_starts(second)
     return _select_expired(slices, second, {p: min(start, after[p]) for p, start in before.items() if p in after})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka
 
 T = TypeVar("T")
-Place = tuple[str, int]
+TopicAndPartition = tuple[str, int]
 # A cluster that was just started makes its coordinators when it is first asked for one: within a second where it was
 # seen. A sensor's tick has 60 s.
 COORDINATOR_SECONDS = 10.0
@@ -120,7 +120,9 @@ def ensure_no_member(kafka: Kafka, name: str) -> ConsumerGroup:
     return found
 
 
-def read_group_offsets(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, GroupOffset]:
+def read_group_offsets(
+    kafka: Kafka, name: str, places: Collection[TopicAndPartition]
+) -> dict[TopicAndPartition, GroupOffset]:
     """The offsets of a group for these partitions; partitions without an offset are left out.
 
     Raises:
@@ -144,7 +146,7 @@ def read_group_offsets(kafka: Kafka, name: str, places: Collection[Place]) -> di
     }
 
 
-def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, MirrorMark]]) -> None:
+def commit(kafka: Kafka, name: str, offsets: Mapping[TopicAndPartition, tuple[int, MirrorMark]]) -> None:
     """Set offsets of a group that has no members; the broker refuses it where there are some.
 
     Raises:

@@ -97,8 +97,9 @@ def _take_number(target: Target, number: int) -> None:
 def _recover_commit_records(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
     """The records of an intent whose write committed and whose entry Delta has cleaned from the log; else none.
 
-    `complete` finds all others in the log. Only its own write, or the empty commit of another run that closes it, takes
-    the number of an open intent. A table at that number without an entry in the log therefore has the write.
+    `add_missing_records` finds all others in the log. Only its own write, or the empty commit of another run that
+    closes it, takes the number of an open intent. A table at that number without an entry in the log therefore has the
+    write.
     """
     log = commit_log.open_log(opened)
     tail = commit_log.read_tail(opened, commit_log.read_last_recorded(log, opened))
@@ -111,7 +112,7 @@ def _recover_commit_records(intent: Intent, opened: DeltaTable) -> list[CommitRe
 
 
 def _complete(target: Target, opened: DeltaTable, written: Sequence[CommitRecord], restores: Mapping[int, int]) -> None:
-    commit_log_writer.complete(opened, PlannedSlices(target.ledger), written, restores)
+    commit_log_writer.add_missing_records(opened, PlannedSlices(target.ledger), written, restores)
 
 
 class PlannedSlices(dict[str, "Slice"]):

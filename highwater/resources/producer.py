@@ -29,8 +29,8 @@ from highwater.resources.producer_records import (
     ANY_PARTITION,
     NOW,
     Counts,
-    Key,
     OnFailure,
+    OrderKey,
     Outcome,
     Record,
     build_order_key,
@@ -115,9 +115,9 @@ class ReliableProducer:
         self._taken_in = 0.0
         # The callbacks of the last record: callers repeat them, and a tuple per record costs garbage collection.
         self._callbacks = NO_CALLBACKS
-        self.stopped: dict[Key, str] = {}
+        self.stopped: dict[OrderKey, str] = {}
         """Topic and key of each stopped key, with the id of the record that failed."""
-        self.handed_back: dict[Key, list[str]] = {}
+        self.handed_back: dict[OrderKey, list[str]] = {}
         """By topic and key the ids of records that the client never had, in order: the key is stopped, or it ended."""
 
     @property

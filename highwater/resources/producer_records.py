@@ -162,9 +162,9 @@ def translate_refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRe
     )
 
 
-Key = tuple[str, bytes]
+OrderKey = tuple[str, bytes]
 
 
-def build_order_key(topic: str, key: bytes | None) -> Key | None:
+def build_order_key(topic: str, key: bytes | None) -> OrderKey | None:
     """The topic and key within which records stay in order; None without a key, for then there is no order."""
     return None if key is None else (topic, key)

@@ -20,7 +20,7 @@ CONNECT_PORT = 15002
 HADOOP_CONF = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _KUBERNETES_PORTS = {"https": 443, "http": 80}
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 
 
 def parse_address(remote: str) -> str:
@@ -55,7 +55,7 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
     return f"{driver}, a {kind} answers at {answering}", away
 
 
-def connect_place(remote: str) -> Place:
+def connect_place(remote: str) -> HostPort:
     """Host and port of a Spark Connect server.
 
     Raises:
@@ -68,7 +68,7 @@ def connect_place(remote: str) -> Place:
     return _build_place(names.SPARK_REMOTE, host, port)
 
 
-def parse_master_places(master: str) -> tuple[str, list[Place]]:
+def parse_master_places(master: str) -> tuple[str, list[HostPort]]:
     """The name of the service that a master's URL names, and its hosts and ports; none for a local master.
 
     Raises:
@@ -88,7 +88,7 @@ def parse_master_places(master: str) -> tuple[str, list[Place]]:
     return "", []
 
 
-def _build_place(variable: str, host: str, port: str) -> Place:
+def _build_place(variable: str, host: str, port: str) -> HostPort:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigurationError(
             f"{variable} has an address without host and port",
@@ -116,7 +116,7 @@ def find_hadoop_folder(environment: Mapping[str, str]) -> str:
     )
 
 
-def _ensure_one_answers(kind: str, places: Sequence[Place], remedy: str) -> list[str]:
+def _ensure_one_answers(kind: str, places: Sequence[HostPort], remedy: str) -> list[str]:
     """The places that do not answer, if at least one does."""
     silent = {place: problem for place in places if (problem := _connect(place))}
     if len(silent) == len(places):
@@ -128,7 +128,7 @@ def _ensure_one_answers(kind: str, places: Sequence[Place], remedy: str) -> list
     return [_format_place(place) for place in silent]
 
 
-def _connect(place: Place) -> str:
+def _connect(place: HostPort) -> str:
     """The reason why a connection fails; empty if it succeeds."""
     try:
         with socket.create_connection(place, CONNECT_SECONDS):
@@ -137,6 +137,6 @@ def _connect(place: Place) -> str:
         return type(error).__name__
 
 
-def _format_place(place: Place) -> str:
+def _format_place(place: HostPort) -> str:
     host, port = place
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

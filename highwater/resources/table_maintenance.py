@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
 from highwater.maintenance import TARGET_BYTES, File, TablePartition
-from highwater.resources.delta import add_actions, commit_info, translate_read_errors
+from highwater.resources.delta import add_actions, read_commit_info, translate_read_errors
 from highwater.resources.delta_rs_writes import translate_write_errors
 from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import delta_errors
@@ -137,7 +137,7 @@ def read_commit_times(table: DeltaTable, versions: Sequence[int]) -> Mapping[int
     Raises:
         DependencyAwayError: the storage could not be read.
     """
-    said = {version: commit_info(table, version) or {} for version in versions}
+    said = {version: read_commit_info(table, version) or {} for version in versions}
     return {
         version: datetime.fromtimestamp(one["timestamp"] / 1000, UTC) if "timestamp" in one else None
         for version, one in said.items()

@@ -56,7 +56,7 @@ class TopicState:
     partitions: Mapping[int, PartitionState]
 
     @property
-    def unled(self) -> list[int]:
+    def leaderless_partitions(self) -> list[int]:
         """The partitions that could not be asked."""
         return [p for p, seen in sorted(self.partitions.items()) if not seen.known]
 

@@ -8,13 +8,13 @@ import pytest
 
 from highwater.assets import published
 from highwater.resources.dlq_topics import TopicShape
-from tests.helpers.accepted import Log, Tables
+from tests.helpers.accepted import FakeTransactionLog, Tables
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+def log(monkeypatch: pytest.MonkeyPatch) -> FakeTransactionLog:
     """A test double for Kafka: a topic of two partitions."""
-    log = Log()
+    log = FakeTransactionLog()
     monkeypatch.setattr(published, "Transactions", log)
     shape = TopicShape(2, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
@@ -23,7 +23,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 @pytest.fixture
-def tables(tmp_path: Path, log: Log) -> Tables:
+def tables(tmp_path: Path, log: FakeTransactionLog) -> Tables:
     """The tables of a stream that publishes to that topic."""
     del log
     return Tables(tmp_path)

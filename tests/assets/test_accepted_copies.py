@@ -19,7 +19,7 @@ from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
 from highwater.orchestration.checking.published_checks import check_events_published
 from highwater.orchestration.operations import reading_accepted
-from highwater.orchestration.operations.reading_accepted import AcceptedFacts, keep
+from highwater.orchestration.operations.reading_accepted import AcceptedFacts, store_accepted
 from highwater.orchestration.operations.rebuilding_all import ensure_stream_is_new
 from highwater.publishing import EventState, Lateness, PublicationOutcome, RecordedOutcome, decide_publication
 from highwater.resources.dlq_topics import TopicShape
@@ -28,7 +28,17 @@ from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.resources.transactions import PublicationMark
 from highwater.slices import OffsetRange, Slice
-from tests.helpers.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables, build_orders, list_places
+from tests.helpers.accepted import (
+    NOON,
+    TARGET,
+    Broken,
+    Event,
+    FakeTransactionLog,
+    Sent,
+    Tables,
+    build_orders,
+    list_places,
+)
 from tests.helpers.support import Bench, Message, order_message, read_rows
 
 HEADERS = {
@@ -46,7 +56,7 @@ def headers(**changes: bytes | None) -> list[tuple[str, bytes | None]]:
     return [*HEADERS.items(), *((f"highwater.{name.replace('_', '.')}", value) for name, value in changes.items())]
 
 
-def test_what_a_record_says() -> None:
+def test_headers_of_an_accepted_record_are_parsed() -> None:
     plain = read(headers(), b"{}")
     assert (plain.origin, plain.ms, plain.slice_key) == (Origin("orders", 1, 2, 3), 77, "orders@0000004")
     assert (plain.revision, plain.late) == (0, None)
@@ -91,7 +101,7 @@ def test_a_record_of_somebody_else_is_none(changes: Mapping[str, bytes | None], 
     ],
     ids=["as it is there", "changed", "retracted"],
 )
-def test_what_was_sent_before_is_preserved_or_revised(known: RecordedOutcome, found: PublicationOutcome) -> None:
+def test_sent_events_are_preserved_or_revised(known: RecordedOutcome, found: PublicationOutcome) -> None:
     outcome = decide_publication("orders@0000007", "a", known, again=False, late=None)
     assert outcome == found
     assert outcome is not None
@@ -114,7 +124,7 @@ def copy(offset: int, late: Lateness | None = None, generation: int = 0) -> acce
     ],
     ids=["all is there", "begins later", "begins before", "nothing is there", "other records", "two generations"],
 )
-def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
+def test_events_that_the_topic_no_longer_holds_may_be_sent_again(
     start: int, copies: list[accepted_copies.AcceptedCopy], number: int, unknown: Mapping[int, OffsetRange]
 ) -> None:
     seen = AcceptedFacts({0: OffsetRange(start, start + 5)})
@@ -127,9 +137,9 @@ def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+def log(monkeypatch: pytest.MonkeyPatch) -> FakeTransactionLog:
     """A test double for Kafka: a topic of two partitions."""
-    log = Log()
+    log = FakeTransactionLog()
     for module in (published, reading_accepted):
         monkeypatch.setattr(module, "Transactions", log)
     shape = TopicShape(2, 1, {"max.message.bytes": "1000000"})
@@ -141,7 +151,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 @pytest.fixture
-def tables(tmp_path: Path, log: Log) -> Tables:
+def tables(tmp_path: Path, log: FakeTransactionLog) -> Tables:
     del log
     return Tables(tmp_path / "first")
 
@@ -149,7 +159,7 @@ def tables(tmp_path: Path, log: Log) -> Tables:
 class FakeCluster:
     """A cluster, as far as it is asked: what is on the topic of accepted events, and the end of the main topic."""
 
-    def __init__(self, log: Log, end: int) -> None:
+    def __init__(self, log: FakeTransactionLog, end: int) -> None:
         self._log, self._end = log, end
 
     def read_topic_state(self, topic: str) -> TopicState:
@@ -175,13 +185,15 @@ Restarted = Callable[[], Tables]
 
 
 @pytest.fixture
-def restarted(tmp_path: Path, log: Log) -> Restarted:
+def restarted(tmp_path: Path, log: FakeTransactionLog) -> Restarted:
     """Begin the stream again, with tables and a ledger that know of nothing."""
 
     def begin() -> Tables:
         found = Tables(tmp_path / "again")
         topics: Any = FakeCluster(log, 10)
-        seen = keep(found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, again=False)
+        seen = store_accepted(
+            found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, resend=False
+        )
         assert seen.count == len(log.records)
         return found
 
@@ -199,8 +211,8 @@ def reported(records: list[Sent]) -> list[tuple[int, str | None, str | None]]:
 
 
 @pytest.mark.slow
-def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
-    tables: Tables, log: Log, restarted: Restarted
+def test_new_slices_preserve_sent_events_and_send_the_others(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
     """Other slices, and among their events one that had been rejected, one that changed, and new ones."""
     first = tables.plan(0, p0=(0, 3), p1=(0, 2)), tables.plan(1, p0=(3, 5))
@@ -239,7 +251,7 @@ def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
 
 @pytest.mark.slow
 def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
-    tables: Tables, log: Log, restarted: Restarted
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
     tier = tables.stream.tier_topics[0]
     slice_, retried = tables.plan(0, p0=(0, 4)), tables.plan(0, tier, minute=120, p0=(0, 1))
@@ -267,8 +279,8 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
 
 
 @pytest.mark.slow
-def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(
-    tables: Tables, log: Log, restarted: Restarted
+def test_rejecting_a_sent_event_needs_a_persons_permission(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, build_orders(0, 0, 3))
@@ -317,7 +329,9 @@ def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log: Log, restarted: Restarted) -> None:
+def test_a_second_delivery_of_what_had_been_sent_is_left_out(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
+) -> None:
     """The copy is in an earlier slice now, and is published before the event that had been sent."""
     first, second = tables.plan(0, p0=(0, 1)), tables.plan(1, p1=(0, 1))
     tables.decide(first, [Event(0, 0, "o1")])
@@ -337,7 +351,7 @@ def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["handed over 1", "before 2", "committed 2"])
 def test_a_batch_that_breaks_off_among_what_had_been_sent(
-    point: str, tables: Tables, log: Log, restarted: Restarted, monkeypatch: pytest.MonkeyPatch
+    point: str, tables: Tables, log: FakeTransactionLog, restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
     first = tables.plan(0, p0=(0, 6))
@@ -359,7 +373,9 @@ def test_a_batch_that_breaks_off_among_what_had_been_sent(
 
 
 @pytest.mark.slow
-def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log: Log, restarted: Restarted) -> None:
+def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
+) -> None:
     """Without that, no run would go on; and a number of a batch is never given twice."""
     name = f"highwater.pub.{TARGET}"
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
@@ -381,7 +397,9 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
 
 
 @pytest.mark.slow
-def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restarted: Restarted) -> None:
+def test_erased_origins_are_deleted_from_the_copies(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
+) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, build_orders(0, 0, 3))
     tables.publish(first)
@@ -389,14 +407,16 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restar
     slice_ = again.plan(7, p0=(0, 3))
     again.decide(slice_, build_orders(0, 0, 3))
     again.publish(slice_)
-    publication_log_writer.forget(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
+    publication_log_writer.delete_origins(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert len(log.records) == 3
     rows = read_rows(again.lake.build_table_path("orders", accepted_copies.TABLE), "true")
     assert sorted(row["origin_offset"] for row in rows) == [0, 2]
 
 
 @pytest.mark.slow
-def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, log: Log, tmp_path: Path) -> None:
+def test_a_table_published_that_was_not_lost_is_not_begun_over(
+    tables: Tables, log: FakeTransactionLog, tmp_path: Path
+) -> None:
     del log
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, build_orders(0, 0, 3))
@@ -408,7 +428,7 @@ def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, l
     assert caught.value.stored == "1 in published"
 
 
-def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Tables, log: Log) -> None:
+def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Tables, log: FakeTransactionLog) -> None:
     sound = {name: text.decode() for name, text in HEADERS.items()}
     topics: Any = FakeCluster(log, 10)
     given = tables.ledger, tables.lake, topics, tables.stream, lambda _: None
@@ -418,27 +438,27 @@ def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Table
     ):
         log.records = [Sent(1, b"k", b"{}", sound), Sent(1, b"k", b"{}", wrong)]
         with pytest.raises(ConfigurationError, match="holds a record that orders did not send") as caught:
-            keep(*given, dry_run=True, again=False)
+            store_accepted(*given, dry_run=True, resend=False)
         assert caught.value.stored == "partition 1, offset 1"
         assert found in str(caught.value.found)
-    assert keep(*given, dry_run=True, again=True) == AcceptedFacts()
+    assert store_accepted(*given, dry_run=True, resend=True) == AcceptedFacts()
 
 
 def test_a_compacted_topic_does_not_show_what_was_sent(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"cleanup.policy": SimpleNamespace(value="compact,delete")}
     monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: settings)
     topics: Any = FakeCluster(log, 10)
     with pytest.raises(ConfigurationError, match="is compacted"):
-        keep(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, again=False)
+        store_accepted(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, resend=False)
 
 
 def test_all_again_leaves_nothing_of_a_rebuild_that_died(tables: Tables) -> None:
     path = tables.lake.build_table_path("orders", accepted_copies.TABLE)
     accepted_copies.write(tables.lake, "orders", [[copy(3).build_row(SENT_MS)]], {"orders": {0: 9}})
     away: Any = None
-    keep(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, again=True)
+    store_accepted(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, resend=True)
     assert read_rows(path, "true") == []
     before = accepted_copies.open_copies(tables.lake, tables.stream)
     assert before is not None

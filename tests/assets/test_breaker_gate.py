@@ -94,7 +94,7 @@ def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) ->
     assert found.closed
 
 
-def test_of_a_slice_that_is_materialised_again_only_new_rejects_count(work: Callable[..., Work]) -> None:
+def test_breaker_counts_only_new_rejects_of_a_rematerialised_slice(work: Callable[..., Work]) -> None:
     """Its published rejects stay rejects: they flood nothing again."""
     committed = {ONE.key: SliceCommit(ONE, 1, 50, {"rejects": 400})}
     ensure_within_limit(work(ONE), [ONE], committed, build_counts(s1=(500, 450)))
@@ -129,9 +129,7 @@ def test_a_committed_slice_is_no_probe(ledger: Ledger, work: Callable[..., Work]
     assert ledger.breakers.read_circuit("orders").probe == TWO.key
 
 
-def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
-    ledger: Ledger, work: Callable[..., Work]
-) -> None:
+def test_sent_events_are_checked_for_every_slice_before_the_breaker(ledger: Ledger, work: Callable[..., Work]) -> None:
     """A slice whose events the lake lost does not be there, and the breaker kept how it would have been split."""
     asked: list[Sequence[str]] = []
 
@@ -186,7 +184,7 @@ def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[.
     assert f"3 runs up to {slices[-1].key} failed in a row" in found.text
 
 
-def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Callable[..., Work]) -> None:
+def test_errors_that_do_not_concern_the_stream_are_no_failures(ledger: Ledger, work: Callable[..., Work]) -> None:
     away = DependencyAwayError("the reference table is away", remedy="wait")
     for slice_ in (ONE, TWO, THREE, FOUR):
         fails(work(slice_), away)
@@ -247,7 +245,7 @@ def test_an_accepted_reason_opens_the_breaker_no_more_and_others_do(ledger: Ledg
         ensure_within_limit(work(ONE), [ONE], {}, build_split(ONE.key, 200, malformed=200))
 
 
-def test_of_a_slice_that_is_materialised_again_new_rejects_of_other_reasons_count(
+def test_breaker_counts_rejects_with_other_reasons_of_a_rematerialised_slice(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
     ledger.add([TWO])

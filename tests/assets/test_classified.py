@@ -7,7 +7,7 @@ from typing import Any
 from highwater.assets.classified import SharedFrames
 
 
-class Frame:
+class FakeFrame:
     """A test double for records that Spark keeps."""
 
     def __init__(self, *, refuses: bool = False) -> None:
@@ -28,14 +28,14 @@ def stored(*frames: tuple[Any, dict[str, int], dict[str, int]]) -> SharedFrames:
 
 
 def test_records_of_several_decisions_are_each_taken_from_where_they_were_decided() -> None:
-    first, second = Frame(), Frame()
+    first, second = FakeFrame(), FakeFrame()
     shared: Any = stored((first, {"a": 0, "b": 0}, {"a": 1, "b": 1}), (second, {"a": 0}, {"a": 2}))
     assert shared.select_frames({"a": 2, "b": 1}, {}) == [(first, ["b"]), (second, ["a"])]
     assert shared.select_frames({"a": 1}, {}) == [(first, ["a"])]
 
 
 def test_records_of_another_attempt_or_of_before_a_publication_do_not_count() -> None:
-    shared: Any = stored((Frame(), {"a": 3, "b": 0}, {"a": 4}))
+    shared: Any = stored((FakeFrame(), {"a": 3, "b": 0}, {"a": 4}))
     assert shared.select_frames({"a": 4}, {"a": 3}) != []
     assert shared.select_frames({"a": 5}, {"a": 3}) == [], "another run decided"
     assert shared.select_frames({"a": 4}, {"a": 4}) == [], "its rejects were published since"
@@ -49,8 +49,8 @@ def test_nothing_is_noted_where_every_slice_retained_its_decision() -> None:
     assert shared.select_frames({"a": 1}, {}) == []
 
 
-def test_what_is_released_is_preserved_no_longer_whatever_spark_says() -> None:
-    first, second = Frame(refuses=True), Frame()
+def test_released_frames_are_dropped_even_if_spark_refuses() -> None:
+    first, second = FakeFrame(refuses=True), FakeFrame()
     shared: Any = stored((first, {"a": 0}, {"a": 1}), (second, {"b": 0}, {"b": 1}))
     shared.release()
     assert (first.cached, second.cached) == (False, False)

@@ -90,7 +90,7 @@ def test_rows_lie_in_the_order_of_the_declared_columns(bench: Bench) -> None:
     assert [row["key"] for row in bench.rows("events")] == ["o1", "o2", "o0"]
 
 
-def test_what_exceeds_a_file_becomes_several_one_after_another(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_one_file_become_several_ordered_files(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     slices = taken_alone(bench, 4)
     group, rows = FileGroup(tuple(small_files(bench, "raw"))), by_slice(bench, "raw")
     monkeypatch.setattr("highwater.maintenance.TARGET_BYTES", group.bytes // 2)
@@ -168,11 +168,11 @@ def test_a_table_that_is_restored_to_before_a_merge_is_whole(bench: Bench) -> No
 def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    class DiesError(Exception):
+    class KilledError(Exception):
         pass
 
     def die(*_: object, **__: object) -> None:
-        raise DiesError
+        raise KilledError
 
     taken_alone(bench, 3)
     rows, records = by_slice(bench, "raw"), bench.lake.load_commits("orders", "raw").records
@@ -183,7 +183,7 @@ def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
     }
     with monkeypatch.context() as patched:
         patched.setattr(place[point], die)
-        with pytest.raises(DiesError):
+        with pytest.raises(KilledError):
             compact(bench.work(), "raw", group)
     assert by_slice(bench, "raw") == rows
     assert len(bench.ledger.intents.list_for_table("orders", "raw")) == 1

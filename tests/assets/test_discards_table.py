@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from highwater.assets import discards, discards_table
-from highwater.assets.discards_table import keep, read
+from highwater.assets.discards_table import read, sync_with_ledger
 from highwater.assets.work import Work
 from highwater.envelope import Origin
 from highwater.erasing import to_microseconds
@@ -54,18 +54,18 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def test_the_table_follows_the_ledger_and_only_grows(ledger: Ledger, lake: Lake, tmp_path: Path) -> None:
-    assert (keep(ledger, lake, "orders"), read(lake, "orders")) == (0, [])
+    assert (sync_with_ledger(ledger, lake, "orders"), read(lake, "orders")) == (0, [])
     assert not Path(lake.root).exists()
     ledger.discards.add("orders", [a_discard(1), a_discard(2)])
     ledger.discards.add("others", [a_discard(7)])
-    assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (2, 0)
+    assert (sync_with_ledger(ledger, lake, "orders"), sync_with_ledger(ledger, lake, "orders")) == (2, 0)
     ledger.discards.add("orders", [a_discard(0, 1)])
-    assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (1, 0)
+    assert (sync_with_ledger(ledger, lake, "orders"), sync_with_ledger(ledger, lake, "orders")) == (1, 0)
     assert sorted(read(lake, "orders"), key=lambda one: one.origin) == [a_discard(0, 1), a_discard(1), a_discard(2)]
 
     backup = Ledger(f"sqlite:///{tmp_path / 'backup.sqlite'}")
     backup.discards.add("orders", [replace(a_discard(1), discarded_by="ann"), a_discard(9, 2)])
-    assert keep(backup, lake, "orders") == 1, "a ledger that knows less takes nothing away"
+    assert sync_with_ledger(backup, lake, "orders") == 1, "a ledger that knows less takes nothing away"
     assert {(one.origin.offset, one.discarded_by) for one in backup.discards.list_for_stream("orders")} == {
         (0, "bob"),
         (1, "ann"),
@@ -80,24 +80,24 @@ def test_a_row_that_was_written_twice_counts_once(ledger: Ledger, lake: Lake) ->
     import pyarrow as pa
 
     ledger.discards.add("orders", [a_discard(1)])
-    keep(ledger, lake, "orders")
+    sync_with_ledger(ledger, lake, "orders")
     append(lake.build_table_path("orders", "discards"), pa.Table.from_pylist([discards_table._build_row(a_discard(1))]))
     assert read(lake, "orders") == [a_discard(1)]
-    assert keep(ledger, lake, "orders") == 0
+    assert sync_with_ledger(ledger, lake, "orders") == 0
 
 
-class Dies:
+class FailingSync:
     """Lets the person who discards records die before the table follows the ledger, or after."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
-        self.before, self.keep, self.calls = before, discards_table.keep, 0
-        monkeypatch.setattr(discards_table, "keep", self)
+        self.before, self.sync, self.calls = before, discards_table.sync_with_ledger, 0
+        monkeypatch.setattr(discards_table, "sync_with_ledger", self)
 
     def __call__(self, ledger: Ledger, lake: Lake, stream: str) -> int:
         self.calls += 1
         if self.calls == 2 and self.before:
             raise TemporaryError("killed", remedy="none")
-        found = self.keep(ledger, lake, stream)
+        found = self.sync(ledger, lake, stream)
         if self.calls == 2:
             raise TemporaryError("killed", remedy="none")
         return found
@@ -112,7 +112,7 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
     world = World(tmp_path)
     world.write()
     with pytest.MonkeyPatch.context() as patch:
-        Dies(patch, before="died" not in repaired_by)
+        FailingSync(patch, before="died" not in repaired_by)
         with pytest.raises(TemporaryError, match="killed"):
             _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN)
     [known] = world.ledger.discards.list_for_stream("orders")

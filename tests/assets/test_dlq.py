@@ -126,7 +126,7 @@ def ensure_explained(bench: Bench, slice_: Slice) -> None:
     assert found.to_plain()["ranges"] == {"0": [0, 2], "1": [0, 1]}
 
 
-def test_who_stays_unresolved_goes_through_the_tiers_and_is_parked(retried: Bench) -> None:
+def test_unresolved_records_pass_all_tiers_and_are_parked(retried: Bench) -> None:
     bench = retried
     topic = bench.stream.topic
     sent = replace(order_message("o1", 1, customer_id="never"), headers=[("trace", b"t1"), ("trace", None)])
@@ -168,7 +168,7 @@ def test_a_slice_of_a_tier_that_is_declared_no_more_is_decided_as_it_would_have_
     assert (key, dict(headers)[envelope.ORIGIN_TOPIC], dict(headers)[envelope.ATTEMPT]) == (b"o2", topic.encode(), b"2")
 
 
-def test_what_was_published_is_left_to_the_dlq_and_not_sent_again(retried: Bench) -> None:
+def test_published_rejects_are_left_to_the_dlq_and_not_sent_again(retried: Bench) -> None:
     """A backfill after the customer became known accepts nothing that waits in a tier: it would be there twice."""
     bench = retried
     bench.send(*[order_message(f"o{n}", 1, n % 3, customer_id="late") for n in range(12)], order_message("known", 1))
@@ -218,7 +218,7 @@ BAD_ENVELOPES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_what_people_send_to_a_tier_settles_each_origin_once(retried: Bench) -> None:
+def test_records_sent_to_a_tier_by_hand_settle_each_origin_once(retried: Bench) -> None:
     """Copies of what was accepted, corrections of what was parked, and records whose envelope is wrong."""
     bench = retried
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1, amount="twelve"))

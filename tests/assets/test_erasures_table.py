@@ -13,7 +13,7 @@ import pytest
 
 from dev.planted import plant
 from highwater.assets import erasures_table, publication_log, raw
-from highwater.assets.erasures_table import keep, read
+from highwater.assets.erasures_table import read, sync_with_ledger
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Maintenance, Stream
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure, compute_digest
@@ -26,7 +26,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange
-from tests.helpers.erasure_commits import Committed
+from tests.helpers.erasure_commits import FakeErasureCommits
 from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World, slice_
 
 # Seconds of processor each.
@@ -61,23 +61,23 @@ def taken(ledger: Ledger) -> dict[str, Any]:
 
 def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
-    assert (keep(ledger, lake, "orders"), read(lake, "orders")) == (0, [])
+    assert (sync_with_ledger(ledger, lake, "orders"), read(lake, "orders")) == (0, [])
     first = ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     ledger.erasures.add(Erasure("others", O5, "asked for", "ann", NOON))
-    assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (1, 0)
+    assert (sync_with_ledger(ledger, lake, "orders"), sync_with_ledger(ledger, lake, "orders")) == (1, 0)
     places = {0: [OffsetRange(2, 3), OffsetRange(9, 12)], 3: [OffsetRange(0, 1)]}
     ledger.erasures.begin(first, [ErasedCounts("a", places, {"raw": 5, "events": 1}), ErasedCounts("b", {})])
-    assert keep(ledger, lake, "orders") == 2
+    assert sync_with_ledger(ledger, lake, "orders") == 2
     done = NOON + timedelta(microseconds=1)
     ledger.erasures.mark_done(["a"], O5, done)
-    assert keep(ledger, lake, "orders") == 1
+    assert sync_with_ledger(ledger, lake, "orders") == 1
     erasure = Erasure("orders", O5, "asked for", "ann", NOON)
     slices = {"a": ErasedCounts("a", places, {"raw": 5, "events": 1}, done), "b": ErasedCounts("b", {})}
     assert read(lake, "orders") == [RecordedErasure(erasure, slices)]
 
     other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
     other.erasures.add(Erasure("orders", compute_digest(b"o6"), "asked for", "bob", NOON + timedelta(days=1)))
-    assert keep(other, lake, "orders") == 1, "a ledger that knows less takes nothing away"
+    assert sync_with_ledger(other, lake, "orders") == 1, "a ledger that knows less takes nothing away"
     assert [one.erasure.erased_by for one in read(lake, "orders")] == ["ann", "bob"]
     for _ in range(2):
         restore_plans(other.database, [], [], {}, [], {}, erasures=read(lake, "orders"))
@@ -86,37 +86,37 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
         (O5, "ann"),
     ]
     assert {key: replace(one, number=0) for key, [one] in other.erasures.read_for_slices(["a", "b"]).items()} == slices
-    assert keep(other, lake, "orders") == 0
+    assert sync_with_ledger(other, lake, "orders") == 0
 
 
-def test_who_reads_records_looks_at_the_erasures_of_keys_alone(tmp_path: Path) -> None:
+def test_readers_of_records_sync_only_erasures_of_keys(tmp_path: Path) -> None:
     """Expired rows are one entry a slice, for ever."""
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     number = ledger.erasures.add(Erasure("orders", BY_AGE, "retention", "maintenance", NOON))
     ledger.erasures.begin(number, [ErasedCounts(f"s{n}", {}, {"aged": 1}) for n in range(3)])
     ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
-    assert keep(ledger, lake, "orders", of_keys=True) == 1
+    assert sync_with_ledger(ledger, lake, "orders", of_keys=True) == 1
     assert [one.erasure.digest for one in read(lake, "orders", of_keys=True)] == [O5]
-    assert keep(ledger, lake, "orders") == 1 + 3
-    assert keep(ledger, lake, "orders", of_keys=True) == 0
+    assert sync_with_ledger(ledger, lake, "orders") == 1 + 3
+    assert sync_with_ledger(ledger, lake, "orders", of_keys=True) == 0
     assert len(read(lake, "orders")) == 2
 
 
-class Dies:
+class FailingSync:
     """Lets an erasure die at a point: `before 2` is before the table follows the ledger for the second time."""
 
     def __init__(self, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.point, self.calls, self.keep = point, 0, erasures_table.keep
-        monkeypatch.setattr(erasures_table, "keep", self)
+        self.point, self.calls, self.sync = point, 0, erasures_table.sync_with_ledger
+        monkeypatch.setattr(erasures_table, "sync_with_ledger", self)
 
     def __call__(self, ledger: Ledger, lake: Lake, stream: str) -> int:
         self.calls += 1
-        self.see("before")
-        found = self.keep(ledger, lake, stream)
-        self.see("after")
+        self.fail_at("before")
+        found = self.sync(ledger, lake, stream)
+        self.fail_at("after")
         return found
 
-    def see(self, when: str) -> None:
+    def fail_at(self, when: str) -> None:
         if self.point == f"{when} {self.calls}":
             self.point = ""
             raise TemporaryError(f"killed {when} {self.calls}", remedy="none")
@@ -134,9 +134,9 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
     for name in ("events", "rejects"):
         counts = world.slice_commits[name][FIRST.key].counts
         world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
-    stored = Committed(world, monkeypatch)
+    stored = FakeErasureCommits(world, monkeypatch)
     stored.dies_after = point
-    Dies(point, monkeypatch)
+    FailingSync(point, monkeypatch)
     asked = ErasureRequest(O5, dry_run=False, by="ann", because="asked for")
 
     def erase(ledger: Ledger) -> None:
@@ -176,7 +176,7 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
     for name in ("events", "rejects"):
         counts = world.slice_commits[name][FIRST.key].counts
         world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
-    Committed(world, monkeypatch)
+    FakeErasureCommits(world, monkeypatch)
     work = Work(STREAM, [], NOTHING, world.lake, world.ledger, KAFKA, lambda _: None)
     erasing.erase_key(work, None, ErasureRequest(O5, dry_run=False, by="ann", because="asked for"), datetime.now(UTC))
     with monkeypatch.context() as patched:
@@ -194,9 +194,7 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
     assert read(world.lake, "orders")[0].slices[later.key].places == {0: [OffsetRange(51, 52)]}
 
 
-def test_what_a_slice_leaves_out_is_in_the_lake_before_it_is_committed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erasures_reach_the_lake_before_the_slice_is_committed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An erasure that died before its first step is in force all the same: runs leave its records out."""
     world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     monkeypatch.setattr(
@@ -222,7 +220,7 @@ def test_keys_that_dagster_does_not_hold_are_retired_as_maintenance_would(tmp_pa
     assert ledger.retired.list_retired(world.keys) == {*found.retired}
     assert f"2 keys are retired: {old[2]} .. {old[3]}" in found.lines
     publishing = replace(stream, publishes=Accepted("orders.accepted"))
-    assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == [], "none of them is sent"
+    assert rebuilding.read_plans_from_lake(world.lake, KAFKA, publishing, []).retired == [], "none of them is sent"
 
 
 def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
@@ -237,7 +235,7 @@ def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
     rows = pa.Table.from_pylist([{"batch": batch.to_json()}], publication_log.build_sending_schema())
     write_deltalake(world.lake.build_table_path("orders", publication_log.SENDING), rows)
     publishing = replace(STREAM, publishes=Accepted("orders.accepted"), maintenance=Maintenance(live_slices=1))
-    assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == []
+    assert rebuilding.read_plans_from_lake(world.lake, KAFKA, publishing, []).retired == []
 
 
 def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, tmp_path: Path) -> None:
@@ -245,28 +243,28 @@ def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, t
     places = {0: [OffsetRange(2, 3)]}
     unknown = slice_(77).key
     world.ledger.erasures.begin(number, [ErasedCounts(FIRST.key, places, {"raw": 1}), ErasedCounts(unknown, {})])
-    keep(world.ledger, world.lake, "orders")
+    sync_with_ledger(world.ledger, world.lake, "orders")
     world.ledger.erasures.mark_done([FIRST.key], O5, NOON)
-    keep(world.ledger, world.lake, "orders")
+    sync_with_ledger(world.ledger, world.lake, "orders")
     backup, _ = fresh(world)
     with backup.database.writing() as connection:
         for table in ("erased_slices", "erasures"):
             connection.exec_driver_sql(f"DELETE FROM {table}")
     assert backup.erasures.list_for_stream("orders") == []
-    assert keep(backup, world.lake, "orders") == 0
+    assert sync_with_ledger(backup, world.lake, "orders") == 0
     [one] = backup.erasures.list_recorded("orders")
     assert (one.erasure.digest, one.erasure.erased_by) == (O5, "ann")
     assert {key: it.done_at for key, it in one.slices.items()} == {FIRST.key: NOON}, "of slices that it knows"
 
 
-def test_what_is_done_in_the_table_alone_is_not_written_again_and_again(world: World) -> None:
+def test_erasures_done_only_in_the_table_are_not_rewritten(world: World) -> None:
     """A ledger from a backup holds it as begun."""
     number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     world.ledger.erasures.begin(number, [ErasedCounts(FIRST.key, {}, {}, NOON)])
-    keep(world.ledger, world.lake, "orders")
+    sync_with_ledger(world.ledger, world.lake, "orders")
     with world.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE erased_slices SET done_at = NULL")
-    assert [keep(world.ledger, world.lake, "orders") for _ in range(2)] == [0, 0]
+    assert [sync_with_ledger(world.ledger, world.lake, "orders") for _ in range(2)] == [0, 0]
 
 
 @pytest.mark.parametrize("what", ["maintain", "erase"])

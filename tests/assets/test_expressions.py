@@ -142,7 +142,7 @@ def test_an_expression_that_spark_refuses_is_named(bench: Bench) -> None:
         ),
     ],
 )
-def test_what_an_expression_may_not_say(changes: dict[str, Any], reported: str) -> None:
+def test_forbidden_expressions_are_refused(changes: dict[str, Any], reported: str) -> None:
     with pytest.raises(DeclarationError) as caught:
         replace(ORDERS, **changes)
     assert reported in str(caught.value)
@@ -167,7 +167,7 @@ def test_what_an_expression_may_not_say(changes: dict[str, Any], reported: str) 
         "status <> 'a' -- that's all",
     ],
 )
-def test_what_is_sound_or_unknown_is_left_to_spark(text: str) -> None:
+def test_sound_and_unknown_expressions_are_left_to_spark(text: str) -> None:
     assert replace(ORDERS, rules={"other": text}).rules
 
 

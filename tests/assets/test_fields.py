@@ -343,6 +343,6 @@ def test_a_path_names_its_steps(path: str, names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("path", ["", ".a", "a..b", "a.", "a[0]", 'a["b', "a b", 'a["b\\"c"]'])
-def test_what_is_no_path_is_refused(path: str) -> None:
+def test_invalid_paths_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="path"):
         split_path(path)

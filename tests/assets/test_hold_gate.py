@@ -45,7 +45,7 @@ from tests.helpers.support import make_stream
 from tests.helpers.written_tables import a_slice
 
 
-def test_what_holds_is_rejected_only_when_its_slice_is_released() -> None:
+def test_holding_records_are_rejected_only_when_their_slice_is_released() -> None:
     assert STREAM.ordered
     assert STREAM.holding == {"unresolved"}
     assert not make_stream("orders").ordered
@@ -106,7 +106,7 @@ def test_nothing_of_the_record_is_repeated(ledger: Ledger, work: Callable[..., W
     assert ledger.holds.read_open("orders")[0].found.detail == "field amount is long, found JSON OBJECT"
 
 
-def test_what_is_committed_already_is_refused_and_holds_nobody(ledger: Ledger, work: Callable[..., Work]) -> None:
+def test_committed_slices_are_refused_and_hold_no_others(ledger: Ledger, work: Callable[..., Work]) -> None:
     committed: Any = {TWO.key: None}
     with pytest.raises(SliceHeldError, match="its earlier decision stays"):
         ensure_none_held(work(TWO), committed, counted(TWO))

@@ -266,7 +266,7 @@ def with_masked(name: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_cannot_be_masked(changes: dict[str, Any], reported: str) -> None:
+def test_fields_that_cannot_be_masked_are_refused(changes: dict[str, Any], reported: str) -> None:
     with pytest.raises(DeclarationError) as caught:
         replace(ORDERS, **changes)
     assert reported in str(caught.value)

@@ -84,7 +84,7 @@ def test_linked_minutes_are_computed_together(weights: dict[int, int], pairs: li
 
 
 @given(PAIRS, st.integers(0, 20))
-def test_what_is_linked_over_others_is_found(pairs: list[tuple[int, int]], begin: int) -> None:
+def test_linked_minutes_are_found_transitively(pairs: list[tuple[int, int]], begin: int) -> None:
     reached = {begin}
     for _ in pairs:
         reached |= {b for a, b in pairs if a in reached}
@@ -169,7 +169,7 @@ def test_a_second_delivery_counts_once_wherever_it_is(measured: Measured) -> Non
 
 
 @pytest.mark.parametrize("later", [0, 1])
-def test_of_two_contents_in_two_slices_the_earliest_origin_counts(measured: Measured, later: int) -> None:
+def test_earliest_origin_wins_between_two_contents_in_two_slices(measured: Measured, later: int) -> None:
     """The slice that comes later may win or lose; the other's minute changes with it, a day away."""
     events = [Event("o1", 1, 0, offset=5), Event("o1", 1, 24 * 3600, offset=3)]
     measured.decide(1 - later, events[1 - later])

@@ -243,7 +243,7 @@ def found(spark: SparkSession) -> dict[str, Found]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVENTS)
-def test_what_only_an_ignored_field_holds_rejects_nothing(found: dict[str, Found], name: str) -> None:
+def test_faults_in_ignored_fields_reject_nothing(found: dict[str, Found], name: str) -> None:
     """Spark's parser of variants refused the whole document for a fault of a field that nobody declared."""
     one, (_, changed) = found[name], EVENTS[name]
     reported = {**one.fields, "at": one.fields["at"] and one.fields["at"].astimezone(UTC)}

@@ -24,10 +24,19 @@ from highwater.errors import (
     TopicAbsentError,
     TopicRecreatedError,
 )
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.ledger import schema
 from highwater.resources.topic_state import TopicState
-from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, build_orders, list_places, read_fields
+from tests.helpers.accepted import (
+    NOON,
+    Broken,
+    Event,
+    FakeTransactionLog,
+    Tables,
+    build_orders,
+    list_places,
+    read_fields,
+)
 from tests.helpers.published_tables import read_published_rows
 
 # Seconds of processor each.
@@ -47,7 +56,7 @@ RESTARTED, HELD = 0, 1 << 20
     ],
 )
 def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, window: int, held: int
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch, point: str, window: int, held: int
 ) -> None:
     """Two slices of seven events in one batch, one a second delivery; read in windows, each once or again."""
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 3)
@@ -84,7 +93,7 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     + [f"{step} {number}" for number in range(1, 4) for step in ("settle", "write_down", "settled")],
 )
 def test_a_batch_is_settled_as_the_next_one_is_written_down(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Three slices, each a batch of its own; wherever a run breaks off, the next one finds what was sent."""
     monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
@@ -111,7 +120,7 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
 
 
 def test_each_batch_is_written_down_once_and_settled_by_one_commit(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
@@ -128,8 +137,8 @@ def test_each_batch_is_written_down_once_and_settled_by_one_commit(
     assert [settled[slice_.key].extra[publication_log.BATCH] for slice_ in slices] == [1, 2, 3]
 
 
-def test_what_the_batch_before_has_sent_is_not_sent_again(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+def test_events_of_the_previous_batch_are_not_sent_again(
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is settled before it is looked for second deliveries of it."""
     monkeypatch.setattr(published, "SLICES_PER_BATCH", 1)
@@ -177,8 +186,8 @@ def break_once(
     monkeypatch.setattr(owner, name, breaking)
 
 
-def test_what_was_reprocessed_after_a_run_broke_off_is_sent_as_it_is_now(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+def test_slices_reprocessed_after_a_failed_run_send_their_current_events(
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of six events were sent; then a rule was fixed, and accepts two more, one of them before the third."""
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 3)
@@ -201,7 +210,7 @@ def test_what_was_reprocessed_after_a_run_broke_off_is_sent_as_it_is_now(
 
 
 def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_there_from_kafka(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 2)
     slice_ = tables.plan(0, p0=(0, 6))
@@ -219,7 +228,7 @@ def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_ther
     assert list_places(log.records) == [(0, n) for n in range(6)]
 
 
-def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
+def test_a_restored_table_sends_nothing_again(tables: Tables, log: FakeTransactionLog) -> None:
     """The number of the last batch is in another table, which a RESTORE leaves as it is."""
     slices = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
     versions = []
@@ -239,7 +248,9 @@ def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
     assert sorted(publication_log.read_published_commits(tables.lake, tables.stream, keys)) == sorted(keys)
 
 
-def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tables: Tables, log: Log) -> None:
+def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(
+    tables: Tables, log: FakeTransactionLog
+) -> None:
     """A missing table was taken for no batch: records of one that had broken off went out twice."""
     first, second = (tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2))
     tables.decide(first, build_orders(0, 0, 2))
@@ -258,7 +269,7 @@ def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tabl
     assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
 
 
-def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Tables, log: Log) -> None:
+def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Tables, log: FakeTransactionLog) -> None:
     slice_ = tables.plan(0, p0=(0, 2))
     tables.decide(slice_, build_orders(0, 0, 2))
     tables.publish(slice_)
@@ -269,7 +280,7 @@ def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Table
     with pytest.raises(ConfigurationError, match="has records of another table"):
         tables.publish(slice_)
     log.marks[name] = mark
-    tables.ledger.publications.record("orders", "orders.accepted", Publication(9, 1, NOON))
+    tables.ledger.publications.record("orders", "orders.accepted", PublicationRecord(9, 1, NOON))
     with pytest.raises(ConfigurationError, match="older than what was sent"):
         tables.publish(slice_)
     tables.stream = replace(tables.stream, publishes=Accepted("elsewhere"))
@@ -278,7 +289,9 @@ def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Table
     assert len(log.records) == 2
 
 
-def test_a_field_that_was_just_declared_is_null_in_what_was_accepted_before(tables: Tables, log: Log) -> None:
+def test_a_field_that_was_just_declared_is_null_in_what_was_accepted_before(
+    tables: Tables, log: FakeTransactionLog
+) -> None:
     slice_ = tables.plan(0, p0=(0, 1))
     tables.decide(slice_, build_orders(0, 0, 1))
     fields = (

@@ -23,7 +23,7 @@ from highwater.errors import (
 )
 from highwater.publishing import EventState, PublicationOutcome
 from highwater.resources.delta import query
-from tests.helpers.accepted import NOON, Event, Log, Tables, build_orders, list_places, read_fields
+from tests.helpers.accepted import NOON, Event, FakeTransactionLog, Tables, build_orders, list_places, read_fields
 from tests.helpers.published_tables import read_published_rows
 
 # Seconds of processor each.
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One part has a text that is escaped, which JSON is written for in another way."""
     monkeypatch.setattr(event_records, "PART", 2)
@@ -48,7 +48,9 @@ def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(
     assert len(stored) == 7
 
 
-def test_events_go_out_in_the_order_of_their_offsets_partition_by_partition(tables: Tables, log: Log) -> None:
+def test_events_go_out_in_the_order_of_their_offsets_partition_by_partition(
+    tables: Tables, log: FakeTransactionLog
+) -> None:
     """Slices finish out of order, and their rows lie in the tables in any order."""
     slices = [tables.plan(n, p0=(3 * n, 3 * n + 3), p1=(2 * n, 2 * n + 2)) for n in range(3)]
     for n in (2, 0, 1):
@@ -65,7 +67,7 @@ def test_events_go_out_in_the_order_of_their_offsets_partition_by_partition(tabl
     assert {report.note for report in again.values()} == {"already published"}
 
 
-def test_a_record_is_the_event_with_its_origin(tables: Tables, log: Log) -> None:
+def test_a_record_is_the_event_with_its_origin(tables: Tables, log: FakeTransactionLog) -> None:
     slice_ = tables.plan(0, p0=(0, 2))
     odd = 'a "b" \\ \n\u2028 é'
     tables.decide(
@@ -96,7 +98,7 @@ def test_a_record_is_the_event_with_its_origin(tables: Tables, log: Log) -> None
     assert read_fields(second)["amount"] == Decimal("12.50")
 
 
-def test_a_slice_waits_for_those_before_it(tables: Tables, log: Log) -> None:
+def test_a_slice_waits_for_those_before_it(tables: Tables, log: FakeTransactionLog) -> None:
     first, second = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 4))
     tables.decide(second, build_orders(0, 2, 4))
     with pytest.raises(TemporaryError, match=f"{first.key} is not published yet"):
@@ -115,7 +117,7 @@ def test_a_slice_whose_rejects_are_not_published_is_not_done(tables: Tables) -> 
         tables.publish(slice_)
 
 
-def test_what_comes_back_through_a_tier_follows_and_is_marked(tables: Tables, log: Log) -> None:
+def test_events_from_a_tier_are_sent_later_and_marked(tables: Tables, log: FakeTransactionLog) -> None:
     tier = tables.stream.tier_topics[0]
     first, second = tables.plan(0, p0=(0, 3)), tables.plan(1, minute=90, p0=(3, 5))
     late = tables.plan(0, tier, minute=120, p0=(0, 1))
@@ -131,7 +133,7 @@ def test_what_comes_back_through_a_tier_follows_and_is_marked(tables: Tables, lo
     assert log.records[-1].headers["highwater.slice"] == late.key
 
 
-def test_second_deliveries_within_the_horizon_are_left_out(tables: Tables, log: Log) -> None:
+def test_second_deliveries_within_the_horizon_are_left_out(tables: Tables, log: FakeTransactionLog) -> None:
     """The same content at another offset, in the same slice and in later ones; other content goes out."""
     tables.stream = replace(tables.stream, publishes=Accepted("orders.accepted", horizon=timedelta(minutes=10)))
     slices = [tables.plan(n, p0=(3 * n, 3 * n + 3)) for n in range(3)]
@@ -148,7 +150,7 @@ def test_second_deliveries_within_the_horizon_are_left_out(tables: Tables, log: 
     assert states == {"sent": 6, "second delivery": 2}
 
 
-def test_a_corrected_slice_sends_what_is_new_and_what_changed(tables: Tables, log: Log) -> None:
+def test_a_corrected_slice_sends_what_is_new_and_what_changed(tables: Tables, log: FakeTransactionLog) -> None:
     first, second = tables.plan(0, p0=(0, 4)), tables.plan(1, p0=(4, 5))
     tables.decide(first, build_orders(0, 1, 4))
     tables.decide(second, build_orders(0, 4, 5))
@@ -208,7 +210,7 @@ def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_chang
     assert window.build_column(lambda one: one.state.value, pa.string()).to_pylist() == [None, "sent"] * 5
 
 
-def test_values_are_json_for_any_text(tables: Tables, log: Log) -> None:
+def test_values_are_json_for_any_text(tables: Tables, log: FakeTransactionLog) -> None:
     slice_ = tables.plan(0, p0=(0, 64))
     texts = [chr(n) * 2 for n in range(64)]
     tables.decide(slice_, [Event(0, n, f"k{n}", changes={"customer_id": text}) for n, text in enumerate(texts)])

@@ -30,14 +30,14 @@ from highwater.resources.delta import query
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slices import Slice
-from tests.helpers.accepted import NOON, Broken, Event, Log, Tables, build_orders, list_places
+from tests.helpers.accepted import NOON, Broken, Event, FakeTransactionLog, Tables, build_orders, list_places
 from tests.helpers.published_tables import read_published_rows
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
 
 
-def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tables, log: Log) -> None:
+def test_sent_events_are_not_rejected_without_permission(tables: Tables, log: FakeTransactionLog) -> None:
     slice_, other = tables.plan(0, p0=(0, 3)), tables.plan(1, p0=(3, 4))
     tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
@@ -63,9 +63,7 @@ def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tab
     assert (log.records[-1].place, log.records[-1].headers["highwater.revision"]) == ((0, 2), "2")
 
 
-def test_what_was_reclaimed_from_the_dlq_follows_the_revisions_of_the_tier_that_sent_it(
-    tables: Tables, log: Log
-) -> None:
+def test_reclaimed_records_continue_the_revisions_of_the_sending_tier(tables: Tables, log: FakeTransactionLog) -> None:
     """The tier's slice sent it and retracted it; the slice of the main topic knew of neither, and sent no revision."""
     tier = tables.stream.tier_topics[0]
     main, retried = tables.plan(0, p0=(0, 2)), tables.plan(0, tier, minute=120, p0=(0, 1))
@@ -87,7 +85,7 @@ def test_what_was_reclaimed_from_the_dlq_follows_the_revisions_of_the_tier_that_
 @pytest.mark.parametrize("changed", ["retracted", "revised"])
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away(
-    tables: Tables, log: Log, changed: str, *, broken: bool
+    tables: Tables, log: FakeTransactionLog, changed: str, *, broken: bool
 ) -> None:
     """It stayed in events and current, and the topic held nothing of it. Of two that were left out one is sent."""
     slices = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(3)]
@@ -137,7 +135,7 @@ def check_published(tables: Tables, waiting: int) -> None:
     assert sum("its turn comes" in one.text for one in found.values()) == waiting
 
 
-def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables, log: Log) -> None:
+def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables, log: FakeTransactionLog) -> None:
     """Its row stayed, and the check was red for ever. Accepted again it is a second delivery again."""
     first, second = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 4))
     tables.decide(first, build_orders(0, 0, 2))
@@ -152,7 +150,7 @@ def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables
     assert list_places(log.records) == [(0, 0), (0, 1), (0, 3)]
 
 
-def test_what_another_lost_from_events_is_never_reclaimed(tables: Tables, log: Log) -> None:
+def test_permission_for_one_event_does_not_cover_another_lost_event(tables: Tables, log: FakeTransactionLog) -> None:
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, build_orders(0, 0, 3))
     tables.publish(slice_)
@@ -163,7 +161,7 @@ def test_what_another_lost_from_events_is_never_reclaimed(tables: Tables, log: L
     assert len(log.records) == 3
 
 
-def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log) -> None:
+def test_erased_events_do_not_count_as_retracted(tables: Tables, log: FakeTransactionLog) -> None:
     """The slices' decisions lose it, as an erasure commits them; it was sent, and nothing follows."""
     tier = tables.stream.tier_topics[0]
     slice_, late = tables.plan(0, p0=(0, 3)), tables.plan(0, tier, minute=0, p0=(0, 2))
@@ -174,7 +172,7 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     assert events is not None
     gone = list_origins(events, compute_digest(b"o0-1"), [slice_.key, late.key])
     assert gone == {slice_.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
-    publication_log_writer.forget(tables.work(), gone)
+    publication_log_writer.delete_origins(tables.work(), gone)
     assert publication_log.list_sending_slices(tables.lake, tables.stream) == set()
     found = publication_log.read_published_commits(tables.lake, tables.stream, [*gone])
     assert {key: one.rows for key, one in found.items()} == {slice_.key: 1, late.key: 1}
@@ -188,7 +186,7 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     ]  # fmt: skip
 
 
-def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) -> None:
+def test_events_under_way_are_not_erased(tables: Tables, log: FakeTransactionLog) -> None:
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, build_orders(0, 0, 3))
     log.breaks = "committed 1"
@@ -197,14 +195,14 @@ def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) ->
     assert publication_log.list_sending_slices(tables.lake, tables.stream) == {slice_.key}
     origin = Origin("orders", 0, 0, 1)
     with pytest.raises(SupersededAttemptError, match=slice_.key):
-        publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
+        publication_log_writer.delete_origins(tables.work(), {slice_.key: {origin}})
     tables.publish(slice_)
-    publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
+    publication_log_writer.delete_origins(tables.work(), {slice_.key: {origin}})
     assert [row["origin_offset"] for row in read_published_rows(tables) if row["slice"] == slice_.key] == [0, 2]
 
 
 def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_PER_TRANSACTION", 1)
     slice_ = tables.plan(0, p0=(0, 3))
@@ -224,9 +222,7 @@ def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
         tables.publish(slice_)  # these were sent after the leave
 
 
-def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that_broke_off(
-    tables: Tables, log: Log
-) -> None:
+def test_sent_slices_include_lost_slices_and_a_failed_batch(tables: Tables, log: FakeTransactionLog) -> None:
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     keys = [slice_.key for slice_ in slices]
     assert retraction_guard._list_sent_slices(tables.work(*slices), keys) == []
@@ -284,7 +280,7 @@ def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_the_other_sees_it(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, ends: type[Exception]
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch, point: str, ends: type[Exception]
 ) -> None:
     """A decision that had looked before anything was sent rejected what was sent meanwhile: it was in both topics."""
     slice_, after = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 3))
@@ -330,7 +326,7 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
 
 @pytest.mark.usefixtures("seen_without_spark")
 def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is_sent(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
+    tables: Tables, log: FakeTransactionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark goes on without its client. Where that gets no report of the outcome the lock is left to run out."""
     slice_ = tables.plan(0, p0=(0, 2))
@@ -360,7 +356,9 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     assert list_places(log.records) == [(0, 1)]
 
 
-def test_only_what_may_still_be_sent_unchanged_is_locked_for_a_decision(tables: Tables, log: Log) -> None:
+def test_only_what_may_still_be_sent_unchanged_is_locked_for_a_decision(
+    tables: Tables, log: FakeTransactionLog
+) -> None:
     del log
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(4)]
     for n, slice_ in enumerate(slices[:3]):

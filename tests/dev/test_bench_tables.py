@@ -17,7 +17,7 @@ from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.checking.plan_checks import check_offsets_as_planned, list_all_tiling_faults
 from highwater.orchestration.checking.slice_status import read_attempts
 from highwater.orchestration.checking.version_checks import check_stream_versions, check_version_gaps, check_versions
-from highwater.partition_counts import build_eras
+from highwater.partition_counts import build_partition_count_periods
 from highwater.partitioners import PartitionedBy, Partitioner
 from highwater.resources.commit_log import read_slice_commits, read_written
 from highwater.resources.delta import count_logged_rows
@@ -65,7 +65,9 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
     }
     assert {(name, key): one.text for name, by in checks.items() for key, one in by.items() if not one.passed} == {}
 
-    places = read_key_places(lake, STREAM, build_eras([p for p in slices if p.topic == STREAM.topic], []))
+    places = read_key_places(
+        lake, STREAM, build_partition_count_periods([p for p in slices if p.topic == STREAM.topic], [])
+    )
     assert places.several == 0
     assert next(iter(places.shares)) == PartitionedBy(Partitioner.CRC32, tables.PARTITIONS)
 

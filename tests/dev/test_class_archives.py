@@ -43,7 +43,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return where
 
 
-def test_what_cannot_be_made_costs_nothing_but_time_and_that_once(
+def test_failed_archives_only_slow_the_start_and_warn_once(
     tried: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_: Path, made: Path) -> None:
@@ -57,7 +57,7 @@ def test_what_cannot_be_made_costs_nothing_but_time_and_that_once(
     assert not [*tmp_path.rglob("*.jsa"), *tmp_path.rglob("made")]
 
 
-def test_what_was_interrupted_is_begun_again(
+def test_interrupted_archives_are_built_again(
     tried: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: Path, made: Path) -> None:

@@ -83,7 +83,7 @@ def kinds(found: Held, *, all_sent: bool = True) -> set[str]:
     return set(diff.counts)
 
 
-def test_what_agrees_has_no_difference() -> None:
+def test_equal_records_have_no_difference() -> None:
     assert kinds(held()) == set()
     assert kinds({}, all_sent=False) == set(), "all of it may still wait"
 

@@ -99,7 +99,7 @@ def test_the_report_says_what_differs_and_how_often() -> None:
     assert "0:5" not in text
 
 
-class Answers:
+class FakeDagsterAnswers:
     """Answers as Dagster's webserver gave them."""
 
     def __init__(self, **data: Any) -> None:
@@ -130,13 +130,15 @@ def test_questions_are_in_dagsters_words(question: str) -> None:
     assert validate(create_schema().graphql_schema, parse(getattr(dagster_questions, question))) == []
 
 
-def test_what_observations_of_an_asset_show_is_read() -> None:
+def test_observations_of_an_asset_are_read() -> None:
     shown = [("breaker", "open"), ("lag", None), ("breaker", "closed")]
     entries = [{"metadataEntries": [{"label": label, "text": text}]} for label, text in shown]
-    answers = Answers(assetOrError={"__typename": "Asset", "assetObservations": entries})
+    answers = FakeDagsterAnswers(assetOrError={"__typename": "Asset", "assetObservations": entries})
     assert observed(answers, ("kafka", "payments"), "breaker") == ["open", "closed"]
     with pytest.raises(DagsterRefusedError, match="knows no asset kafka/payments"):
-        observed(Answers(assetOrError={"__typename": "AssetNotFoundError"}), ("kafka", "payments"), "breaker")
+        observed(
+            FakeDagsterAnswers(assetOrError={"__typename": "AssetNotFoundError"}), ("kafka", "payments"), "breaker"
+        )
 
 
 def test_the_demonstration_declares_shorter_waits_and_other_slices_and_nothing_else() -> None:
@@ -319,7 +321,7 @@ def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
         assert part in text
 
 
-def test_what_went_otherwise_with_the_burst_is_wrong(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_results_of_the_burst_are_reported(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     flooded = followed(ledger, monkeypatch, parked=3)
     flooded.burst.look()
     assert flooded.burst.figures.wrong == ["3 records stood on payments.parked while the breaker of payments was open"]
@@ -346,13 +348,17 @@ def one_line(text: str) -> str:
 
 def test_errors_of_dagster_are_not_taken_for_nothing() -> None:
     with pytest.raises(DagsterRefusedError, match="kaput"):
-        runs(Answers(runsOrError={"__typename": "PythonError", "message": "kaput"}))
+        runs(FakeDagsterAnswers(runsOrError={"__typename": "PythonError", "message": "kaput"}))
     with pytest.raises(DagsterRefusedError, match="kaput"):
-        launch_backfill(Answers(launchPartitionBackfill={"__typename": "PythonError", "message": "kaput"}), [], [], "")
+        launch_backfill(
+            FakeDagsterAnswers(launchPartitionBackfill={"__typename": "PythonError", "message": "kaput"}), [], [], ""
+        )
     with pytest.raises(DagsterRefusedError, match="kaput"):
-        launch_run(Answers(launchRun={"__typename": "PythonError", "message": "kaput"}), "payments_slice", {})
+        launch_run(
+            FakeDagsterAnswers(launchRun={"__typename": "PythonError", "message": "kaput"}), "payments_slice", {}
+        )
     with pytest.raises(DagsterRefusedError):
-        backfill_state(Answers(partitionBackfillOrError={"__typename": "BackfillNotFoundError"}), "b")
+        backfill_state(FakeDagsterAnswers(partitionBackfillOrError={"__typename": "BackfillNotFoundError"}), "b")
 
 
 @pytest.mark.parametrize(
@@ -374,7 +380,7 @@ def test_a_backfill_is_done_when_its_runs_are(status: str, of_runs: list[str], d
         {"runId": str(n), "status": run.split()[0], "tags": retried if " " in run else []}
         for n, run in enumerate(of_runs)
     ]
-    ask = Answers(
+    ask = FakeDagsterAnswers(
         partitionBackfillOrError={"__typename": "PartitionBackfill", "status": status, "runs": listed, "error": None}
     )
     found = backfill_state(ask, "b")

@@ -172,7 +172,7 @@ def test_a_set_on_demand_is_fetched_by_its_name(
         dev.jars.main(["no-such-set"])
 
 
-def test_what_failed_is_reported_in_ivys_words() -> None:
+def test_failed_downloads_are_reported_in_ivys_words() -> None:
     lines = ["found x", "\t\t:: org.example#b;2: not found", "\t::  UNRESOLVED DEPENDENCIES", "done"]
     assert jars.select_error_lines(lines) == [":: org.example#b;2: not found", "::  UNRESOLVED DEPENDENCIES"]
 

@@ -22,7 +22,7 @@ from highwater.errors import ConfigurationError
 CONFIGURED = {settings.KAFKA_BOOTSTRAP: "broker.example:9092", settings.SPARK_REMOTE: "sc://spark.example:15002"}
 
 
-def test_what_is_configured_is_used_and_nothing_is_embedded_beside_it(tmp_path: Path) -> None:
+def test_configured_services_replace_embedded_ones(tmp_path: Path) -> None:
     stack = Stack(tmp_path, base=CONFIGURED)
     assert stack.broker is None
     assert stack.spark is None
@@ -30,7 +30,7 @@ def test_what_is_configured_is_used_and_nothing_is_embedded_beside_it(tmp_path: 
     assert stack.env[settings.SPARK_REMOTE] == "sc://spark.example:15002"
 
 
-def test_what_is_not_configured_is_embedded_on_loopback(tmp_path: Path) -> None:
+def test_unconfigured_services_are_embedded_on_loopback(tmp_path: Path) -> None:
     stack = Stack(tmp_path, base={})
     assert stack.broker is not None
     assert stack.spark is not None
@@ -133,7 +133,7 @@ def test_a_part_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> 
     assert "the reason" in str(caught.value.found)
 
 
-def test_what_was_started_ends_when_the_start_fails(tmp_path: Path) -> None:
+def test_started_services_end_when_the_start_fails(tmp_path: Path) -> None:
     def fail(stack: Stack) -> None:
         started.append(stack.run("other", [sys.executable, "-c", "import time; time.sleep(600)"]))
         raise RuntimeError("the broker's topics could not be made")

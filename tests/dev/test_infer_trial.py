@@ -26,7 +26,7 @@ PARTITIONS = 3
 COMPACTED = "cleanup.policy"
 
 
-class Registry:
+class FakeRegistry:
     """Schemas by their IDs, as a registry counts them."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Registry:
         return next((one for one in self._schemas if one.id == named), None)
 
 
-def written(topic: Topic, account: Account, registry: Registry) -> list[KafkaRecord]:
+def written(topic: Topic, account: Account, registry: FakeRegistry) -> list[KafkaRecord]:
     """The records as a topic of three partitions holds them."""
     found, ends = [], [0] * PARTITIONS
     for number, sent in enumerate(topic.write(RECORDS, account, registry.register)):
@@ -67,7 +67,7 @@ def sampled(records: Sequence[KafkaRecord]) -> list[KafkaRecord]:
     return [*found, *(select_repeats(found, records) if needs_repeats(found) else [])]
 
 
-def live(stream: Stream, records: Sequence[KafkaRecord], registry: Registry) -> tuple[Counter[str], set[str]]:
+def live(stream: Stream, records: Sequence[KafkaRecord], registry: FakeRegistry) -> tuple[Counter[str], set[str]]:
     """How many records are of each kind, and the keys that the version rule leaves."""
     kinds: Counter[str] = Counter()
     newest: dict[str, tuple[Any, ...]] = {}
@@ -81,8 +81,8 @@ def live(stream: Stream, records: Sequence[KafkaRecord], registry: Registry) -> 
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_what_a_sample_gives_classifies_the_whole_topic(name: str) -> None:
-    topic, account, registry = TOPICS[name], Account(), Registry()
+def test_stream_inferred_from_a_sample_classifies_the_whole_topic(name: str) -> None:
+    topic, account, registry = TOPICS[name], Account(), FakeRegistry()
     records = written(topic, account, registry)
     schemas = registry.find if topic.registry else None
     compacted = "compact" in topic.config.get(COMPACTED, "")

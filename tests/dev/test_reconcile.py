@@ -292,18 +292,18 @@ def take_back(world: World) -> dict[str, Any]:
     return row
 
 
-def test_what_was_reclaimed_and_rejected_again_is_no_difference(world: World) -> None:
+def test_reclaimed_and_rejected_records_are_no_difference(world: World) -> None:
     take_back(world)
     assert world.kinds() == set()
 
 
-def test_of_what_was_reclaimed_each_try_is_there_once(world: World) -> None:
+def test_each_try_of_a_reclaimed_record_occurs_once(world: World) -> None:
     row = take_back(world)
     world.rejects.append({**row, "reclaims": 0})
     assert "ends: a record in two places" in world.kinds(), "its slice said that before it reprocessed"
 
 
-def test_what_was_published_after_it_was_reclaimed_must_be_a_reject(world: World) -> None:
+def test_records_published_after_a_reclaim_must_be_rejects(world: World) -> None:
     row = take_back(world)
     row["reclaims"] = 0
     assert "dlq: holds what was not rejected" in world.kinds()

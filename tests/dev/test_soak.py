@@ -36,7 +36,7 @@ def test_spark_is_to_start_quickly_where_it_is_killed_often() -> None:
     assert not Ordeal(records=1_000_000, kills=0).short_lived
 
 
-def test_what_is_wrong_is_reported_and_is_the_exit_status(
+def test_faults_are_reported_and_set_the_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console = Console(file=io.StringIO(), width=200)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dev.processes import wait_until
 from highwater.assets import publication_log_writer, published, retraction_guard
 from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.ledger.publications import Publications
 from tests.helpers.accepted import Tables
 from tests.helpers.publish_child import FENCED, RECORDS, FakeDyingTransactions
@@ -66,7 +66,7 @@ def _arm(point: str | None, sign: signal.Signals) -> None:
         publication_log_writer.PublicationLog.commit_settled,
     )
 
-    def recording(publications: Publications, stream: str, key: str, publication: Publication) -> None:
+    def recording(publications: Publications, stream: str, key: str, publication: PublicationRecord) -> None:
         FakeStoppingTransactions.die("unrecorded")
         record(publications, stream, key, publication)
         FakeStoppingTransactions.die("recorded")

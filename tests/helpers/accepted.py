@@ -1,6 +1,6 @@
 """Slices whose tables a test writes by itself, and the asset that sends their events: without Spark.
 
-`Log` is a test double for the topic and its transactions where a test is of the order of steps, not of Kafka.
+`FakeTransactionLog` is a test double for the topic and its transactions, for tests of the order of steps.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Sent:
         return int(self.headers["highwater.origin.partition"]), int(self.headers["highwater.origin.offset"])
 
 
-class Log:
+class FakeTransactionLog:
     """A topic with transactions, in memory; it breaks where it is asked to."""
 
     def __init__(self) -> None:
@@ -122,7 +122,9 @@ class Log:
         self.breaks: str | None = None
         self.commits = 0
 
-    def __call__(self, kafka: object, name: str, topic: str, *, most_bytes: int = 0, group: str | None = None) -> Log:
+    def __call__(
+        self, kafka: object, name: str, topic: str, *, most_bytes: int = 0, group: str | None = None
+    ) -> FakeTransactionLog:
         del kafka, topic, most_bytes
         self.name = group or name
         return self
@@ -167,7 +169,7 @@ class Tables:
         folder: for lake and ledger.
         topic: the main topic.
         topic_id: of it.
-        kafka: the connection; none is needed with a `Log`.
+        kafka: the connection; none is needed with a `FakeTransactionLog`.
     """
 
     def __init__(self, folder: Path, topic: str = "orders", topic_id: str = "A" * 22, bootstrap: str = "") -> None:

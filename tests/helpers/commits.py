@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dev.planted import plant
 from highwater.assets.client_reads import build_record_schema
 from highwater.commit_records import CommitRecord, to_user_metadata
-from highwater.resources.commit_log_writer import complete
+from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.numbered_commits import PlannedSlices
@@ -59,7 +59,7 @@ def commit_current(
     if records:
         slices = {} if ledger is None else PlannedSlices(ledger)
         version = lake.open_existing_table(stream, "current").version()
-        complete(
+        add_missing_records(
             lake.open_existing_table(stream, "current"), slices, [replaced(one, version=version) for one in records]
         )
 

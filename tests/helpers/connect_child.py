@@ -13,7 +13,7 @@ from pyspark.sql.connect import proto
 from pyspark.sql.connect.proto import base_pb2_grpc
 
 
-class Connect(base_pb2_grpc.SparkConnectServiceServicer):
+class FakeConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
     """Takes settings, and never does the next step."""
 
     def Config(self, request: Any, context: object) -> Any:  # noqa: N802 - gRPC's name
@@ -40,7 +40,7 @@ def _stop() -> None:
 def main() -> None:
     """Serve until killed."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    base_pb2_grpc.add_SparkConnectServiceServicer_to_server(Connect(), server)  # type: ignore[no-untyped-call]
+    base_pb2_grpc.add_SparkConnectServiceServicer_to_server(FakeConnectServer(), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(port, flush=True)  # noqa: T201 - what its parent reads

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dev.processes import wait_until
 from highwater import settings
 from highwater.declaration import Limits
+from highwater.gaps import PartitionOffset
 from highwater.resources.lake import Lake
 from tests.helpers.support import Message, customers, make_stream, order_message, read_rows, read_topic, send
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 PARTITIONS = 3
 TABLES = ("raw", "events", "rejects", "current")
 EVENT, TOMBSTONE = "event", "tombstone"
-Place = tuple[int, int]
 
 
 def build_stream(topic: str) -> Stream:
@@ -221,9 +221,9 @@ class Deployment:
         ensure_current(read_rows(str(self.path("current"))), events, owner)
         self._ensure_slice_commits()
 
-    def _owners(self) -> dict[Place, str]:
+    def _owners(self) -> dict[PartitionOffset, str]:
         """The slice of every planned offset; the ranges must tile."""
-        owner: dict[Place, str] = {}
+        owner: dict[PartitionOffset, str] = {}
         position = dict.fromkeys(range(PARTITIONS), 0)
         for key, ranges in self.slices().items():
             for partition, (start, end) in ranges.items():
@@ -261,19 +261,19 @@ def load_committed_slices(path: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def origin(row: Mapping[str, Any]) -> Place:
+def origin(row: Mapping[str, Any]) -> PartitionOffset:
     return row["origin_partition"], row["origin_offset"]
 
 
-Topic = Mapping[Place, tuple[bytes | None, bytes | None]]
+Topic = Mapping[PartitionOffset, tuple[bytes | None, bytes | None]]
 
 
 def ensure_events(
     rows: Sequence[Mapping[str, Any]],
     topic: Topic,
-    owner: Mapping[Place, str],
+    owner: Mapping[PartitionOffset, str],
     ends: Mapping[bytes, str],
-    accepted: Collection[Place],
+    accepted: Collection[PartitionOffset],
 ) -> None:
     """Every sound record is an event once, with its own fields."""
     expected = Counter(
@@ -301,9 +301,9 @@ def _fields(key: bytes, value: bytes) -> tuple[object, ...]:
 def ensure_rejects(
     rows: Sequence[Mapping[str, Any]],
     topic: Topic,
-    owner: Mapping[Place, str],
+    owner: Mapping[PartitionOffset, str],
     ends: Mapping[bytes, str],
-    accepted: Collection[Place],
+    accepted: Collection[PartitionOffset],
     name: str,
 ) -> None:
     """Every other record that is no tombstone is a reject once, with its reason and its bytes."""
@@ -321,15 +321,15 @@ def _goes_to(topic: str, reason: str) -> str:
 
 
 def ensure_current(
-    rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], owner: Mapping[Place, str]
+    rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], owner: Mapping[PartitionOffset, str]
 ) -> None:
     """The winner of each key is its highest version, and the earliest origin of it."""
-    expected: dict[str, tuple[int, Place, str]] = {}
+    expected: dict[str, tuple[int, PartitionOffset, str]] = {}
     for row in events:
         best = expected.get(row["key"])
         if best is None or (row["version"], [-n for n in origin(row)]) > (best[0], [-n for n in best[1]]):
             expected[row["key"]] = (row["version"], origin(row), owner[origin(row)])
-    found: dict[str, tuple[int, Place, str]] = {}
+    found: dict[str, tuple[int, PartitionOffset, str]] = {}
     for row in rows:
         best = found.get(row["key"])
         assert best is None, f"current has several rows for {row['key']}"

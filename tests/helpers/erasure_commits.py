@@ -13,7 +13,7 @@ from highwater.errors import TemporaryError
 from tests.helpers.world import RETRIED, World
 
 
-class Committed:
+class FakeErasureCommits:
     """Commits of an erasure, written into the tables of a world as Spark would write them."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, keeps: str = "") -> None:
@@ -26,7 +26,7 @@ class Committed:
         monkeypatch.setattr(erasing, "_read_remaining_rows", lambda *given: given)
         monkeypatch.setattr(erasing, "_with_attempts", lambda rows, attempts: (rows, attempts))
         monkeypatch.setattr(erasing, "_commit", self.commit)
-        monkeypatch.setattr(publication_log_writer, "forget", self.forget)
+        monkeypatch.setattr(publication_log_writer, "delete_origins", self.forget)
         monkeypatch.setattr(rejects, "materialise", self.ensure_followed)
         monkeypatch.setattr(dlq, "materialise", lambda _: None)
         monkeypatch.setattr(current, "materialise", self.follow)

@@ -19,6 +19,16 @@ from highwater.slices import OffsetRange, Slice
 from tests.helpers.written_tables import NOW, STREAM, TIER
 
 
+@dataclass(frozen=True)
+class FakeMessage:
+    """A test double for a record that came at this moment."""
+
+    at: datetime
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, round(self.at.timestamp() * 1000)
+
+
 class FakeCluster:
     """A cluster whose records are a minute older than the next one; the last one before offset 100 is a minute old."""
 
@@ -29,15 +39,8 @@ class FakeCluster:
         return TopicState(topic, "A", {p: PartitionState(0, 100, 100, 1) for p in (0, 1)})
 
     def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
-        @dataclass
-        class Message:
-            at: datetime
-
-            def timestamp(self) -> tuple[int, int]:
-                return 1, round(self.at.timestamp() * 1000)
-
         now = datetime.now(UTC)
-        return (Message(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
+        return (FakeMessage(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
 
 
 class Deployed:

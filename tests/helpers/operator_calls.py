@@ -76,7 +76,7 @@ SAME: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 # The function of each module that does the work.
 WORK = {
-    "accepting_losses": "accept_losses",
+    "accepting_losses": "accept_topic_losses",
     "accepting_rejects": "accept_slices",
     "erasing": "erase_key",
     "key_retirement": "recall",

@@ -22,7 +22,7 @@ NOBODY = Kafka("127.0.0.1:1")
 RECORD = Record("t", b"k", b"v")
 
 
-class Log:
+class FakeTopicLog:
     """A test double for a topic, with what retention has taken from partition 0 and its policy; 1 is empty."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class FakeDyingProducer:
 
     transactional = False
 
-    def __init__(self, log: Log, arrived: list[str]) -> None:
+    def __init__(self, log: FakeTopicLog, arrived: list[str]) -> None:
         self.log, self.arrived = log, arrived
 
     def send(self, record: Record, record_id: str, on_outcome: object) -> None:
@@ -75,18 +75,18 @@ def record(name: str, key: bytes | None = None) -> Record:
 
 
 def show_policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a `Log` show its policy."""
+    """Lets a `FakeTopicLog` show its policy."""
     asked = fetch_topic_settings
 
-    def settings(kafka: Kafka | Log, topic: str) -> Mapping[str, Setting] | None:
-        if isinstance(kafka, Log):
+    def settings(kafka: Kafka | FakeTopicLog, topic: str) -> Mapping[str, Setting] | None:
+        if isinstance(kafka, FakeTopicLog):
             return {"cleanup.policy": Setting(kafka.policy, "of the topic")} if kafka.policy else None
         return asked(kafka, topic)
 
     monkeypatch.setattr("highwater.resources.outbox.fetch_topic_settings", settings)
 
 
-def die_amid(file: Path, log: Log, names: list[str], arrived: list[str]) -> None:
+def die_amid(file: Path, log: FakeTopicLog, names: list[str], arrived: list[str]) -> None:
     """Send records and die; `arrived` are those that the topic has."""
     box = log.outbox(file)
     box.put((name, record(name)) for name in names)

@@ -8,13 +8,14 @@ from typing import cast
 
 import pytest
 
+from highwater.gaps import PartitionOffset
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.resources.kafka import Kafka
 from highwater.slices import Slice
 from highwater.topic_rules import Setting
 from tests.helpers.world import FULL_STREAM as STREAM
-from tests.helpers.world import Place, World
+from tests.helpers.world import World
 
 TILE, PLANNED, GAPS = "slices_tile", "offsets_as_planned", "gaps_explained"
 ACCOUNTED, PUBLISHED = "offsets_accounted_for", "rejects_published"
@@ -52,7 +53,7 @@ def look(world: World) -> World:
 Plant = Callable[[World, Slice], object]
 
 
-def drop(table: str, *places: Place) -> Plant:
+def drop(table: str, *places: PartitionOffset) -> Plant:
     def plant(world: World, of: Slice) -> None:
         for place in places:
             world.rows[table].remove(world.at(table, of, place))
@@ -60,11 +61,11 @@ def drop(table: str, *places: Place) -> Plant:
     return plant
 
 
-def double(table: str, place: Place, **changes: object) -> Plant:
+def double(table: str, place: PartitionOffset, **changes: object) -> Plant:
     return lambda world, of: world.rows[table].append({**world.at(table, of, place), **changes})
 
 
-def alter(table: str, place: Place, **changes: object) -> Plant:
+def alter(table: str, place: PartitionOffset, **changes: object) -> Plant:
     return lambda world, of: world.at(table, of, place).update(changes)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets import dlq
 from highwater.assets.work import Work
 from highwater.errors import SupersededAttemptError
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -106,7 +106,7 @@ def _arm(point: str | None, sign: signal.Signals) -> None:
     vars(dlq)["Transactions"] = FakeDyingTransactions
     record = Publications.record
 
-    def recording(publications: Publications, stream: str, key: str, publication: Publication) -> None:
+    def recording(publications: Publications, stream: str, key: str, publication: PublicationRecord) -> None:
         if publication.sent:
             FakeDyingTransactions.die("unrecorded")
         record(publications, stream, key, publication)

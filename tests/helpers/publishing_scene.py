@@ -19,7 +19,7 @@ from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
 from highwater.resources.dlq_topics import TopicShape
 from highwater.slices import Slice
-from tests.helpers.accepted import Event, Log, Tables
+from tests.helpers.accepted import Event, FakeTransactionLog, Tables
 
 
 @dataclass
@@ -27,7 +27,7 @@ class PublishingScene:
     """Tables without Spark, a topic in memory, and Dagster."""
 
     tables: Tables
-    log: Log
+    log: FakeTransactionLog
     instance: dg.DagsterInstance
 
     @property
@@ -68,7 +68,7 @@ class PublishingScene:
 
 @contextmanager
 def open_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishingScene]:
-    log = Log()
+    log = FakeTransactionLog()
     monkeypatch.setattr(published, "Transactions", log)
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: TopicShape(2, 1, {"max.message.bytes": "1000000"}))
     monkeypatch.setattr(published, "_fetch_topic_id", lambda *_: "T" * 22)

@@ -21,9 +21,10 @@ from dev.planted import plant
 from highwater.assets import current, dlq, events, minute_rows, publication_log, raw, rejects
 from highwater.declaration import Accepted, Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
+from highwater.gaps import PartitionOffset
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.checks import CHECKS, Sources
-from highwater.plans import Generation, Publication
+from highwater.plans import Generation, PublicationRecord
 from highwater.resources import commit_log
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -50,7 +51,6 @@ COLUMNS = {
 }
 Row = dict[str, Any]
 _WHOLE: Row = {"value": b"{}", "headers": [{"key": "trace", "value": b"1"}]}
-Place = tuple[int, int]
 
 
 def slice_(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
@@ -81,10 +81,10 @@ RETRIED = slice_(0, TIER, p0=(0, 4))
 
 
 @dataclass(frozen=True)
-class Served:
+class FakeRecord:
     """A record as librdkafka hands it over; of one that was aborted only the place matters."""
 
-    place: Place
+    place: PartitionOffset
     row: Row = field(default_factory=dict)
 
     def partition(self) -> int:
@@ -110,26 +110,26 @@ class Served:
 class FakeCluster:
     """A test double for the cluster: what readers of each kind see in it."""
 
-    committed: dict[str, set[Place]]
-    aborted: dict[str, set[Place]]
+    committed: dict[str, set[PartitionOffset]]
+    aborted: dict[str, set[PartitionOffset]]
     ends: Mapping[str, Mapping[int, int]]
     log_start: int = 0
     topic_id: str = ID
     cleanup_policy: str = "delete"
     reads: list[tuple[str, bool]] = field(default_factory=list)
-    records: Mapping[tuple[str, Place], Row] = field(default_factory=dict)
+    records: Mapping[tuple[str, PartitionOffset], Row] = field(default_factory=dict)
 
     def read_topic_state(self, topic: str) -> TopicState:
         states = {p: PartitionState(self.log_start, end, end, 1) for p, end in self.ends[topic].items()}
         return TopicState(topic, self.topic_id, states)
 
-    def read(self, topic: str, ranges: Mapping[int, OffsetRange], *, committed: bool = True) -> Iterator[Served]:
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], *, committed: bool = True) -> Iterator[FakeRecord]:
         if not ranges:
             return
         self.reads.append((topic, committed))
         seen = self.committed[topic] | (set() if committed else self.aborted[topic])
         there = (place for place in sorted(seen) if place[0] in ranges and place[1] in ranges[place[0]])
-        yield from (Served(place, self.records.get((topic, place), {})) for place in there)
+        yield from (FakeRecord(place, self.records.get((topic, place), {})) for place in there)
 
 
 class World:
@@ -165,7 +165,7 @@ class World:
         for one in self.copies:
             self._day = one.ordinal
             self._like_first(one, f".{one.ordinal}" if one.ordinal else "")
-            self.ledger.publications.record("orders", one.key, Publication(2, 2, NOON))
+            self.ledger.publications.record("orders", one.key, PublicationRecord(2, 2, NOON))
         self._day = 0
         self._second()
         self._day = copies
@@ -267,7 +267,7 @@ class World:
         self.rows["rejects"].append({**found, "permanent": to == PARKED, "key": b"o5", **_WHOLE})
         self.rows["dlq"].append({**found, "published_at": NOON})
 
-    def win(self, of: Slice, *places: Place) -> None:
+    def win(self, of: Slice, *places: PartitionOffset) -> None:
         """Hold events of the slice against the rows of `current`: the version rule decides which stay."""
         names = [read_column_name(column) for column in split_columns(COLUMNS["current"])]
         for place in places:
@@ -277,7 +277,9 @@ class World:
             if all(_compute_precedence(row) < _compute_precedence(one) for one in there):
                 self.rows["current"] = [one for one in self.rows["current"] if one not in there] + [row]
 
-    def rewrite(self, of: Slice, place: Place, like: Place, version: int, minute: int = 0, **changes: Any) -> None:
+    def rewrite(
+        self, of: Slice, place: PartitionOffset, like: PartitionOffset, version: int, minute: int = 0, **changes: Any
+    ) -> None:
         """Let an accepted record of a slice be one of another record's key; all tables follow as if it always was."""
         event, record = self.at("events", of, place), self.at("raw", of, place)
         key, self._day = self.at("events", of, like)["key"], of.ordinal
@@ -338,7 +340,7 @@ class World:
             where["updated_by_slice"] = where.pop("slice")
         return [row for row in self.rows[table] if all(row[name] == value for name, value in where.items())]
 
-    def at(self, table: str, of: Slice, place: Place) -> Row:
+    def at(self, table: str, of: Slice, place: PartitionOffset) -> Row:
         """The one row of a slice whose origin, or in raw whose record, is there."""
         names = ("partition", "offset") if table == "raw" else ("origin_partition", "origin_offset")
         where = dict(zip(names, (place[0], of.ranges[place[0]].start + place[1]), strict=True))

@@ -133,7 +133,7 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     assert (result.passed, result.numbers["retracted"]) == (True, 5)
 
 
-def test_what_is_sent_while_a_stricter_rule_decides_is_seen_before_its_commit(
+def test_events_sent_during_a_decision_are_detected_before_its_commit(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decision had looked while nothing was sent, and committed: an event was on both topics."""

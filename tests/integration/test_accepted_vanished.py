@@ -23,7 +23,7 @@ from highwater.orchestration.reporting import doctor, plan_status, status_report
 from highwater.orchestration.reporting.audit import audit
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import check_accepted
 from highwater.resources.topic_state import TopicState
@@ -57,7 +57,7 @@ class FakeCluster:
         self.read_description(topic)
 
 
-class SlowToHear(FakeCluster):
+class FakeLaggingBroker(FakeCluster):
     """The broker that is asked first does not know the topic yet, another one does."""
 
     def look_again(self, topic: str) -> Any:
@@ -73,7 +73,7 @@ class Known:
         self.stream = self.tables.stream
 
     def send(self, topic: str = TARGET) -> None:
-        self.tables.ledger.publications.record("orders", topic, Publication(3, 40, NOW))
+        self.tables.ledger.publications.record("orders", topic, PublicationRecord(3, 40, NOW))
 
     def write(self) -> None:
         from deltalake import write_deltalake
@@ -130,7 +130,7 @@ def test_status_asks_once_and_only_where_something_was_sent(known: Known) -> Non
     assert known.status(there) is None
     assert there.asked == 1
     assert isinstance(known.status(FakeCluster(ABSENT)), Vanished)
-    assert known.status(SlowToHear(ABSENT)) is None, "one look is no proof"
+    assert known.status(FakeLaggingBroker(ABSENT)) is None, "one look is no proof"
     assert known.status(FakeCluster(AWAY)) is AWAY
 
 

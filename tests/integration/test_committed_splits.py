@@ -53,16 +53,16 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
 
     met: set[tuple[int, str]] = set()
     both_there = Barrier(2)
-    commit_turn = commit.commit_turn
+    take_commit_turn = commit.take_commit_turn
 
     def together(work: Work, table: str) -> Any:
         if (id(work.spark), table) not in met:
             met.add((id(work.spark), table))
             both_there.wait(300)
-        return commit_turn(work, table)
+        return take_commit_turn(work, table)
 
     for module in ("commit", "rejects"):
-        monkeypatch.setattr(f"highwater.assets.{module}.commit_turn", together)
+        monkeypatch.setattr(f"highwater.assets.{module}.take_commit_turn", together)
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
     slice_ = bench.plan(0, p0=(0, 3))
     other = prepare(SparkSession.builder.remote(spark_server.remote).create())
@@ -143,7 +143,7 @@ def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.
     assert sorted(one, key=repr) == sorted(two, key=repr)
 
 
-def test_what_another_run_decided_is_classified_again(bench: Bench) -> None:
+def test_slices_decided_by_another_run_are_classified_again(bench: Bench) -> None:
     bench.send(order_message("o1", 1, amount="twelve"), order_message("o2", 1), order_message("o3", 1))
     slice_ = bench.plan(0, p0=(0, 3))
     mine = bench.work(slice_, classified=SharedFrames())
@@ -290,7 +290,7 @@ def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkey
     assert slice_commits[0].attempt == slice_commits[1].attempt == report.attempt
 
 
-def test_of_two_slices_read_together_the_one_that_another_run_took_is_not_written(
+def test_slice_taken_by_another_run_is_not_written_with_its_batch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.send(order_message("o1", 1), order_message("o2", 1))

@@ -126,7 +126,7 @@ def test_a_delete_that_comes_late_leaves_a_newer_row(story: Story) -> None:
     assert [seen["newer"] for seen in story.seen] == [4, 4, 4, 4]
 
 
-def test_what_a_delete_lacks_is_null_in_events(story: Story) -> None:
+def test_missing_fields_of_a_delete_are_null_in_events(story: Story) -> None:
     """A delete has its key and its version; other fields may be absent, and have no default."""
     rows = sorted((row for row in story.bench.rows("events") if row["id"] == "null"), key=lambda row: row["version"])
     assert [(row["deleted"], row["name"], row["size"]) for row in rows] == [(False, "null1", 7), (True, None, None)]

@@ -112,7 +112,7 @@ LIMITS: dict[str, tuple[str, list[Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("written_as", ["TIMESTAMP_MICROS", "INT96"])
-def test_what_spark_writes_is_read_without_a_jvm_as_it_was(
+def test_extreme_values_of_spark_are_read_unchanged_without_a_jvm(
     spark: SparkSession, tmp_path: Path, written_as: str
 ) -> None:
     """9999-12-31 was read as 1816, and year 1 as 1754: Spark's INT96 was taken for nanoseconds, without an error.

@@ -126,7 +126,7 @@ def test_the_spans_that_spark_joins_say_what_the_rule_says(
         (NamedOrigin("orders.dlq.1", 0, 10, MS), Origin("orders.foreign/orders.dlq.1", 0, 0, 10)),
     ],
 )
-def test_what_the_main_topic_never_reads_has_a_namespace_of_its_own(found: NamedOrigin, expected: Origin) -> None:
+def test_origins_outside_the_main_topic_have_their_own_namespace(found: NamedOrigin, expected: Origin) -> None:
     assert resolve_origin(STREAM, ONE, found, MS) == expected
     assert STREAM.is_origin(expected.topic)
 
@@ -147,7 +147,7 @@ def test_the_ledger_says_what_its_slices_read_and_an_older_look_can_be_had_again
     assert (len(before.generations), before.losses, before.ends) == (1, [], {})
 
 
-def test_what_another_system_rejected_counts_as_rejected_once() -> None:
+def test_rejects_of_another_system_count_as_rejected_once() -> None:
     assert find_tier(STREAM, "sink.errors") == 1
     assert find_destination(STREAM, "unresolved", 1) == "orders.dlq.2"
     assert find_destination(replace(STREAM, tiers=()), "unresolved", 1) == "orders.parked"

@@ -78,14 +78,14 @@ class Watched:
         self.lake = Lake(str(folder / "lake"))
         self.errors: list[HighwaterError] = []
         self.texts: list[str] = []
-        self.unled = 0
+        self.leaderless = 0
 
     def look(self) -> None:
         """One tick of the planner, a look at the status, the alerts, and what `accept-loss` would record."""
         self._try(self._tick)
         status = read_stream_status(self.ledger, self.kafka, self.stream, {})
         self.errors += status.errors
-        self.unled += sum(one.leader is None or one.last_stable is None for one in status.partitions)
+        self.leaderless += sum(one.leader is None or one.last_stable is None for one in status.partitions)
         self.texts += [text for text in status.lines if "alert since" not in text]
         self.texts += [one.trouble for one in status.partitions if one.trouble]
         self._try(lambda: alerts.tick(self.ledger, self.kafka, self.lake, [self.stream], self._report))
@@ -142,7 +142,7 @@ def test_leaders_that_are_away_are_no_loss(
     watched.errors.clear()
     began, round_ = time.monotonic(), 0
     # On a busy machine a look may take as long as brokers are away: rounds go on until one has seen it.
-    while (took := time.monotonic() - began) < seconds or (not watched.unled and took < MAX_SECONDS):
+    while (took := time.monotonic() - began) < seconds or (not watched.leaderless and took < MAX_SECONDS):
         away = chance.sample(cluster.brokers, 2)
         for broker in away:
             broker.kill() if round_ % 2 == 0 else stop(broker, signal.SIGSTOP)
@@ -155,7 +155,7 @@ def test_leaders_that_are_away_are_no_loss(
         round_ += 1
     load.stopping.set()
     load.join(120)
-    assert watched.unled, "no partition was ever without a leader"
+    assert watched.leaderless, "no partition was ever without a leader"
     assert [error for error in watched.errors if not isinstance(error, TemporaryError)] == []
     offered = [text for text in [*watched.texts, *map(str, watched.errors)] if any(d in text for d in DESTRUCTIVE)]
     assert offered == []
@@ -166,7 +166,9 @@ def test_leaders_that_are_away_are_no_loss(
     def all_planned() -> bool:
         watched.look()
         state = watched.kafka.read_topic_state(TOPIC)
-        return not state.unled and watched.planned() == {p: seen.last_stable for p, seen in state.partitions.items()}
+        return not state.leaderless_partitions and watched.planned() == {
+            p: seen.last_stable for p, seen in state.partitions.items()
+        }
 
     wait_until(all_planned, 120, "the whole topic to be planned")
     assert len(watched.ledger.topics.list_generations("orders", TOPIC)) == 1

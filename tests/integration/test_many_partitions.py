@@ -26,7 +26,7 @@ from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.operations.parked import ParkedSelection, _load_ended_origins
 from highwater.orchestration.operations.raw_retention import _load_times_and_counts, read_dlq_slices
-from highwater.orchestration.operations.reclaiming import look
+from highwater.orchestration.operations.reclaiming import read_records_on_dlq
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.publication_status import measure_publication_lag
@@ -34,7 +34,7 @@ from highwater.resources import delta
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.dlq_topics import TopicShape
 from highwater.topic_rules import Setting
-from tests.helpers.accepted import Event, Log, Tables
+from tests.helpers.accepted import Event, FakeTransactionLog, Tables
 from tests.helpers.support import read_rows
 from tests.helpers.world import COLUMNS, FIRST, World
 from tests.helpers.world import FULL_STREAM as STREAM
@@ -61,7 +61,7 @@ def write_by_spark(spark: SparkSession, path: str) -> None:
         frame.write.format("delta").mode("overwrite").save(path)
 
 
-class Wide(World):
+class WideWorld(World):
     """Slices of these widths, with one event for each further partition, in tables that Spark writes."""
 
     def __init__(self, folder: Path, spark: SparkSession) -> None:
@@ -92,23 +92,23 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[OURS, "another writer"])
 def wide(
     request: pytest.FixtureRequest, _settings: None, spark_server: SparkConnect, spark: SparkSession, tmp_path: Path
-) -> Iterator[Wide]:
+) -> Iterator[WideWorld]:
     """Tables as we write them, and as an older version did, or somebody's OPTIMIZE."""
     from pyspark.sql import SparkSession
 
     from highwater.resources.spark import close
 
     if request.param == OURS:
-        yield Wide(tmp_path, spark)
+        yield WideWorld(tmp_path, spark)
         return
     other = SparkSession.builder.remote(spark_server.remote).create()
     other.conf.set("spark.sql.session.timeZone", "UTC")
-    yield Wide(tmp_path, other)
+    yield WideWorld(tmp_path, other)
     close(other)
 
 
 @pytest.mark.slow
-def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pytest.FixtureRequest) -> None:
+def test_every_read_without_a_jvm_sees_what_spark_sees(wide: WideWorld, request: pytest.FixtureRequest) -> None:
     wide.write()
     for table in COLUMNS:
         seen = wide.spark_counts(table)
@@ -143,7 +143,7 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
 
     # What operators reclaim, erase and let go.
     assert len(rejected) == 2 * len(WIDTHS)
-    assert len(look(ledger, lake, STREAM, ParkedSelection()).meant) == len(rejected) - 1, (
+    assert len(read_records_on_dlq(ledger, lake, STREAM, ParkedSelection()).meant) == len(rejected) - 1, (
         "one was accepted by its retry"
     )
     assert read_dlq_slices(ledger, lake, STREAM) >= {one.key for one in wide.copies}
@@ -163,7 +163,7 @@ def test_the_events_of_a_slice_over_many_partitions_are_published(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Publication failed: it saw none of the events that the commit record of the slice counts."""
-    log = Log()
+    log = FakeTransactionLog()
     monkeypatch.setattr(published, "Transactions", log)
     shape = TopicShape(300, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
@@ -183,7 +183,7 @@ HIDDEN: dict[str, Callable[[World], object]] = {
     "erase": lambda world: find(world.lake, STREAM, compute_digest(b"o1")),
     "locate": lambda world: locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 2),
     "explain": lambda world: explain(world.ledger, world.lake, STREAM, FIRST.key),
-    "reclaim": lambda world: look(world.ledger, world.lake, STREAM, ParkedSelection()),
+    "reclaim": lambda world: read_records_on_dlq(world.ledger, world.lake, STREAM, ParkedSelection()),
     "retain: what is waited for": lambda world: read_dlq_slices(world.ledger, world.lake, STREAM),
     "retain: what goes": lambda world: _load_times_and_counts(
         world.lake.open_existing_table("orders", "raw"), world.keys
@@ -191,7 +191,7 @@ HIDDEN: dict[str, Callable[[World], object]] = {
     "redrive and discard": lambda world: _load_ended_origins(
         world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]
     ),
-    "rebuild-ledger": lambda world: rebuilding.look(world.lake, cast("Any", FakeCluster()), STREAM, []),
+    "rebuild-ledger": lambda world: rebuilding.read_plans_from_lake(world.lake, cast("Any", FakeCluster()), STREAM, []),
 }
 
 

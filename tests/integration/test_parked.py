@@ -30,7 +30,7 @@ from highwater.orchestration.operations.parked import (
     ParkedRequest,
     ParkedSelection,
     _discard,
-    look,
+    read_parked,
     redrive_or_discard,
     select_oldest,
 )
@@ -148,7 +148,7 @@ class Parking:
         accept(self.lake, origins)
 
     def waiting(self, choice: ParkedSelection | None = None) -> list[int]:
-        found = look(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or ParkedSelection())
+        found = read_parked(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or ParkedSelection())
         return sorted(origin.offset for origin in found.waiting)
 
     def decide(self, **asked: Any) -> list[int]:
@@ -175,7 +175,7 @@ def test_a_limit_takes_those_that_were_parked_first() -> None:
 
 
 @dataclass(frozen=True)
-class Lying:
+class FakeParkedRecord:
     """A record of the parked topic, and the topic itself."""
 
     at: int
@@ -205,18 +205,18 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     ledger.erasures.add(Erasure("orders", compute_digest(b"o1"), "asked for", "somebody", NOW))
     ms = round(NOW.timestamp() * 1000)
     lying = [
-        Lying(0, b"o1", ms, an_envelope(0, timestamp=ms - 5)),
-        Lying(1, b"o1", ms + 9, an_envelope(1, timestamp=ms)),  # parked again since
-        Lying(2, b"o1", ms + 9, an_envelope(2, timestamp=ms + 1)),
-        Lying(3, b"o2", ms, an_envelope(3, timestamp=ms)),
-        Lying(4, None, ms, an_envelope(4, timestamp=ms)),
+        FakeParkedRecord(0, b"o1", ms, an_envelope(0, timestamp=ms - 5)),
+        FakeParkedRecord(1, b"o1", ms + 9, an_envelope(1, timestamp=ms)),  # parked again since
+        FakeParkedRecord(2, b"o1", ms + 9, an_envelope(2, timestamp=ms + 1)),
+        FakeParkedRecord(3, b"o2", ms, an_envelope(3, timestamp=ms)),
+        FakeParkedRecord(4, None, ms, an_envelope(4, timestamp=ms)),
     ]
     there = PartitionState(log_start=0, last_stable=5, high_watermark=5, leader=1)
     state = TopicState("orders.dlq.parked", "A" * 22, {0: there})
     kafka = cast(
         "Any", SimpleNamespace(read_topic_state=lambda _: state, look_again=lambda _: state, read=lambda *_: lying)
     )
-    found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, ParkedSelection())
+    found = read_parked(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, ParkedSelection())
     assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
     assert (found.ended, found.others) == (2, 0)
 
@@ -241,14 +241,14 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking) -> None:
+def test_parked_records_wait_unless_accepted_or_discarded(parking: Parking) -> None:
     assert parking.waiting() == []
     parking.park(*[parking.envelope(n) for n in range(5)], parking.envelope(3, "invalid"))
     send(parking.scene.bootstrap, parking.stream.parked_topic, [Message(b"k", b"no envelope")])
     parking.park(an_envelope(8, topic="of.another.stream"))
     parking.accepted(parking.origin(1), parking.origin(99))
     parking.scene.ledger.discards.add(parking.stream.name, [Discard(parking.origin(2), "test data", "ann", NOW)])
-    found = look(
+    found = read_parked(
         parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection(reasons=["invalid"])
     )
     assert {origin.offset: one.reason for origin, one in found.waiting.items()} == {3: "invalid"}
@@ -256,7 +256,7 @@ def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking)
     assert parking.waiting() == [0, 3, 4]
     assert (
         select_oldest(
-            look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection()), 2
+            read_parked(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection()), 2
         ).others
         == 1
     )
@@ -296,7 +296,7 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
+def test_discarded_records_stop_waiting_with_their_first_reason(parking: Parking) -> None:
     parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
     invalid = ParkedSelection(reasons=["invalid"])
     assert parking.decide(dry_run=False, by="ann", because="a test", choice=invalid) == [1, 2]
@@ -320,9 +320,7 @@ def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Par
         ({"dry_run": False, "by": "ann"}, "declare one"),
     ],
 )
-def test_what_is_missing_is_reported_before_anything_is_done(
-    parking: Parking, asked: dict[str, Any], remedy: str
-) -> None:
+def test_missing_arguments_are_reported_before_any_action(parking: Parking, asked: dict[str, Any], remedy: str) -> None:
     parking.park(parking.envelope(0))
     parking.stream = replace(parking.stream, tiers=())
     with pytest.raises(ConfigurationError) as caught:
@@ -362,7 +360,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_what_was_abandoned_is_accepted_by_no_copy_that_is_under_way(bench: Bench) -> None:
+def test_discarded_records_are_not_accepted_by_copies_under_way(bench: Bench) -> None:
     """Its retry accepted it later, while the ledger named who had given it up."""
     policy = {**ON_REJECT, "unresolved": OnReject.PARK}
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)
@@ -411,7 +409,7 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
         1,
         0,
     )
-    found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
+    found = read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(found.waiting), found.ended) == (0, 1)
 
 
@@ -496,5 +494,5 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     bench.materialise(first, *due(bench))
     assert sorted(row["key"] for row in bench.rows("events")) == ["o0", "o1", "o2", "o3"]
     check_whole(bench)
-    found_now = look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
+    found_now = read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(found_now.waiting), found_now.ended) == (1, 2)

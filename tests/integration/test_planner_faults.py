@@ -328,14 +328,14 @@ def test_a_partition_without_a_leader_is_named_and_caught_up_with(scene: Scene, 
 def test_leaders_that_come_one_after_another_do_not_hold_up_the_others(scene: Scene) -> None:
     """Each look found one leader more, and the tick gave up as if other planners had been first each time."""
 
-    class Trickling(FakeLeaderlessCluster):
+    class FakeSlowCluster(FakeLeaderlessCluster):
         def read_topic_state(self, topic: str) -> TopicState:
             state = super().read_topic_state(topic)
             self.gone = set(sorted(self.gone)[1:])
             return state
 
     scene.add_partitions(12)
-    kafka = Trickling(scene.bootstrap)
+    kafka = FakeSlowCluster(scene.bootstrap)
     scene.kafka, kafka.gone = kafka, set(range(1, 12))
     scene.write(2)
     assert len(scene.tick().slices) == 1
@@ -419,7 +419,7 @@ def test_waiting_for_more_records_ends_by_itself(scene: Scene) -> None:
     scene.ensure_each_once(offsets(0, 0, 2))
 
 
-def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_retention_takes_it(
+def test_records_behind_a_hanging_transaction_are_reported_before_and_after_retention(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
     """The lag was 0 and nothing was reported, and retention deleted what had never been read."""
@@ -439,7 +439,7 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
     status = read_topic_status(scene.kafka, scene.stream, scene.ledger.topics.read_planned_topic("orders", scene.topic))
     assert (status.lag, status.held_back) == (100, 100)
     assert "lag 100, 100 of it held back by open transactions" in status.lines[0]
-    look = observation.build_topic_metadata(observation.look(scene.kafka, scene.ledger, scene.stream))
+    look = observation.build_topic_metadata(observation.observe_positions(scene.kafka, scene.ledger, scene.stream))
     assert (look["lag"].value, look["held_back"].value) == (100, 100)
 
     def reported() -> list[Condition]:

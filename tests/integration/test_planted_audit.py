@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
+from highwater.gaps import PartitionOffset
 from highwater.orchestration.checking import checks
 from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting import audit_report
@@ -34,7 +35,7 @@ from tests.helpers.planting import (
     double,
     drop,
 )
-from tests.helpers.world import FIRST, ID, Place, World, slice_
+from tests.helpers.world import FIRST, ID, World, slice_
 from tests.helpers.world import FULL_STREAM as STREAM
 
 # Seconds of processor each.
@@ -108,7 +109,7 @@ def test_the_audit_reports_seams_and_checks_the_newest_slices_again(
     assert "orders@0000002: partition 0 [8, 9) is in no slice, and not recorded as lost" in errors(0)
 
 
-STRANGE: dict[str, Place] = {
+STRANGE: dict[str, PartitionOffset] = {
     "raw": EVENT,
     "events": LOSER,
     "rejects": MALFORMED,

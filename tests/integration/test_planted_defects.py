@@ -14,8 +14,9 @@ from typing import Any, cast
 import pytest
 import sqlalchemy as sa
 
+from highwater.gaps import PartitionOffset
 from highwater.orchestration.checking.completeness import compare_with_topic
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.planting import (
@@ -47,7 +48,7 @@ from tests.helpers.planting import (
     look,
 )
 from tests.helpers.support import order
-from tests.helpers.world import FIRST, NOON, RETRIED, TIER, Place, World
+from tests.helpers.world import FIRST, NOON, RETRIED, TIER, World
 from tests.helpers.world import FULL_STREAM as STREAM
 
 # Seconds of processor each.
@@ -113,7 +114,7 @@ def alter_minute(version: int = 2, **changes: object) -> Plant:
     return lambda world, of: of_minute(world, of, version).update(changes)
 
 
-def move(table: str, place: Place, by: int) -> Plant:
+def move(table: str, place: PartitionOffset, by: int) -> Plant:
     name = "offset" if table == "raw" else "origin_offset"
     return lambda world, of: world.at(table, of, place).update({name: world.at(table, of, place)[name] + by})
 
@@ -139,7 +140,7 @@ def prove_another_topic(table: str) -> Plant:
 
 
 def publish(attempt: int, sent: int) -> Plant:
-    return lambda world, of: world.ledger.publications.record("orders", of.key, Publication(attempt, sent, NOON))
+    return lambda world, of: world.ledger.publications.record("orders", of.key, PublicationRecord(attempt, sent, NOON))
 
 
 def forget(table: str) -> Plant:
@@ -152,7 +153,7 @@ def forget(table: str) -> Plant:
     return plant
 
 
-def rewrite(place: Place, like: Place, version: int, **changes: Any) -> Plant:
+def rewrite(place: PartitionOffset, like: PartitionOffset, version: int, **changes: Any) -> Plant:
     """Let a producer have sent something else: no table is wrong."""
     return lambda world, of: world.rewrite(of, place, like, version, **changes)
 
@@ -192,7 +193,7 @@ def of_before(world: World, of: Slice) -> None:
     prove("metrics", "current", rows=None)(world, of)
 
 
-def put_in_place(place: Place, of_place: Place) -> Plant:
+def put_in_place(place: PartitionOffset, of_place: PartitionOffset) -> Plant:
     """Let the event of one place be in `current` in place of another of its slice that won."""
 
     def plant(world: World, of: Slice) -> None:
@@ -381,7 +382,7 @@ def test_a_row_of_current_that_names_another_slice_turns_that_slice_red(looked: 
     assert looked.red() == {FOLLOWS: [RETRIED.key]}
 
 
-ONLY_IN_RAW: dict[str, tuple[Place, dict[str, object]]] = {
+ONLY_IN_RAW: dict[str, tuple[PartitionOffset, dict[str, object]]] = {
     "headers of an accepted record": ((0, 0), {"headers": [{"key": "trace", "value": b"2"}]}),
     "a header fewer": ((0, 0), {"headers": None}),
     "key of a tombstone": ((0, 3), {"key": b"o9"}),
@@ -391,10 +392,10 @@ ONLY_IN_RAW: dict[str, tuple[Place, dict[str, object]]] = {
 }
 
 
-def test_what_raw_alone_keeps_is_compared_with_the_topic(looked: World) -> None:
+def test_values_that_only_raw_holds_are_compared_with_the_topic(looked: World) -> None:
     """No other table has it, so no check sees it; the second reader of the audit does."""
 
-    def altered() -> dict[str, list[Place]]:
+    def altered() -> dict[str, list[PartitionOffset]]:
         looked.write()
         found = compare_with_topic(
             looked.ledger, cast("Kafka", looked.topics), looked.lake, STREAM, [FIRST, looked.second]
@@ -411,7 +412,7 @@ def test_what_raw_alone_keeps_is_compared_with_the_topic(looked: World) -> None:
         assert looked.red() == {}, what
 
 
-def test_what_current_is_behind_of_is_shown_with_both_versions_and_its_origin(looked: World) -> None:
+def test_outdated_rows_of_current_show_both_versions_and_the_origin(looked: World) -> None:
     drop("current", LONE)(looked, FIRST)
     alter("current", WINNER, version=1)(looked, FIRST)
     found = looked.check_slices([FIRST.key])[VERSIONS][FIRST.key]
@@ -462,7 +463,7 @@ def test_a_copy_is_superseded_only_where_its_origin_was_accepted(looked: World) 
     assert looked.red()[ACCOUNTED] == [FIRST.key, RETRIED.key]
 
 
-def test_what_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
+def test_record_that_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
     """The slice that accepted it is reprocessed, by other rules: no origin is lost, it waits as a reject."""
     drop("events", EVENT)(looked, FIRST)
     double("rejects", MALFORMED, origin_offset=0, first_failed_at=NOON + timedelta(hours=2))(looked, FIRST)

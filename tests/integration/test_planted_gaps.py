@@ -57,7 +57,7 @@ def test_settings_that_may_not_be_read_leave_it_open(world: World, monkeypatch: 
     assert (seen(world).markers, seen(world).markers_or_compacted) == (0, 1)
 
 
-def test_what_kafka_serves_and_raw_lacks_is_red_at_the_first_look_and_at_every_other(world: World) -> None:
+def test_records_missing_from_raw_fail_the_check_on_every_look(world: World) -> None:
     drop("raw", (0, 1))(world, FIRST)
     for _ in range(2):
         found = world.check_slices()[GAPS][FIRST.key]
@@ -93,7 +93,7 @@ def test_gaps_that_nobody_saw_in_time_are_a_warning(world: World) -> None:
     assert world.ledger.gaps.read_for_slices([FIRST.key])[FIRST.key].unseen == 2, "what was seen first stays"
 
 
-def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world: World) -> None:
+def test_losses_accepted_before_the_read_are_no_gap(world: World) -> None:
     drop("raw", (0, 0), (0, 1))(world, FIRST)
     world.alter_slice_commit("raw", FIRST, counts={"lost": 2})
     world.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(0, 2), "expired", "ann", NOON)])

@@ -24,7 +24,7 @@ from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Level, Setting
 from tests.helpers.topic_facts import OF_BROKER, SETTINGS
-from tests.helpers.world import NOON, STREAM, TIER, Served, World
+from tests.helpers.world import NOON, STREAM, TIER, FakeRecord, World
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ class FakeCluster:
     def _unled(self, topic: str, partition: int) -> bool:
         return not self.led and (topic, partition) == ("orders", 1)
 
-    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **changes: Any) -> Iterator[Served]:
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **changes: Any) -> Iterator[FakeRecord]:
         changes.pop("seconds", None)
         found = self.world.topics.read(topic, ranges, **changes)
         yield from (one for one in found if not self.cut or one.place != (0, 0))
@@ -107,7 +107,7 @@ class FakeCluster:
         if self.late and topic == "orders" and late[1] in ranges.get(0, ()):
             if self.hidden:
                 raise DependencyAwayError("Kafka did not answer", found="not authorized", remedy="allow it")
-            yield Served(late, {"timestamp": NOON, "key": b"k", "value": b"{}"})
+            yield FakeRecord(late, {"timestamp": NOON, "key": b"k", "value": b"{}"})
 
     def reported(self, _: object, kind: Any, name: str) -> Mapping[str, Setting]:
         if kind.name == "BROKER":

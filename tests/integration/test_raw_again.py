@@ -50,7 +50,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     return Work(STREAM, [MINE], spark, lake, ledger, kafka, lambda _: None, run="this")
 
 
-def test_what_this_run_has_committed_is_neither_read_nor_committed_again(work: Work) -> None:
+def test_slices_committed_by_this_run_are_not_read_or_committed_again(work: Work) -> None:
     """Its second try read all again, and put a version with the same records after the first."""
     [report] = raw.materialise(work)
     assert (report.attempt, report.delta_version) == (1, 0)
@@ -60,7 +60,7 @@ def test_what_this_run_has_committed_is_neither_read_nor_committed_again(work: W
 
 
 @pytest.mark.parametrize(("run", "stored"), [("this", [MINE]), ("third", []), ("", [])])
-def test_what_another_run_has_committed_is_read_again(
+def test_slices_committed_by_another_run_are_read_again(
     run: str, stored: list[Slice], work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: dict[str, list[str]] = {}

@@ -30,7 +30,7 @@ from highwater.orchestration.operations import parked, pending_reprocessing
 from highwater.orchestration.operations.parked import ParkedSelection
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
 from highwater.orchestration.operations.rebuilding import _load_reclaims
-from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, reclaim_records
+from highwater.orchestration.operations.reclaiming import ReclaimRequest, read_records_on_dlq, reclaim_records
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _load_waiting_work
@@ -88,7 +88,7 @@ def taking(tmp_path: Path) -> Reclaiming:
 BY_ANN = {"dry_run": False, "by": "ann", "because": "a fixed rule"}
 
 
-def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Reclaiming) -> None:
+def test_dry_run_reports_dlq_records_and_reclaims_none(taking: Reclaiming) -> None:
     found = taking.reclaim()
     assert [(origin, one.home, one.reason, one.next_topic) for origin, one in found.meant.items()] == [
         (X, FIRST.key, "malformed", PARKED)
@@ -132,7 +132,7 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaim
     taking.world.write()
 
     def meant(**choice: Any) -> int:
-        return len(look(*taking.where, ParkedSelection(**choice)).meant)
+        return len(read_records_on_dlq(*taking.where, ParkedSelection(**choice)).meant)
 
     later = NOON + timedelta(seconds=1)
     assert meant(reasons=["malformed"]) == meant(slices=[FIRST.key]) == meant(keys=["o5"]) == 1
@@ -141,7 +141,7 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaim
     assert meant(since=later) == meant(until=NOON) == 0
 
 
-def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Reclaiming, tmp_path: Path) -> None:
+def test_discarded_or_reclaimed_records_are_not_reclaimed(taking: Reclaiming, tmp_path: Path) -> None:
     taking.world.ledger.discards.add("orders", [Discard(X, "test data", "bob", NOW)])
     assert (taking.reclaim().meant, taking.reclaim().discarded) == ({}, 1)
     other = Reclaiming(tmp_path / "other")
@@ -239,7 +239,7 @@ def test_a_command_for_more_slices_than_it_names_ends_with_the_command() -> None
     )
 
 
-def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Reclaiming) -> None:
+def test_waiting_records_are_counted_by_one_query_of_the_ledger(taking: Reclaiming) -> None:
     """With one for each slice, thousands of slices took the sensor's tick longer than it has."""
     world = taking.world
     by_act = [
@@ -280,7 +280,7 @@ def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(
     assert taking.reclaim().meant == {}
 
 
-def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Reclaiming) -> None:
+def test_records_with_the_greatest_number_are_not_reclaimed(taking: Reclaiming) -> None:
     """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
     for table in ("rejects", "dlq"):
         taking.world.at(table, FIRST, (0, 2))["reclaims"] = MAX_COUNT
@@ -480,7 +480,7 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
         assert sum(keys_on(bench, tier).values()) == 5, "what was published is not published again"
         assert bench.failing() == {}
     assert [row["reclaims"] for row in bench.rows("events") if row["origin_offset"] == again] == [1]
-    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
+    waits = parked.read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert ([origin.offset for origin in waits.waiting], waits.ended) == ([refused], 3)
 
 
@@ -492,5 +492,5 @@ def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
     assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)
     counted = count_ends(bench.ledger, bench.lake, bench.stream)
     assert (counted.reclaimed, counted.parked, counted.accepted, counted.error) == (4, 0, 2, None)
-    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
+    waits = parked.read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(waits.waiting), waits.ended) == (0, 3), "copies on the parked topic wait for nobody"

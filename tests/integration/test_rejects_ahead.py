@@ -19,7 +19,7 @@ from highwater.assets.work import do_nothing
 from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.transactions import PublicationMark
-from tests.helpers.accepted import Event, Log, Tables
+from tests.helpers.accepted import Event, FakeTransactionLog, Tables
 from tests.helpers.world import STREAM
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PARKED = STREAM.parked_topic
 
 
-class Fenced(Log):
+class FakeTransactions(FakeTransactionLog):
     """Transactions in memory: `meanwhile` is what the run did last that is fenced as they are opened."""
 
     most_bytes, compresses = 1_000_000, False
@@ -49,10 +49,10 @@ class Fenced(Log):
         self.topics += [one.topic for one in sent]
 
 
-L = TypeVar("L", bound=Fenced)
+L = TypeVar("L", bound=FakeTransactions)
 
 
-class AtOnce(Executor):
+class FakeExecutor(Executor):
     """Does what is submitted before anything else goes on."""
 
     def __init__(self, *_: object) -> None:
@@ -88,8 +88,8 @@ class ReadBefore:
         made = [one.read_reject(self.tables.stream, self.slice_.key, attempt) for one in self.rejected[:number]]
         return [{**one, "next_topic": topic} for one in made]
 
-    def published(self, meanwhile: Callable[[], object]) -> Fenced:
-        return self.publish(Fenced(meanwhile))
+    def published(self, meanwhile: Callable[[], object]) -> FakeTransactions:
+        return self.publish(FakeTransactions(meanwhile))
 
     def publish(self, log: L) -> L:
         read = dlq._Waiting.__init__
@@ -102,7 +102,7 @@ class ReadBefore:
             group = f"highwater.pub.{self.slice_.key}#{self.decision.attempt}"
             log.marks[group] = PublicationMark(self.decision.attempt, self.sent, self.slice_.identity)
         self.monkeypatch.setattr(dlq, "Transactions", log)
-        self.monkeypatch.setattr(dlq, "ThreadPoolExecutor", AtOnce)
+        self.monkeypatch.setattr(dlq, "ThreadPoolExecutor", FakeExecutor)
         self.monkeypatch.setattr(dlq._Waiting, "__init__", counting)
         stream = self.tables.stream
         shapes = {topic: TopicShape(2, 1, {"max.message.bytes": "100000"}) for topic in (*stream.tier_topics, PARKED)}
@@ -121,7 +121,7 @@ def live_rejects() -> list[RejectToSend]:
     return [one for one in gc.get_objects() if isinstance(one, RejectToSend)]
 
 
-class Watched(Fenced):
+class RecordingTransactions(FakeTransactions):
     """Counts the rejects that are held while a transaction is made, and the records in each."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ def test_however_many_rejects_there_are_few_are_held_and_each_transaction_has_fe
     many = ReadBefore(Tables(tmp_path), monkeypatch, number=32)
     for name, bound in bounds.items():
         monkeypatch.setattr(dlq, name, bound)
-    log = Watched()
+    log = RecordingTransactions()
     many.publish(log)
     assert [one.key for one in log.records] == [b"o%d" % n for n in range(32)]
     assert 1 < max(log.sizes) <= most
@@ -165,7 +165,7 @@ def test_rejects_are_read_while_kafka_is_waited_for(early: ReadBefore) -> None:
     assert len(early.waiting) == 1
 
 
-def test_what_the_mark_counts_is_not_sent_again(early: ReadBefore) -> None:
+def test_records_counted_by_the_mark_are_not_sent_again(early: ReadBefore) -> None:
     early.sent = 2
     assert [one.key for one in early.published(lambda: None).records] == [b"o2"]
 
@@ -179,7 +179,7 @@ def test_where_records_go_is_read_again_if_the_run_before_wrote_it(early: ReadBe
     assert log.topics == [tier] * 3
 
 
-def test_what_the_run_before_published_is_not_sent_again(early: ReadBefore) -> None:
+def test_records_published_by_the_previous_run_are_not_sent_again(early: ReadBefore) -> None:
     def end() -> None:
         early.tables._write("dlq", dlq.COLUMNS, early.slice_, early.rows(2, PARKED), early.decision)
 
@@ -203,7 +203,9 @@ def test_a_slice_that_rejects_hold_no_more_waits_for_them(early: ReadBefore) -> 
 
 
 def test_rejects_of_which_rows_were_deleted_are_not_published(early: ReadBefore) -> None:
-    log = Fenced(lambda: early.tables.lake.open_existing_table("orders", "rejects").delete("origin_offset = 1"))
+    log = FakeTransactions(
+        lambda: early.tables.lake.open_existing_table("orders", "rejects").delete("origin_offset = 1")
+    )
     with pytest.raises(UnbalancedError, match="another number of rows than its commit recorded") as caught:
         early.publish(log)
     assert (caught.value.stored, caught.value.found, log.records) == (3, 2, [])
@@ -241,7 +243,7 @@ def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(
     for name, answer in (("ensure_table", None), ("ensure_dlq_topics", {}), ("_publish", (3, 1)), ("_commit", 1)):
         early.monkeypatch.setattr(dlq, name, doing(name, answer))
     early.monkeypatch.setattr("highwater.assets.dlq_marks.delete_groups", doing("delete", {}))
-    early.monkeypatch.setattr("highwater.assets.commit.write_cost", lambda *_: {})  # `_commit` wrote nothing
+    early.monkeypatch.setattr("highwater.assets.commit.measure_write_cost", lambda *_: {})  # `_commit` wrote nothing
     work, group = early.tables.work(early.slice_), f"highwater.pub.{early.slice_.key}#{early.decision.attempt}"
     if point:
         with pytest.raises(TemporaryError):

@@ -209,7 +209,7 @@ def test_two_drivers_whose_leases_ended_both_commit_their_slices(
     store: ObjectStore, bench: Bench, second: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One hung for longer than its lease, with its log entry on the way."""
-    monkeypatch.setattr(commit, "commit_turn", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(commit, "take_commit_turn", lambda *_, **__: nullcontext())
     bench.send(*[order_message(f"o{n}", 1, partition=n % 3) for n in range(6)])
     slices = [bench.plan(0, p0=(0, 1), p1=(0, 1)), bench.plan(1, p0=(1, 2), p2=(0, 2))]
     raw.materialise(bench.work(slices[1]))  # the table is there
@@ -232,7 +232,7 @@ def test_a_driver_in_the_run_s_process_is_killed_beside_a_connect_server(
     store: ObjectStore, bench: Bench, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver is overtaken in raw, and killed while its commit of events is on the way: nothing is lost or twice."""
-    monkeypatch.setattr(commit, "commit_turn", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(commit, "take_commit_turn", lambda *_, **__: nullcontext())
     orders = [(f"o{n % 4}", n // 4 + 1) for n in range(8)]
     bench.send(*[order_message(*one, partition=n % 3) for n, one in enumerate(orders)], Message(b"o1", b"no"))
     raw_log, events_log = (log_of(bench.lake.build_table_path("orders", name), 1) for name in ("raw", "events"))

@@ -141,7 +141,7 @@ def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(
     assert any("is paused by ann" in line for line in tick.lines)
 
 
-def test_what_is_planned_of_a_tier_is_handed_on_though_a_later_one_is_away(
+def test_planned_slices_of_a_tier_are_requested_while_a_later_tier_is_away(
     ledger: Ledger, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its keys and runs were dropped with the tick, and waited for repair."""

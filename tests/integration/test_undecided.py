@@ -66,11 +66,11 @@ def has_origin(undecided: Undecided, generation: int, partition: int, offset: in
         ((0, 9, 0), False),
     ],
 )
-def test_what_no_slice_has_decided(origin: tuple[int, int, int], *, early: bool) -> None:
+def test_undecided_ranges_contain_an_origin(origin: tuple[int, int, int], *, early: bool) -> None:
     assert has_origin(FOUND, *origin) is early
 
 
-def test_of_what_was_published_before_the_lake_was_lost_nobody_knows_it() -> None:
+def test_origins_published_before_the_lake_was_lost_are_unknown() -> None:
     """The stream was restarted: tiers may come before the main slices that read their origins again."""
     found = build_undecided(planned(OPEN, [], p0=50, p1=0), [DONE, OPEN], [], {0: 65, 1: 3, 2: 4})
     early = [offset for offset in range(50, 72) if has_origin(found, 1, 0, offset)]

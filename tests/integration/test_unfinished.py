@@ -11,7 +11,7 @@ import pytest
 from highwater.assets import events
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.work import Work
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.slices import Slice
 from tests.helpers.world import FIRST, NOON, STREAM, World
 
@@ -61,9 +61,9 @@ def test_a_split_that_no_rejects_can_follow_is_reprocessed(
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_what_began_to_be_published_is_not_reprocessed(world: World, attempt: int) -> None:
+def test_partly_published_slices_are_not_reprocessed(world: World, attempt: int) -> None:
     """Other records might be rejected, beside those that were sent; what an earlier decision sent is known."""
-    world.ledger.publications.record("orders", world.second.key, Publication(attempt, 0, NOON))
+    world.ledger.publications.record("orders", world.second.key, PublicationRecord(attempt, 0, NOON))
     lose_an_event(world, world.second)
     assert (taken_over(world, world.second) is None) == (attempt == 1)
 

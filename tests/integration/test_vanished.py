@@ -27,7 +27,7 @@ from highwater.errors import (
 from highwater.orchestration import observation
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import accepting_losses
-from highwater.orchestration.operations.parked import ParkedSelection, look
+from highwater.orchestration.operations.parked import ParkedSelection, read_parked
 from highwater.orchestration.operations.reclaiming import ReclaimRequest
 from highwater.orchestration.operations.reclaiming import reclaim_records as reclaim
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
@@ -35,7 +35,7 @@ from highwater.orchestration.reporting.plan_status import _read_dlq_status, read
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner
-from highwater.plans import Generation, Loss, Publication
+from highwater.plans import Generation, Loss, PublicationRecord
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import find_parked_loss, find_vanished_error
 from highwater.resources.dlq_topics import ensure_dlq_topics, ensure_no_drift
@@ -153,8 +153,8 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
         "tick": lambda: stream_ticks.plan_stream(instance, resources, STREAM),
         "plan": lambda: Planner(ledger, kafka).tick(STREAM, NOW, dry_run=True),
         "status": status,
-        "observation": lambda: observation.look(kafka, ledger, STREAM),
-        "accept-loss": lambda: accepting_losses.accept_losses(
+        "observation": lambda: observation.observe_positions(kafka, ledger, STREAM),
+        "accept-loss": lambda: accepting_losses.accept_topic_losses(
             ledger, kafka, lake, STREAM, accepting_losses.AcceptLossRequest(), NOW
         ),
         "raw": read,
@@ -185,13 +185,15 @@ def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> No
 def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger, tmp_path: Path) -> None:
     kafka: Any = FakeTopics({name: one for name, one in WHOLE.items() if name != PARKED})
     lake = Lake(str(tmp_path / "lake"))
-    ledger.publications.record("orders", "orders@0000000", Publication(1, 0, NOW))
-    ledger.publications.record("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
+    ledger.publications.record("orders", "orders@0000000", PublicationRecord(1, 0, NOW))
+    ledger.publications.record(
+        "orders", "orders.accepted", PublicationRecord(1, 9, NOW)
+    )  # accepted events, and no rejects
     assert find_vanished_error(ledger, STREAM, PARKED) is None, "nothing of it was sent"
-    assert look(ledger, kafka, lake, STREAM, ParkedSelection()).waiting == {}
-    ledger.publications.record("orders", "orders@0000000", Publication(1, 2, NOW))
+    assert read_parked(ledger, kafka, lake, STREAM, ParkedSelection()).waiting == {}
+    ledger.publications.record("orders", "orders@0000000", PublicationRecord(1, 2, NOW))
     with pytest.raises(TopicVanishedError, match=f"topic {PARKED} of stream orders is gone") as caught:
-        look(ledger, kafka, lake, STREAM, ParkedSelection())
+        read_parked(ledger, kafka, lake, STREAM, ParkedSelection())
     assert f"highwater reclaim orders --on {PARKED}" in caught.value.remedy
     assert isinstance(_read_dlq_status(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
 
@@ -283,7 +285,7 @@ def a_retry(planned_at: datetime) -> Slice:
     return Slice("orders", TIER_TOPIC, "A", 0, 0, {0: OffsetRange(0, 2)}, planned_at)
 
 
-def test_what_waited_on_a_topic_that_was_recreated_is_reported_as_lost(waits: Written) -> None:
+def test_records_waiting_on_a_recreated_topic_are_reported_as_lost(waits: Written) -> None:
     """It was counted as waiting for ever."""
     ends = waits.ends()
     assert (ends.waiting[TIER_TOPIC], ends.stranded) == (6, {})
@@ -293,7 +295,7 @@ def test_what_waited_on_a_topic_that_was_recreated_is_reported_as_lost(waits: Wr
     assert [f"lost with {TIER_TOPIC}, to be reclaimed", "6"] in ends.rows
 
 
-def test_what_was_published_to_the_new_topic_waits(waits: Written) -> None:
+def test_records_published_to_the_new_topic_wait(waits: Written) -> None:
     waits.ledger.topics.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW))
     assert waits.ends().waiting[TIER_TOPIC] == 6
 
@@ -322,7 +324,7 @@ def test_behind_a_loss_the_rest_of_the_tier_is_read_first(waits: Written, tmp_pa
     assert earlier.ends().stranded == {TIER_TOPIC: 6}
 
 
-def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_path: Path) -> None:
+def test_lost_records_are_reclaimed_by_their_publication_topic(tmp_path: Path) -> None:
     from tests.helpers.reclaiming import Reclaiming, X
     from tests.helpers.world import FIRST
     from tests.helpers.world import PARKED as ELSEWHERE
@@ -365,7 +367,7 @@ class FakeSlowCluster(FakeTopics):
 @pytest.mark.parametrize("topic", [TIER, PARKED])
 def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_path: Path, topic: str) -> None:
     """Status and alerts named the remedy for a topic that was deleted: to make it again, without what waits there."""
-    ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
+    ledger.publications.record("orders", MAIN.key, PublicationRecord(1, 3, NOW))
     kafka, lake = FakeSlowCluster(WHOLE), Lake(str(tmp_path / "lake"))
     kafka.missing = topic
     asked = alert_inputs.StreamInputs(ledger, cast("Any", kafka), lake, STREAM)
@@ -454,7 +456,7 @@ def test_the_alert_reports_that_the_parked_topic_lost_some(
 
 def test_the_alert_reports_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
     written, nowhere = some_parked(tmp_path, STREAM), FakeTopics()
-    written.ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
+    written.ledger.publications.record("orders", MAIN.key, PublicationRecord(1, 3, NOW))
     kafka: Any = nowhere
     found = alert_conditions._measure_parked_topic(
         alert_inputs.StreamInputs(written.ledger, kafka, written.lake, STREAM)

@@ -44,7 +44,7 @@ def requested(world: Repairing) -> list[str]:
     return asked
 
 
-def test_of_slices_that_dagster_lacks_only_those_without_records_are_requested(world: Repairing) -> None:
+def test_only_uncommitted_slices_unknown_to_dagster_are_requested(world: Repairing) -> None:
     """A run was requested for each slice of the history, and all were validated again by today's reference table."""
     assert requested(world) == [THREE.key, FOUR.key]
     world.ledger.exhausted_slices.add("orders", {THREE.key: 6}, datetime.now(UTC))
@@ -52,7 +52,7 @@ def test_of_slices_that_dagster_lacks_only_those_without_records_are_requested(w
 
 
 @pytest.mark.parametrize("how", ["not readable", "not mounted"])
-def test_of_a_lake_that_is_away_nothing_is_taken_for_missing(world: Repairing, how: str) -> None:
+def test_unavailable_lake_makes_no_slice_missing(world: Repairing, how: str) -> None:
     """I15: slices are not requested because nobody can see them; what was planned just now is."""
     if how == "not readable":
         for file in (Path(world.lake.build_table_path("orders", "raw")) / "_delta_log").glob("*.json"):

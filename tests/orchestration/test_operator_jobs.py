@@ -89,7 +89,7 @@ def test_every_stream_is_audited_once_a_day(defs: dg.Definitions) -> None:
 # Maintenance
 
 
-class Maintained:
+class FakeMaintenance:
     """A test double for maintenance of a stream."""
 
     def __init__(self) -> None:
@@ -105,9 +105,9 @@ class Maintained:
 
 
 @pytest.fixture
-def maintained(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Maintained:
+def maintained(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> FakeMaintenance:
     del calls  # its settings
-    found = Maintained()
+    found = FakeMaintenance()
     monkeypatch.setattr(maintenance, "maintain", found.maintain)
     monkeypatch.setattr("highwater.orchestration.maintenance_job.wait_seconds", lambda _: 0.0)
     return found
@@ -129,7 +129,9 @@ def maintain(defs: dg.Definitions, **config: Any) -> tuple[bool, str, dict[str, 
     return done.success, "".join(str(one and one.description) for one in failed), seen, dict(run.tags)
 
 
-def test_maintenance_takes_every_stream_unless_some_are_named(defs: dg.Definitions, maintained: Maintained) -> None:
+def test_maintenance_takes_every_stream_unless_some_are_named(
+    defs: dg.Definitions, maintained: FakeMaintenance
+) -> None:
     assert maintain(defs)[::2] == (True, {"orders": 1, "others": 1})
     assert maintained.seen == [("orders", True), ("others", True)]
     maintained.seen.clear()
@@ -139,7 +141,7 @@ def test_maintenance_takes_every_stream_unless_some_are_named(defs: dg.Definitio
     assert "declared are orders, others" in maintain(defs, streams=["order"])[1]
 
 
-def test_a_stream_that_cannot_be_maintained_delays_no_other(defs: dg.Definitions, maintained: Maintained) -> None:
+def test_a_stream_that_cannot_be_maintained_delays_no_other(defs: dg.Definitions, maintained: FakeMaintenance) -> None:
     """The run names every fault at its end."""
     maintained.faults = {
         "orders": [ConfigurationError("the horizon is too short", remedy="declare more")],
@@ -154,7 +156,7 @@ def test_a_stream_that_cannot_be_maintained_delays_no_other(defs: dg.Definitions
     assert maintain(defs)[::2] == (False, {"orders": 0, "others": 1})
 
 
-def test_what_waiting_fixes_is_tried_again_for_that_stream_alone(defs: dg.Definitions, maintained: Maintained) -> None:
+def test_temporary_errors_are_retried_for_their_stream_alone(defs: dg.Definitions, maintained: FakeMaintenance) -> None:
     maintained.faults = {"orders": [DependencyAwayError("Spark does not answer", remedy="start it")] * 2}
     done, _, seen, _ = maintain(defs)
     assert (done, seen) == (True, {"orders": 1, "others": 1})
@@ -162,7 +164,7 @@ def test_what_waiting_fixes_is_tried_again_for_that_stream_alone(defs: dg.Defini
 
 
 def test_an_error_of_maintenance_shows_no_secret(
-    defs: dg.Definitions, maintained: Maintained, monkeypatch: pytest.MonkeyPatch
+    defs: dg.Definitions, maintained: FakeMaintenance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", json.dumps({"sasl.password": "hunter22"}))
     maintained.faults = {"orders": [ConfigurationError("no login with hunter22", remedy="fix it")]}

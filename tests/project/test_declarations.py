@@ -282,7 +282,7 @@ def test_a_declaration_that_contradicts_itself_or_what_reads_it_is_refused(
     assert "docs/streams.md" in caught.value.remedy
 
 
-def test_what_is_at_the_edge_of_a_rule_is_declared() -> None:
+def test_boundary_values_are_accepted() -> None:
     numbers = [
         *field("integer", "i", at_least=2**31 - 1, one_of=(1, 2)),
         *field("long", "l", at_least=2**63 - 1),

@@ -82,7 +82,7 @@ def test_settings_of_the_compose_file_can_be_read() -> None:
     assert {found.kafka_bootstrap.split(":")[0], given["DAGSTER_PG_HOST"], given["CODE_SERVER_HOST"], "spark"} <= names
 
 
-def test_what_must_be_set_is_in_the_example() -> None:
+def test_required_settings_are_in_the_example() -> None:
     needed = set(re.findall(r"\$\{(\w+):\?\}", (DEPLOY / "compose.yaml").read_text()))
     example = set(re.findall(r"^(\w+)=", (DEPLOY / "example.env").read_text(), re.MULTILINE))
     assert needed <= example

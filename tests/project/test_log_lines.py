@@ -58,7 +58,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return found
 
 
-class NoSpark(dg.ConfigurableResource[Any]):
+class FailingSpark(dg.ConfigurableResource[Any]):
     """Fails the step when it asks for a session."""
 
     def get_session(self) -> None:
@@ -76,7 +76,7 @@ def test_every_line_of_a_run_is_json_and_names_stream_slices_and_run(
     assert Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").add(slices)
     instance.add_dynamic_partitions(STREAM.partitions_name, KEYS)
     tags = {RANGE_START: KEYS[0], RANGE_END: KEYS[1], "highwater/stream": "orders"}
-    job = build_defs(streams=[STREAM], resources={"spark": NoSpark()}).resolve_job_def("orders_slice")
+    job = build_defs(streams=[STREAM], resources={"spark": FailingSpark()}).resolve_job_def("orders_slice")
     run = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
     found = lines(capsys)
     assert len(found) > 5

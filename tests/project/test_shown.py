@@ -19,7 +19,7 @@ def rows(table: Any) -> list[dict[str, Any]]:
     return [record.data for record in table.records]
 
 
-def test_of_many_partitions_those_with_most_lag_are_shown_and_all_are_counted() -> None:
+def test_many_partitions_show_those_with_most_lag_and_count_all() -> None:
     found = build_topic_metadata([PlanningPosition(p, planned=0, log_start=0, last_stable=p) for p in range(MANY)])
     shown = rows(found["positions"])
     assert [row["partition"] for row in shown] == [*range(MANY - MAX_SHOWN, MANY)]
@@ -27,13 +27,13 @@ def test_of_many_partitions_those_with_most_lag_are_shown_and_all_are_counted() 
     assert {name: one.value for name, one in numbers.items()} == {"lag": sum(range(MANY)), "partitions": MANY}
 
 
-def test_of_a_slice_of_many_partitions_those_with_most_offsets_are_shown() -> None:
+def test_slice_of_many_partitions_shows_those_with_most_offsets() -> None:
     ranges = {p: OffsetRange(0, MANY - p) for p in range(MANY)}
     shown = rows(build_offset_table(Slice("orders", "orders", "A", 0, 0, ranges, datetime.now(UTC))))
     assert [(row["partition"], row["offsets"]) for row in shown] == [(p, MANY - p) for p in range(MAX_SHOWN)]
 
 
-def test_of_few_partitions_all_are_shown() -> None:
+def test_few_partitions_are_all_shown() -> None:
     assert (
         len(rows(build_topic_metadata([PlanningPosition(p, 0, 0, None) for p in range(MAX_SHOWN)])["positions"]))
         == MAX_SHOWN
@@ -45,7 +45,7 @@ def reported(partitions: int, **changes: Any) -> SliceReport:
     return SliceReport(slice_, attempt=1, rows=10, delta_version=3, **changes)
 
 
-def test_of_offsets_that_are_not_shown_it_is_said_where_they_are() -> None:
+def test_metadata_names_the_command_that_shows_the_other_offsets() -> None:
     many, few = build_slice_metadata(reported(MANY)), build_slice_metadata(reported(MAX_SHOWN))
     assert (many["partitions"].value, few["partitions"].value) == (MANY, MAX_SHOWN)
     assert "highwater explain 'orders@0000007' shows all 1,000" in str(many["partitions_shown"].value)
@@ -79,7 +79,7 @@ def test_an_event_of_any_year_is_shown(us: int, shown: float | str) -> None:
     assert "metadata_error" not in found
 
 
-def test_what_cannot_be_shown_of_a_slice_is_said_in_its_place() -> None:
+def test_unreadable_metadata_of_a_slice_is_replaced_by_the_error() -> None:
     found = build_slice_metadata(reported(1, counts={"raw": "many"}))
     assert "orders@0000007" in str(found["metadata_error"].value)
     assert found["attempt"].value == 1

@@ -26,7 +26,7 @@ from highwater.commit_records import (
 )
 from highwater.errors import DependencyAwayError
 from highwater.resources import commit_log, numbered_commits
-from highwater.resources.commit_log_writer import complete
+from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.delta import query
 from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
@@ -98,12 +98,12 @@ def test_the_newest_commit_of_a_slice_counts_with_and_without_commits_table(lake
     commit_current(lake, "orders", {ONE: 1, TWO: 1})
     commit_current(lake, "orders", {ONE: 3})
     assert lake.load_commits("orders", "current").attempts == {ONE: 3, TWO: 1}
-    complete(open_table(lake, "current"))
+    add_missing_records(open_table(lake, "current"))
     commit_current(lake, "orders", {TWO: 4})
     assert lake.load_commits("orders", "current").attempts == {ONE: 3, TWO: 4}
     assert lake.load_commits("orders", "current", [ONE]).attempts == {ONE: 3}
-    complete(open_table(lake, "current"))
-    complete(open_table(lake, "current"))
+    add_missing_records(open_table(lake, "current"))
+    add_missing_records(open_table(lake, "current"))
     rows = query(open_table(lake, commit_log.TABLE), "SELECT slice, attempt, version FROM t ORDER BY version, slice")
     assert [(row["slice"], row["attempt"], row["version"]) for row in rows] == [
         (ONE, 1, 0),
@@ -120,11 +120,11 @@ def test_a_restored_table_holds_what_it_held_then(lake: Lake, recorded: bool) ->
     commit_current(lake, "orders", {ONE: 2, TWO: 1})
     open_table(lake, "current").restore(0)
     if recorded:
-        complete(open_table(lake, "current"))
+        add_missing_records(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {ONE: 1}
     commit_current(lake, "orders", {TWO: 5})
     if recorded:
-        complete(open_table(lake, "current"))
+        add_missing_records(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {ONE: 1, TWO: 5}
 
 
@@ -160,11 +160,11 @@ def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, recorded: bool) -
     commit_current(lake, "orders", {ONE: 2}, rows_of("c"))
     open_table(lake, "current").restore(0)
     if recorded:
-        complete(open_table(lake, "current"))
+        add_missing_records(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {ONE: 1}
     open_table(lake, "current").restore(at)
     if recorded:
-        complete(open_table(lake, "current"))
+        add_missing_records(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {ONE: 1, TWO: 1}
 
 
@@ -214,17 +214,17 @@ def rows_of(key: str) -> pa.Table:
 def test_a_table_that_was_replaced_holds_only_the_slices_of_that_commit(lake: Lake, recorded: bool) -> None:
     commit_current(lake, "orders", {ONE: 1, TWO: 1})
     if recorded:
-        complete(open_table(lake, "current"))
+        add_missing_records(open_table(lake, "current"))
     commit_current(lake, "orders", {TWO: 2}, replace=True)
     assert lake.load_commits("orders", "current").attempts == {TWO: 2}
     assert lake.load_commits("orders", "current", [ONE]).attempts == {}
-    complete(open_table(lake, "current"))
+    add_missing_records(open_table(lake, "current"))
     assert lake.load_commits("orders", "current").attempts == {TWO: 2}
 
 
 def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake) -> None:
     commit_current(lake, "orders", {ONE: 1})
-    complete(open_table(lake, "current"))
+    add_missing_records(open_table(lake, "current"))
     shutil.rmtree(lake.build_table_path("orders", "current"))
     commit_current(lake, "orders", {TWO: 1})
     assert lake.load_commits("orders", "current").attempts == {TWO: 1}
@@ -233,13 +233,13 @@ def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake) ->
 def test_a_session_that_may_still_carry_a_number_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta would skip the second of its later writes to any other table, without an error."""
 
-    class Conf(dict[str, str]):
+    class FakeConf(dict[str, str]):
         set = dict.__setitem__
 
         def unset(self, name: str) -> None:
             raise ConnectionError(name)
 
-    session, closed = SimpleNamespace(conf=Conf()), list[object]()
+    session, closed = SimpleNamespace(conf=FakeConf()), list[object]()
     monkeypatch.setattr(numbered_commits, "close", closed.append)
     with (
         pytest.raises(ConnectionError),

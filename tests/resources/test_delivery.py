@@ -41,7 +41,7 @@ NAMES = [name for names in ERRORS.values() for name in names.split()]
     [(name, end) for end, names in ERRORS.items() for name in names.split()]
     + [("A_CODE_OF_THE_FUTURE", DeliveryEnd.UNKNOWN)],
 )
-def test_what_an_error_says_of_a_record(error: str, end: DeliveryEnd) -> None:
+def test_errors_are_classified_as_delivery_ends(error: str, end: DeliveryEnd) -> None:
     assert classify_end(error) is end
 
 
@@ -51,7 +51,7 @@ def test_every_name_that_is_certain_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("code", ["_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "TOPIC_AUTHORIZATION_FAILED"])
-def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client: FakeClient, code: str) -> None:
+def test_refused_records_are_not_delivered_and_reported_errors_are_unknown(client: FakeClient, code: str) -> None:
     """A broker that wrongly lacks a topic ends records so that were written, and whose answer was lost."""
     ends: list[DeliveryEnd] = []
     producer = open_producer(OnFailure.GO_ON)

@@ -45,7 +45,7 @@ from tests.helpers.written_tables import a_slice
 STREAM = make_stream("orders")
 
 
-class Thing:
+class FakeDependency:
     """A dependency that counts who asks it."""
 
     def __init__(self, url: str, name: str = KAFKA) -> None:
@@ -73,8 +73,8 @@ class Thing:
 
 
 @pytest.fixture
-def thing(url: str) -> Thing:
-    return Thing(url)
+def thing(url: str) -> FakeDependency:
+    return FakeDependency(url)
 
 
 def cool_down(url: str, name: str = KAFKA) -> None:
@@ -83,7 +83,7 @@ def cool_down(url: str, name: str = KAFKA) -> None:
     Ledger(url).breakers.change(name, lambda row: replace(row, since=long_ago))
 
 
-def test_while_it_is_open_nobody_asks_and_then_one_does(thing: Thing) -> None:
+def test_while_it_is_open_nobody_asks_and_then_one_does(thing: FakeDependency) -> None:
     thing.away = True
     assert [thing.work() for _ in range(FAILURES)] == ["away"] * FAILURES
     asked = thing.asked
@@ -98,7 +98,7 @@ def test_while_it_is_open_nobody_asks_and_then_one_does(thing: Thing) -> None:
     assert Ledger(thing.url).breakers.read_dependency(KAFKA).state == "closed"
 
 
-def test_of_many_processes_one_makes_the_probe(thing: Thing) -> None:
+def test_one_of_many_processes_makes_the_probe(thing: FakeDependency) -> None:
     thing.away = True
     for _ in range(FAILURES):
         thing.work()
@@ -127,7 +127,7 @@ def test_of_many_processes_one_makes_the_probe(thing: Thing) -> None:
     assert thing.asked == asked + 1
 
 
-def test_a_probe_whose_process_died_is_made_again_after_a_cool_down(thing: Thing) -> None:
+def test_a_probe_whose_process_died_is_made_again_after_a_cool_down(thing: FakeDependency) -> None:
     breakers = Ledger(thing.url).breakers
     dead = Dependency(KAFKA, "half-open", since=datetime.now(UTC), probe="dead", why="away")
     breakers.change(KAFKA, lambda _: dead)
@@ -136,7 +136,7 @@ def test_a_probe_whose_process_died_is_made_again_after_a_cool_down(thing: Thing
     assert thing.work() == "done"
 
 
-def test_another_error_counts_neither_way(thing: Thing) -> None:
+def test_another_error_counts_neither_way(thing: FakeDependency) -> None:
     """What failed by something else may not have asked at all."""
     thing.away = True
     for _ in range(FAILURES - 1):
@@ -149,7 +149,7 @@ def test_another_error_counts_neither_way(thing: Thing) -> None:
     assert thing.work() == "refused"
 
 
-def test_an_answer_begins_the_count_again(thing: Thing) -> None:
+def test_an_answer_begins_the_count_again(thing: FakeDependency) -> None:
     for _ in range(4):
         thing.away = True
         for _ in range(FAILURES - 1):
@@ -162,7 +162,7 @@ def test_an_answer_begins_the_count_again(thing: Thing) -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.sampled_from(["fails", "answers", "cools"]), max_size=30))
 def test_it_does_what_a_counter_and_a_flag_would(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
-    thing = Thing(f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'l.sqlite'}")
+    thing = FakeDependency(f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'l.sqlite'}")
     in_a_row, is_open, cooled, asked = 0, False, False, 0
     for step in steps:
         if step == "cools":
@@ -187,7 +187,7 @@ def test_it_does_what_a_counter_and_a_flag_would(tmp_path_factory: pytest.TempPa
 # In ticks and steps
 
 
-class Listener:
+class CountingListener:
     """A broker's address where nobody talks Kafka: it counts who connects, and hangs up."""
 
     def __init__(self) -> None:
@@ -209,14 +209,14 @@ class Listener:
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    made = Listener()
+def listener() -> Iterator[CountingListener]:
+    made = CountingListener()
     yield made
     made.close()
 
 
 def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
-    listener: Listener, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    listener: CountingListener, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 2.0)
     ledger, kafka, lake = Ledger(url), Kafka(f"{LOOPBACK}:{listener.port}"), Lake(str(tmp_path / "lake"))
@@ -262,7 +262,7 @@ def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
     wait_until(lambda: listener.connections > before, 10, "the probe's connection")
 
 
-def settled(listener: Listener) -> int:
+def settled(listener: CountingListener) -> int:
     """The connections so far, when clients that were closed have ended theirs: the thread that counts may come late."""
     wait_until(lambda: listener.connections > 0, 10, "the first connection")
     before = -1
@@ -348,7 +348,9 @@ def test_nothing_is_a_probe_while_the_reference_table_is_left_alone() -> None:
     assert (set(found.waiting), set(found.raw_alone), found.probe) == ({"a"}, {"b"}, None)
 
 
-def test_status_reports_of_what_is_left_alone(url: str, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_reports_of_what_is_left_alone(
+    url: str, listener: CountingListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 0.5)
     ledger = Ledger(url)
     since = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -360,7 +362,7 @@ def test_status_reports_of_what_is_left_alone(url: str, listener: Listener, monk
     assert status.to_plain()["dependencies"] == [line.strip()]
 
 
-def test_the_cool_down_ends_by_the_clock(thing: Thing) -> None:
+def test_the_cool_down_ends_by_the_clock(thing: FakeDependency) -> None:
     now = datetime.now(UTC)
     row = Dependency(KAFKA, "open", since=now - COOL_DOWN + timedelta(seconds=1))
     assert dependency_guards.is_cooling_down(row, now)

@@ -70,7 +70,7 @@ def test_absent_topics_are_created_as_safe_as_the_main_topic(stream: Stream, boo
     assert [*retention.values()] == [7 * DAY_MS, 20 * DAY_MS, -1]
 
 
-def test_what_a_cluster_refuses_for_good_is_no_cluster_that_is_away() -> None:
+def test_permanent_refusals_are_no_outage_of_the_cluster() -> None:
     """A policy of the cluster, for example; waiting fixes nothing."""
     for code in (KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG):
         refused: Future[None] = Future()

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from highwater.assets.raw import MAX_RECORDS_PER_TASK, RECORDS_PER_FILE, _KafkaRows, compute_file_count
-from highwater.maintenance import FEWEST_FILES, SMALL_BYTES, File, to_merge
+from highwater.maintenance import FEWEST_FILES, SMALL_BYTES, File, group_files_to_merge
 from highwater.resources.spark_tables import (
     READS_PER_WRITER,
     TASKS,
@@ -52,8 +52,8 @@ def test_the_files_of_one_commit_wait_for_those_of_others(records: list[int]) ->
     count, key = compute_file_count(records), "orders@0000000"
     assert count > 1
     small = [File(f"{number}.parquet", SMALL_BYTES - 1, key, key) for number in range(FEWEST_FILES)]
-    assert to_merge(small[:count]) == []
-    assert [len(group.files) for group in to_merge(small)] == [FEWEST_FILES]
+    assert group_files_to_merge(small[:count]) == []
+    assert [len(group.files) for group in group_files_to_merge(small)] == [FEWEST_FILES]
 
 
 @pytest.mark.parametrize(
@@ -73,17 +73,17 @@ def test_a_partition_is_read_by_a_task_or_more(
     assert _KafkaRows(rows, {slice_.key: slice_}, again).count_tasks([slice_.key]) == tasks
 
 
-class Frame:
+class FakeDataFrame:
     """A test double for a DataFrame; records how its rows are spread over files."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def repartition(self, *by: Any) -> Frame:
+    def repartition(self, *by: Any) -> FakeDataFrame:
         self.calls.append(("repartition", *by))
         return self
 
-    def coalesce(self, files: int) -> Frame:
+    def coalesce(self, files: int) -> FakeDataFrame:
         self.calls.append(("coalesce", files))
         return self
 
@@ -124,7 +124,7 @@ def test_a_commit_gathers_its_rows_where_a_writer_would_read_many_partitions_one
     monkeypatch.setattr(
         "highwater.resources.spark_tables._build_file_key", lambda files, spread, keys: f"neighbours of {len(keys)}"
     )
-    rows: Any = Frame()
+    rows: Any = FakeDataFrame()
     _repartition_rows(rows, files, "offset", tasks, [f"orders@{n:07d}" for n in range(slices)])
     assert rows.calls == way
 

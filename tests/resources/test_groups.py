@@ -150,7 +150,7 @@ def test_a_coordinator_that_moves_is_asked_again(request_: Callable[[Kafka], Non
         ("_WAIT_COORD", DependencyAwayError),
     ],
 )
-def test_what_the_coordinator_refuses_is_reported_in_our_words(
+def test_refusals_of_the_coordinator_are_translated(
     name: str, kind: type[HighwaterError], request_: Callable[[Kafka], None], *, of_partition: bool
 ) -> None:
     """The names as a broker of 4.3 was seen to answer them, and the client's own."""

@@ -61,7 +61,7 @@ def test_all_topics_are_seen_together_as_each_is_seen_alone(kafka: Kafka, topic:
     assert kafka.read_topic_states([]) == TopicStates({})
 
 
-class Many:
+class FakeTopicsAdmin:
     """A test double for the admin client of some topics with two partitions; a test says which answers are errors."""
 
     def poll(self, _: float) -> int:
@@ -96,7 +96,7 @@ class Many:
 
 def seen(topics: Sequence[str], errors: Mapping[tuple[str, int], object]) -> tuple[dict[str, list[int]], list[str]]:
     """By topic the partitions that are known, and the requests."""
-    kafka, client = Kafka("nowhere:1"), Many(topics, errors)
+    kafka, client = Kafka("nowhere:1"), FakeTopicsAdmin(topics, errors)
     kafka._admin = client  # type: ignore[assignment]
     states = kafka.read_topic_states(["a", "b", "c"]).found
     return {
@@ -122,7 +122,7 @@ def test_a_topic_that_may_not_be_read_is_left_out() -> None:
     assert seen(["a", "b", "c"], {("a", 1): not_authorized, ("c", 1): without_leader})[0] == {"b": [0, 1], "c": [0]}
 
 
-class Answers:
+class FakeTopicAdmin:
     """A test double for the admin client of a topic with one partition: an answer of the brokers, or none."""
 
     def poll(self, _: float) -> int:
@@ -156,7 +156,7 @@ class Answers:
 
 
 def answering(**changes: Any) -> Kafka:
-    kafka, client = Kafka("nowhere:1"), Answers(**changes)
+    kafka, client = Kafka("nowhere:1"), FakeTopicAdmin(**changes)
     kafka._admin = client  # type: ignore[assignment]
     return kafka
 
@@ -170,10 +170,10 @@ def test_an_offset_below_0_is_no_offset(name: str, offset: int) -> None:
 
 
 def test_answers_that_contradict_each_other_or_name_nothing_are_none() -> None:
-    assert answering(start=91).read_topic_state("orders").unled == [0]
+    assert answering(start=91).read_topic_state("orders").leaderless_partitions == [0]
     assert answering(epoch=-1).read_topic_state("orders").partitions[0].leader_epoch is None
-    unled = [SimpleNamespace(id=0, leader=SimpleNamespace(id=-1))]
-    assert answering(partitions=unled).read_topic_state("orders").partitions[0] == PartitionState(
+    leaderless = [SimpleNamespace(id=0, leader=SimpleNamespace(id=-1))]
+    assert answering(partitions=leaderless).read_topic_state("orders").partitions[0] == PartitionState(
         None, None, None, None
     )
 
@@ -204,10 +204,10 @@ def test_the_second_look_comes_later_and_by_connections_of_its_own(monkeypatch: 
     slept: list[float] = []
     monkeypatch.setattr("highwater.resources.kafka.LOOKS_APART", 7.0)
     monkeypatch.setattr("highwater.resources.kafka.time.sleep", slept.append)
-    opened: list[Answers] = []
+    opened: list[FakeTopicAdmin] = []
 
-    def connect(*_: object, **__: object) -> Answers:
-        opened.append(Answers())
+    def connect(*_: object, **__: object) -> FakeTopicAdmin:
+        opened.append(FakeTopicAdmin())
         return opened[-1]
 
     monkeypatch.setattr("highwater.resources.kafka.open_client", connect)

@@ -20,7 +20,7 @@ from highwater.resources.permissions import fetch_allowed_operations
 from highwater.resources.topic_facts import fetch_topic_settings
 
 
-class Client:
+class FakeAdmin:
     """A test double for an admin client: while somebody waits for its answer, another thread finds the broker away."""
 
     def __init__(self, kafka: Kafka) -> None:
@@ -80,11 +80,11 @@ def test_a_client_that_another_thread_gives_up_answers_those_who_wait(
 ) -> None:
     """A client that nobody holds is destroyed; those who wait heard that no broker had answered."""
     kafka = Kafka("nowhere:1")
-    monkeypatch.setattr("highwater.resources.kafka.open_client", lambda *_, **__: Client(kafka))
+    monkeypatch.setattr("highwater.resources.kafka.open_client", lambda *_, **__: FakeAdmin(kafka))
     QUESTIONS[question](kafka)
 
 
-class Silent(Client):
+class FakeSilentAdmin(FakeAdmin):
     """One that no broker answers."""
 
     def answer(self) -> Any:
@@ -97,10 +97,10 @@ class Silent(Client):
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_error_of_a_question_holds_no_client(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its traceback: the client would go on connecting to a broker that is left alone."""
-    kafka, made = Kafka("nowhere:1"), list[weakref.ref[Client]]()
+    kafka, made = Kafka("nowhere:1"), list[weakref.ref[FakeAdmin]]()
 
-    def silent(*_: object, **__: object) -> Client:
-        client = Silent(kafka)
+    def silent(*_: object, **__: object) -> FakeAdmin:
+        client = FakeSilentAdmin(kafka)
         made.append(weakref.ref(client))
         return client
 

@@ -259,7 +259,7 @@ def oidc(**changes: str) -> dict[str, str]:
         ({"ssl.ca.location": "/"}, "ssl.ca.location"),  # a folder, which Java does not read
     ],
 )
-def test_what_spark_cannot_be_given_is_named(config: dict[str, Any], named: str) -> None:
+def test_options_that_spark_cannot_take_are_named(config: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Kafka("broker:9092", config).build_spark_options()
     assert named in caught.value.problem

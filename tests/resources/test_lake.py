@@ -18,7 +18,7 @@ from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.resources import commit_log
 from highwater.resources.commit_log import CommitTime, read_written
-from highwater.resources.commit_log_writer import complete
+from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
@@ -82,7 +82,7 @@ def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
 ) -> None:
     """The query would have every slice of the table in its text, and its count would be compared with itself."""
     opened = lake.open_existing_table(STREAM, TABLE)
-    complete(opened)
+    add_missing_records(opened)
     log = commit_log.open_log(opened)
     assert log is not None
     log.update(updates={"rows": "7"}, predicate=f"slice = '{slice_(0).key}'")
@@ -154,7 +154,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
     path = lake.build_table_path(STREAM, TABLE)
     asked: list[str] = []
 
-    class Session:
+    class FakeSession:
         """Spark, where another run is ahead by one column at the first statement."""
 
         def sql(self, statement: str) -> None:
@@ -165,7 +165,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
             _add_column(path, "second")
 
     columns = "slice STRING, first STRING, second STRING"
-    create_table(Session(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
+    create_table(FakeSession(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
     assert [statement.split("COLUMNS ")[1] for statement in asked] == [
         "(first STRING, second STRING)",
         "(second STRING)",
@@ -173,7 +173,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
 
 
 def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> None:
-    class Session:
+    class FakeSession:
         """Spark, which refuses the statement."""
 
         def sql(self, statement: str) -> None:
@@ -181,10 +181,10 @@ def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> 
 
     path, columns = lake.build_table_path(STREAM, TABLE), "slice STRING, first STRING"
     with pytest.raises(RuntimeError, match="no space"):
-        create_table(Session(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
+        create_table(FakeSession(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
 
 
-class Watched:
+class RecordingSpark:
     """Spark and the lock of a table's commits, as they are asked; others add columns while the lock is waited for."""
 
     def __init__(self, path: str, *ahead: str) -> None:
@@ -206,7 +206,7 @@ class Watched:
         return self.asked
 
 
-def test_of_many_that_make_a_table_at_once_one_does(tmp_path: Path) -> None:
+def test_one_of_many_concurrent_drivers_creates_the_table(tmp_path: Path) -> None:
     """A second one would give the table another identity; a driver that committed meanwhile would get a conflict."""
     from deltalake import DeltaTable
 
@@ -232,20 +232,20 @@ def _make_together(paths: list[str], together: Barrier) -> None:
 
 def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: Lake) -> None:
     """A driver beside it that wrote the same version of the table would lose its commit."""
-    added = Watched(lake.build_table_path(STREAM, TABLE)).have("slice STRING, first STRING")
+    added = RecordingSpark(lake.build_table_path(STREAM, TABLE)).have("slice STRING, first STRING")
     assert added == ["lock", "ALTER (first STRING)", "unlock"]
 
 
 def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_path: Path) -> None:
     ledger, held = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), []
 
-    class Session:
+    class FakeSession:
         """Spark in a driver of its own; looks at the ledger at each statement."""
 
         def sql(self, statement: str) -> None:
             held.append(set(ledger.read_leases()))
 
-    spark: Any = Session()
+    spark: Any = FakeSession()
     kafka: Any = None
     work = Work(make_stream("orders"), (), spark, lake, ledger, kafka, print)
     ensure_table(work, TABLE, "slice STRING, first STRING", ["slice"])
@@ -254,14 +254,14 @@ def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_pat
 
 
 def test_a_table_that_lacks_nothing_takes_no_lock(lake: Lake) -> None:
-    assert Watched(lake.build_table_path(STREAM, TABLE)).have("slice STRING") == []
+    assert RecordingSpark(lake.build_table_path(STREAM, TABLE)).have("slice STRING") == []
 
 
-def test_what_was_done_while_the_lock_was_waited_for_is_not_done_again(lake: Lake) -> None:
+def test_columns_added_while_waiting_for_the_lock_are_not_added_again(lake: Lake) -> None:
     path = lake.build_table_path(STREAM, TABLE)
     both = "slice STRING, first STRING, second STRING"
-    assert Watched(path, "first").have(both) == ["lock", "ALTER (second STRING)", "unlock"]
-    assert Watched(path, "second").have(both) == ["lock", "unlock"]
+    assert RecordingSpark(path, "first").have(both) == ["lock", "ALTER (second STRING)", "unlock"]
+    assert RecordingSpark(path, "second").have(both) == ["lock", "unlock"]
 
 
 def _add_column(path: str, name: str) -> None:

@@ -218,7 +218,7 @@ def test_a_commit_without_record_and_intent_is_recorded_before_the_next_one(
     bench.ledger = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
     bench.ledger.add([first, second])
     bench.ledger.allocate_attempts([first.key, second.key])
-    before, complete = table_of(bench).version(), commit_log_writer.complete
+    before, complete = table_of(bench).version(), commit_log_writer.add_missing_records
 
     def clean_first(*given: Any) -> None:
         if table_of(bench).version() > before:
@@ -226,7 +226,7 @@ def test_a_commit_without_record_and_intent_is_recorded_before_the_next_one(
         complete(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(commit_log_writer, "complete", clean_first)
+        patched.setattr(commit_log_writer, "add_missing_records", clean_first)
         current.materialise(bench.work(second))
     assert {*bench.lake.load_commits(bench.stream.name, "current").records} == {first.key, second.key}
     [report] = current.materialise(bench.work(first))
@@ -250,7 +250,7 @@ def test_the_rows_of_a_commit_whose_run_died_are_counted(planned: Bench, monkeyp
 def _materialise_without_record(monkeypatch: pytest.MonkeyPatch, stage: Callable[[Work], object], work: Work) -> None:
     """Commit slices in a run that dies before their records are in `_commits`."""
     with monkeypatch.context() as patched:
-        patched.setattr(commit_log_writer, "complete", _die)
+        patched.setattr(commit_log_writer, "add_missing_records", _die)
         with pytest.raises(Killed):
             stage(work)
 

@@ -67,7 +67,7 @@ def test_thousands_of_partitions_are_looked_up(tmp_path: Path) -> None:
     assert len(found(table, build_in_any(("a", 0, p, 0, 9) for p in range(1, MANY)))) == MANY - 1
 
 
-def test_what_covers_some_places_holds_for_nothing_between_their_partitions(few: DeltaTable) -> None:
+def test_predicate_of_several_places_matches_nothing_between_their_partitions(few: DeltaTable) -> None:
     import pyarrow as pa
 
     from highwater.assets.origins import build_origin_predicate

@@ -14,7 +14,7 @@ from highwater.resources.outbox import Outbox
 from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import build_producer_properties
 from highwater.resources.producer_records import Outcome, Record
-from tests.helpers.outboxes import NOBODY, RECORD, Log, die_amid, show_policies
+from tests.helpers.outboxes import NOBODY, RECORD, FakeTopicLog, die_amid, show_policies
 
 
 def test_records_are_preserved_as_they_were_put_and_in_order(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_an_id_is_taken_once_and_its_batch_not_at_all(tmp_path: Path) -> None:
     assert [record_id for record_id, _ in box.list_waiting()] == ["a"]
 
 
-class Receiver:
+class FakeProducer:
     """A test double for a producer whose broker takes every record at once; counts what it was given."""
 
     transactional = False
@@ -73,7 +73,7 @@ def a_box(file: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
 def test_each_record_is_handed_over_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In batches, with ticks written between them, and with records that stay behind."""
     box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
-    receiver: Any = Receiver()
+    receiver: Any = FakeProducer()
     names = [*"abcd", "stays", *"efghij"]
     box.put((name, RECORD) for name in names)
     for _ in range(3):
@@ -83,11 +83,11 @@ def test_each_record_is_handed_over_once_in_order(tmp_path: Path, monkeypatch: p
     assert [name for name, _ in box.list_waiting()] == ["stays", "more13"]
 
 
-def test_what_arrived_can_be_forgotten_and_numbers_are_not_given_out_twice(
+def test_delivered_records_can_be_forgotten_and_numbers_are_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
-    receiver: Any = Receiver()
+    receiver: Any = FakeProducer()
     box.put((name, RECORD) for name in ("a", "stays", "b", "c"))
     box.send(receiver)
     assert box.forget(keep=0) == 2
@@ -142,9 +142,9 @@ def test_a_transactional_producer_is_not_taken(tmp_path: Path) -> None:
 
 def test_the_first_send_looks_by_itself_for_what_a_dead_process_had_sent(tmp_path: Path) -> None:
     """Who forgot to call `recover` sent all of it twice."""
-    file, log = tmp_path / "outbox.sqlite", Log()
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["a", "b", "c"], arrived=["b"])
-    box, receiver = log.outbox(file), Receiver()
+    box, receiver = log.outbox(file), FakeProducer()
     found: list[str] = []
     box.send(cast("Any", receiver), lambda record_id, outcome: found.append(f"{record_id} {outcome.error}"))
     assert receiver.given == ["a", "c"]
@@ -156,9 +156,9 @@ def test_the_first_send_looks_by_itself_for_what_a_dead_process_had_sent(tmp_pat
 
 
 def test_nothing_is_sent_while_the_topic_cannot_be_read(tmp_path: Path) -> None:
-    file, log = tmp_path / "outbox.sqlite", Log()
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["a"], arrived=["a"])
-    box, receiver = log.outbox(file), Receiver()
+    box, receiver = log.outbox(file), FakeProducer()
     log.away = True
     for _ in range(2):
         with pytest.raises(DependencyAwayError):

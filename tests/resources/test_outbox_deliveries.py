@@ -245,7 +245,7 @@ def test_a_forgotten_record_does_not_tick_a_later_one_of_its_id(
 
 
 @pytest.mark.slow
-def test_what_arrived_in_a_topic_that_was_recreated_is_found(
+def test_records_delivered_to_a_recreated_topic_are_found(
     bootstrap: str, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The position was of the topic before: nothing in front of it was looked at, and all of it was sent again."""
@@ -304,7 +304,9 @@ def test_a_file_of_the_version_before_is_taken_over_with_what_it_had_sent(
 
 
 @pytest.mark.slow
-def test_what_arrived_while_more_is_sent_is_not_sent_again(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+def test_records_delivered_during_sending_are_not_sent_again(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
     name = topic(partitions=1)
     box = Outbox(tmp_path / "outbox.sqlite", Kafka(bootstrap))
     with ReliableProducer(build_producer_properties(bootstrap)) as producer:
@@ -318,7 +320,7 @@ def test_what_arrived_while_more_is_sent_is_not_sent_again(bootstrap: str, topic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["compact", "delete"])
-def test_what_a_topic_of_a_broker_forgot_is_withheld(
+def test_records_deleted_or_compacted_by_a_broker_are_withheld(
     bootstrap: str, topic: TopicFactory, tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of two is deleted; or a third was handed over, and may have been compacted away."""

@@ -19,7 +19,7 @@ from highwater.resources.producer_records import Outcome
 from highwater.resources.topic_state import PartitionState
 from highwater.slices import OffsetRange
 from tests.helpers.fake_client import FakeClient, build_fault
-from tests.helpers.outboxes import NOBODY, RECORD, FakeDyingProducer, Log, die_amid, record, show_policies
+from tests.helpers.outboxes import NOBODY, RECORD, FakeDyingProducer, FakeTopicLog, die_amid, record, show_policies
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +27,16 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> None:
     return show_policies(monkeypatch)
 
 
-def retention(log: Log) -> None:
+def retention(log: FakeTopicLog) -> None:
     """Takes what was where sending began."""
     log.log_start, log.records = log.high_watermark, []
 
 
-def compaction(log: Log) -> None:
+def compaction(log: FakeTopicLog) -> None:
     log.policy, log.records = "compact,delete", []
 
 
-def the_unreadable(log: Log) -> None:
+def the_unreadable(log: FakeTopicLog) -> None:
     """Nobody may read the policy, and compaction may be what it says."""
     log.policy, log.records = "", []
 
@@ -61,11 +61,11 @@ def sent_again(box: Outbox) -> tuple[list[str], dict[str, str | None]]:
 
 
 @FORGETTING
-def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_again(
-    tmp_path: Path, forget: Callable[[Log], None]
+def test_possibly_deleted_records_are_withheld_with_their_key(
+    tmp_path: Path, forget: Callable[[FakeTopicLog], None]
 ) -> None:
     """It was taken for a record that never arrived, and came twice, after later ones of its key."""
-    file, log = tmp_path / "outbox.sqlite", Log()
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["sent", "lost"], arrived=["sent"])
     forget(log)
     for _ in range(2):  # the next look begins where the log does now, and knows no more than the first
@@ -82,9 +82,9 @@ def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_a
 
 
 @FORGETTING
-def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[Log], None]) -> None:
+def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[FakeTopicLog], None]) -> None:
     """It holds until they are sent, also in a process after that; and then they may be on their way again."""
-    file, log = tmp_path / "outbox.sqlite", Log()
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["sent", "lost", "open"], arrived=["sent"])
     forget(log)
     box = log.outbox(file)
@@ -108,10 +108,10 @@ def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[
 
 
 @FORGETTING
-def test_what_was_settled_as_not_arrived_is_sent_by_a_process_after_that(
-    tmp_path: Path, forget: Callable[[Log], None]
+def test_records_settled_as_not_delivered_are_sent_by_the_next_process(
+    tmp_path: Path, forget: Callable[[FakeTopicLog], None]
 ) -> None:
-    file, log = tmp_path / "outbox.sqlite", Log()
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["lost"], arrived=[])
     forget(log)
     box = log.outbox(file)
@@ -124,8 +124,10 @@ def test_what_was_settled_as_not_arrived_is_sent_by_a_process_after_that(
 
 
 @FORGETTING
-def test_what_is_found_in_a_topic_that_forgets_is_ticked(tmp_path: Path, forget: Callable[[Log], None]) -> None:
-    file, log = tmp_path / "outbox.sqlite", Log()
+def test_records_found_in_a_topic_with_retention_are_ticked(
+    tmp_path: Path, forget: Callable[[FakeTopicLog], None]
+) -> None:
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["sent", "lost"], arrived=["sent"])
     [(offset, _)] = stored = log.records
     forget(log)
@@ -136,7 +138,7 @@ def test_what_is_found_in_a_topic_that_forgets_is_ticked(tmp_path: Path, forget:
 
 
 def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Path) -> None:
-    file, log = tmp_path / "outbox.sqlite", Log()
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     box = log.outbox(file)
     box.put((name, record(name)._replace(partition=p)) for name, p in (("of 0", 0), ("of 1", 1)))
     box.send(cast("Any", FakeDyingProducer(log, [])))
@@ -145,9 +147,9 @@ def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Pat
     assert sent_again(log.outbox(file))[0] == ["of 1"]
 
 
-def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
+def test_unsent_records_are_not_withheld(tmp_path: Path) -> None:
     """One that the client refused, another of its key, and one that waited for the client when the producer closed."""
-    file, log = tmp_path / "outbox.sqlite", Log()
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     box, client = log.outbox(file), FakeClient()
     box.put([("under way", record("under way")), ("waits", record("waits"))])
     with pytest.MonkeyPatch.context() as patch:
@@ -166,9 +168,9 @@ def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
     assert box.list_withheld() == ["under way"]
 
 
-def test_what_a_file_of_the_version_before_may_have_sent_is_withheld_too(tmp_path: Path) -> None:
+def test_possibly_sent_records_of_an_older_file_are_withheld(tmp_path: Path) -> None:
     """It says of no record whether it was sent."""
-    file, log = tmp_path / "outbox.sqlite", Log()
+    file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["sent"], arrived=["sent"])
     with contextlib.closing(sqlite3.connect(file)) as old, old:
         old.execute("ALTER TABLE identity DROP COLUMN handed_over")

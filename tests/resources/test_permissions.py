@@ -88,7 +88,7 @@ def allow(bootstrap: str, kind: str, name: str, *operations: str) -> None:
     wait_until(lambda: {*rules} <= {*admin.describe_acls(every).result(60)}, 60, f"the ACLs of {name}")
 
 
-def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
+def test_forbidden_settings_are_reported(guarded: tuple[str, str]) -> None:
     free, address = guarded
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
     for topic in ("orders", stream.parked_topic, "orders.accepted"):

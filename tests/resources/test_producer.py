@@ -83,7 +83,7 @@ def test_a_place_that_the_broker_does_not_show_is_not_the_first_of_the_log(clien
     assert [(outcome.delivered, outcome.partition, outcome.offset) for outcome in outcomes] == [(True, 0, -1)]
 
 
-class Callback:
+class FailingCallback:
     """One that breaks at each record, and keeps what it was called with."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Callback:
 def test_a_callback_that_raises_at_close_leaves_no_other_record_without_its_end() -> None:
     """It once left `close` at once, with the rest in the queue. The answers are slow, so that there is a rest."""
     slow = {"test.mock.broker.rtt": "200"}
-    producer, callback = ReliableProducer(build_answering_properties() | slow, most_with_client=2), Callback()
+    producer, callback = ReliableProducer(build_answering_properties() | slow, most_with_client=2), FailingCallback()
     for n in range(5):
         producer.send(Record("orders", b"k", b"v"), str(n), callback)
     with pytest.raises(RuntimeError, match="the caller cannot take 0"):
@@ -106,8 +106,8 @@ def test_a_callback_that_raises_at_close_leaves_no_other_record_without_its_end(
     assert (producer.counts.delivered, producer.counts.outstanding, len(producer.client)) == (5, 0, 0)
 
 
-def test_what_is_undelivered_is_reported_beside_the_error_of_a_callback(nobody: str) -> None:
-    producer, callback = ReliableProducer(build_producer_properties(nobody), most_with_client=2), Callback()
+def test_undelivered_records_are_reported_beside_the_error_of_a_callback(nobody: str) -> None:
+    producer, callback = ReliableProducer(build_producer_properties(nobody), most_with_client=2), FailingCallback()
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=callback)
     with pytest.raises(RuntimeError, match="the caller cannot take") as raised:
@@ -118,7 +118,7 @@ def test_what_is_undelivered_is_reported_beside_the_error_of_a_callback(nobody: 
 
 
 def test_a_callback_that_raises_is_reported_by_the_next_look_and_once() -> None:
-    producer, callback = ReliableProducer(build_answering_properties()), Callback()
+    producer, callback = ReliableProducer(build_answering_properties()), FailingCallback()
     producer.send(Record("orders", b"k", b"v"), "first", callback)
     with pytest.raises(RuntimeError, match="cannot take first"):
         producer.flush(20)
@@ -129,7 +129,7 @@ def test_a_callback_that_raises_is_reported_by_the_next_look_and_once() -> None:
 def test_an_error_of_the_caller_goes_on_when_a_callback_raises_too(nobody: str) -> None:
     def work() -> None:
         with ReliableProducer(build_producer_properties(nobody)) as producer:
-            producer.send(Record("orders", b"k", b"v"), "first", on_outcome=Callback())
+            producer.send(Record("orders", b"k", b"v"), "first", on_outcome=FailingCallback())
             raise LookupError("of the caller")
 
     with pytest.raises(LookupError, match="of the caller") as seen:

@@ -55,7 +55,7 @@ def test_the_one_of_many_that_failed_is_named(client: FakeClient, keys: list[byt
 
 @pytest.mark.parametrize("keys", SEVERAL.values(), ids=[*SEVERAL])
 @pytest.mark.parametrize("ids", [None, "abcd"], ids=["numbers", "ids"])
-def test_of_many_each_that_was_delivered_is_reported_by_its_id(
+def test_each_delivered_record_of_a_batch_is_reported_by_its_id(
     client: FakeClient, keys: list[bytes | None], ids: str | None
 ) -> None:
     client.room, client.ends = 4, [None, build_fault("_MSG_TIMED_OUT"), None, None]
@@ -69,7 +69,7 @@ def test_of_many_each_that_was_delivered_is_reported_by_its_id(
     assert producer.counts.unknown == (["1"] if ids is None else ["b"])
 
 
-def test_of_many_those_that_wait_for_room_are_reported_too(client: FakeClient) -> None:
+def test_batch_records_waiting_for_a_full_client_are_reported(client: FakeClient) -> None:
     """The client is full before we are, so one meets it full and waits in our queue, with those after it."""
     client.room, client.ends = 2, [None] * 5
     shown: list[str] = []
@@ -79,7 +79,7 @@ def test_of_many_those_that_wait_for_room_are_reported_too(client: FakeClient) -
     assert shown == [*"abcde"]
 
 
-def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_never_reported_of(
+def test_only_unreported_records_of_a_batch_with_callbacks_are_unknown(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that heard that a record was delivered may have acknowledged it."""
@@ -98,7 +98,7 @@ def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_nev
     assert (producer.counts.delivered, shown) == (1, ["a"]), "it has its end"
 
 
-def test_of_many_a_callback_that_raises_keeps_no_other_from_being_reported(client: FakeClient) -> None:
+def test_failing_callback_of_a_batch_does_not_stop_other_reports(client: FakeClient) -> None:
     client.room, client.ends = 3, [None] * 3
     shown: list[str] = []
 
@@ -115,7 +115,7 @@ def test_of_many_a_callback_that_raises_keeps_no_other_from_being_reported(clien
     assert (shown, producer.counts.delivered) == ([*"abc"], 3)
 
 
-def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unknown(
+def test_batch_with_unreported_records_is_unknown_as_a_whole(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts the delivered ones of a batch only: to call one delivered that is not would lose it."""
@@ -159,7 +159,7 @@ def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     assert producer.close(0).delivered == len(client.sent)
 
 
-def test_what_an_interrupt_takes_away_between_two_batches_was_delivered_all_the_same(client: FakeClient) -> None:
+def test_records_interrupted_between_two_batches_are_delivered(client: FakeClient) -> None:
     client.room, client.ends = 2, [None, None]
     producer = open_producer()
     producer.send_all("t", build_pairs(2))
@@ -243,7 +243,7 @@ def test_a_value_of_a_wrong_type_that_had_to_wait_is_reported_later_and_was_not_
     assert producer.counts.outstanding == 0
 
 
-def test_what_takes_in_reports_is_used_again() -> None:
+def test_tickets_that_receive_reports_are_reused() -> None:
     """The interpreter's collector would walk through all that is loaded for every 700 made."""
     with ReliableProducer(build_answering_properties()) as producer:
         for _ in range(50):

@@ -94,7 +94,7 @@ def test_a_range_that_retention_took_is_distinguished_from_a_broker_that_is_away
     assert caught.value.stored == "[2, 5)"
 
 
-class Tiered(Proxy):
+class SlowFetchProxy(Proxy):
     """A broker that needs some milliseconds for a fetch, and answers with nothing when the client waits less.
 
     So do brokers 3.6 and 3.7 where a record is in tiered storage.
@@ -151,7 +151,7 @@ def test_records_in_tiered_storage_are_read_by_both_clients(
     monkeypatch.setattr(raw, "PATIENCE_MS", "2000")
     monkeypatch.setattr(raw, "LONGEST_TIERED_FETCH_MS", "900")
     node = Node(1)
-    advertised = Tiered(node.port, least_ms=800)
+    advertised = SlowFetchProxy(node.port, least_ms=800)
     extra = {"advertised.listeners": f"PLAINTEXT://{advertised.address}"}
     with advertised, EmbeddedBroker(tmp_path / "broker", node=node, extra=extra) as broker:
         create_topic(broker.bootstrap, "tiered", 3, {})
@@ -267,7 +267,7 @@ class Report:
         return 7
 
 
-def test_who_may_not_use_a_group_still_reads() -> None:
+def test_users_without_access_to_groups_can_read() -> None:
     """The client asks for a group's coordinator although nothing is committed; its error comes amid records."""
     from confluent_kafka import KafkaError
 

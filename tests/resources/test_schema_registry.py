@@ -119,7 +119,7 @@ def test_a_json_schema_is_read(client: SchemaRegistryClient, registry: SchemaReg
 
 
 @pytest.mark.slow
-def test_what_confluents_serializer_writes_names_the_schema(
+def test_values_of_confluents_serializer_name_the_schema(
     client: SchemaRegistryClient, registry: SchemaRegistry
 ) -> None:
     from confluent_kafka.schema_registry.avro import AvroSerializer

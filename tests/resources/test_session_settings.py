@@ -36,7 +36,7 @@ def test_a_setting_is_restored_after_the_block_and_after_its_error() -> None:
 
 
 @pytest.mark.parametrize("wanted", [AS_PLANNED, {}])
-def test_what_a_spark_that_is_away_was_not_asked_to_restore_the_next_block_restores(wanted: dict[str, str]) -> None:
+def test_next_block_restores_settings_after_spark_was_away(wanted: dict[str, str]) -> None:
     """A server that is away would be waited for again, for a minute."""
     session = session_with("true")
     fail(session, "StatusCode.UNAVAILABLE")
@@ -53,8 +53,8 @@ def test_a_session_that_was_set_up_so_is_left_so() -> None:
     assert session.conf.get(ADAPTIVE) == "false"
 
 
-class AwayConf(FakeConf):
-    """Settings of a server that is away while `away` is set."""
+class FailingConf(FakeConf):
+    """Settings after a server that is away while `away` is set."""
 
     away = False
 
@@ -66,7 +66,7 @@ class AwayConf(FakeConf):
 
 def test_a_spark_that_is_away_as_a_block_begins_is_named_and_as_it_ends_fails_nothing() -> None:
     session = session_with("true")
-    conf = AwayConf({ADAPTIVE: "true"})
+    conf = FailingConf({ADAPTIVE: "true"})
     vars(session)["conf"] = conf
     conf.away = True
     with pytest.raises(DependencyAwayError), session_settings(session, AS_PLANNED):

@@ -37,7 +37,7 @@ NOT_WRITTEN = {
 
 
 @pytest.mark.parametrize("cause", NOT_WRITTEN.values(), ids=NOT_WRITTEN.keys())
-def test_what_cannot_be_written_is_the_lakes_and_is_tried_again(cause: str) -> None:
+def test_write_errors_belong_to_the_lake_and_are_retried(cause: str) -> None:
     with pytest.raises(DependencyAwayError) as caught, delta_errors(TABLE):
         raise OSError(TASK + cause + "\n\tat java.base/java.io.FileOutputStream.open0(Native Method)")
     error = caught.value

@@ -96,7 +96,7 @@ def test_a_transaction_that_hung_for_too_long_is_abandoned_and_sent_by_the_next_
     assert keys(bootstrap, name) == [b"%d" % n for n in range(6)]
 
 
-def test_who_is_fenced_while_it_hands_records_over_is_reported_so(bootstrap: str, topic: TopicFactory) -> None:
+def test_fencing_during_a_send_is_reported_as_fencing(bootstrap: str, topic: TopicFactory) -> None:
     """The client learns it by itself, and then only says that it broke down; that is no outage of Kafka."""
     name = topic(partitions=1)
 
@@ -114,9 +114,7 @@ def test_who_is_fenced_while_it_hands_records_over_is_reported_so(bootstrap: str
     assert keys(bootstrap, name) == [b"0", b"1", b"2"]
 
 
-def test_what_breaks_while_the_client_sends_leaves_nothing_of_the_transaction(
-    bootstrap: str, topic: TopicFactory
-) -> None:
+def test_failure_during_a_send_aborts_the_transaction(bootstrap: str, topic: TopicFactory) -> None:
     """It is ended at once: an open one would hold up readers until it times out."""
     name = topic(partitions=1)
     asked: list[str] = []

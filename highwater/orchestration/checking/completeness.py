@@ -18,14 +18,14 @@ from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.envelope import Header
+    from highwater.envelope import KafkaHeader
+    from highwater.gaps import PartitionOffset
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.resources.topic_state import TopicState
     from highwater.slices import Slice
 
-Place = tuple[int, int]
 SAMPLES = 5
 
 
@@ -44,8 +44,8 @@ class TopicComparison:
 
     slice_key: str
     records: int = 0
-    lacking: Sequence[Place] = ()
-    altered: Sequence[Place] = ()
+    lacking: Sequence[PartitionOffset] = ()
+    altered: Sequence[PartitionOffset] = ()
     gone: int = 0
     skipped: str | None = None
 
@@ -100,7 +100,9 @@ def compare_with_topic(
     ]
 
 
-def _compare_slice(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[Place]) -> TopicComparison:
+def _compare_slice(
+    kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[PartitionOffset]
+) -> TopicComparison:
     try:
         state = kafka.read_topic_state(slice_.topic)
         reason = _find_skip_reason(slice_, state)
@@ -122,19 +124,19 @@ def _compare_slice(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, eras
 def _find_skip_reason(slice_: Slice, state: TopicState) -> str | None:
     if state.topic_id != slice_.topic_id:
         return "the topic was recreated since"
-    unled = [
+    leaderless = [
         p for p, r in slice_.ranges.items() if len(r) and (p not in state.partitions or not state.partitions[p].known)
     ]
-    return f"no leader for partitions {', '.join(map(str, unled))}" if unled else None
+    return f"no leader for partitions {', '.join(map(str, leaderless))}" if leaderless else None
 
 
-def _read_served_digests(kafka: Kafka, slice_: Slice, state: TopicState) -> dict[Place, str]:
+def _read_served_digests(kafka: Kafka, slice_: Slice, state: TopicState) -> dict[PartitionOffset, str]:
     """Digests of the records that Kafka still serves in the slice's ranges."""
     ranges = {}
     for partition, offsets in slice_.ranges.items():
         start = max(offsets.start, state.partitions[partition].log_start or 0) if len(offsets) else offsets.start
         ranges[partition] = OffsetRange(min(start, offsets.end), offsets.end)
-    found: dict[Place, str] = {}
+    found: dict[PartitionOffset, str] = {}
     for message in kafka.read(slice_.topic, ranges):
         key: Any = message.key()
         value: Any = message.value()
@@ -147,13 +149,13 @@ def _read_served_digests(kafka: Kafka, slice_: Slice, state: TopicState) -> dict
 
 
 def _compute_digest(
-    kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Iterable[Header]
+    kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Iterable[KafkaHeader]
 ) -> str:
     """The digest of a record with the type of its timestamp, and with its headers in their order."""
     return compute_digest(timestamp_ms, key, value) + hashlib.sha256(repr([kind, *headers]).encode()).hexdigest()
 
 
-def _read_raw_places(lake: Lake, stream: Stream, slice_: Slice) -> dict[Place, str]:
+def _read_raw_places(lake: Lake, stream: Stream, slice_: Slice) -> dict[PartitionOffset, str]:
     raw = lake.open_stream_table(stream.name, "raw")
     assert raw is not None, "the slice's commit was just read there"
     columns = '"partition", "offset", timestamp_type, timestamp_ms, key, value, headers'

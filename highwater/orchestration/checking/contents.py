@@ -14,7 +14,7 @@ from highwater.classifying import build_key, build_version, read_record_key
 from highwater.column_comparison import matches_stored
 from highwater.declaration import Field
 from highwater.decoding import Schemas, decode_record_key, read_fields
-from highwater.decoding import decode_value as document_of
+from highwater.decoding import decode_value as decode_document
 from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
 from highwater.orchestration.checking.check_rules import CheckResult
@@ -325,7 +325,7 @@ def _select_differing_fields(
     """The fields that an event has otherwise than its record, or has not."""
     stream = reader.stream
     try:
-        document = {} if record.value is None else document_of(stream.value, record, reader.schemas)
+        document = {} if record.value is None else decode_document(stream.value, record, reader.schemas)
         key = decode_record_key(stream, record, reader.schemas)
     except (RecursionError, UnreadableError):
         return []  # nested deeper than Python reads, in a field that is ignored: not to be compared

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from highwater.commit_records import CommitRecord
     from highwater.declaration import Stream
-    from highwater.plans import Publication
+    from highwater.plans import PublicationRecord
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.slice_commits import SliceCommit
@@ -83,7 +83,7 @@ def _build_rejects_result(
     slice_: Slice,
     decided: SliceCommit | None,
     slice_commit: SliceCommit | None,
-    sent: Publication | None,
+    sent: PublicationRecord | None,
     wrong: Sequence[Mapping[str, Any]],
 ) -> CheckResult:
     numbers = {
@@ -109,7 +109,7 @@ def _select_reject_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _find_publication_problem(
-    slice_: Slice, decided: SliceCommit | None, slice_commit: SliceCommit | None, sent: Publication | None
+    slice_: Slice, decided: SliceCommit | None, slice_commit: SliceCommit | None, sent: PublicationRecord | None
 ) -> str | None:
     if decided is None:
         return "the slice is not in rejects"

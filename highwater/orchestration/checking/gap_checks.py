@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from highwater.erasing import compute_digest as digest_of_key
-from highwater.erasing import to_milliseconds, until
+from highwater.erasing import compute_digest as compute_key_digest
+from highwater.erasing import compute_erasure_times, to_milliseconds
 from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.gaps import (
     FORBIDDEN,
     Gaps,
-    Place,
+    PartitionOffset,
     Ranges,
     build_reads,
     can_compact,
@@ -60,7 +60,7 @@ class GapAnswer:
         why: why they were not seen.
     """
 
-    lacking: Sequence[Place] = ()
+    lacking: Sequence[PartitionOffset] = ()
     aborted: int = 0
     unseen: int = 0
     why: str = ""
@@ -137,18 +137,18 @@ def _build_erased_ranges(erased: Sequence[ErasedCounts]) -> dict[int, list[Offse
 
 
 def _exclude_erased_records(
-    ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[Place]
+    ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[PartitionOffset]
 ) -> dict[int, list[OffsetRange]]:
     """The missing records of raw that were erased before the slice was read; the ledger keeps their places."""
     erasures = ledger.erasures.list_for_stream(slice_.stream)
-    gone, wanted = until(erasures), set(lacking)
+    gone, wanted = compute_erasure_times(erasures), set(lacking)
     if not gone:
         return {}
-    found: dict[str, set[Place]] = {}
+    found: dict[str, set[PartitionOffset]] = {}
     for ranges in build_reads(merge_places(wanted), APART):
         for message in kafka.read(slice_.topic, ranges, committed=True):
             place, key = (message.partition() or 0, message.offset() or 0), message.key()
-            digest = "" if key is None else digest_of_key(key if isinstance(key, bytes) else str(key).encode())
+            digest = "" if key is None else compute_key_digest(key if isinstance(key, bytes) else str(key).encode())
             if place in wanted and digest in gone and message.timestamp()[1] <= to_milliseconds(gone[digest]):
                 found.setdefault(digest, set()).add(place)
     for digest, places in found.items():
@@ -159,7 +159,7 @@ def _exclude_erased_records(
 
 def _explain_gaps(
     ledger: Ledger, kafka: Kafka, slice_: Slice, slice_commit: SliceCommit, gaps: Ranges, recorded: Gaps | None
-) -> tuple[CheckResult, Sequence[Place]]:
+) -> tuple[CheckResult, Sequence[PartitionOffset]]:
     """The answer, and the records that raw lacks though Kafka serves them."""
     if recorded is not None:
         if recorded.digest == compute_digest(gaps):
@@ -271,7 +271,7 @@ def _read_gap_answer(kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswer:
     return GapAnswer(lacking=sorted(served), aborted=len(uncommitted) - len(served))
 
 
-def _read(kafka: Kafka, topic: str, gaps: Ranges, *, committed: bool) -> set[Place]:
+def _read(kafka: Kafka, topic: str, gaps: Ranges, *, committed: bool) -> set[PartitionOffset]:
     """The places among the gaps where a reader of this kind sees a record."""
     wanted = expand_ranges(gaps)
     return {

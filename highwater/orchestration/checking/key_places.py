@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.partition_counts import Era
+    from highwater.partition_counts import PartitionCountPeriod
     from highwater.resources.lake import Lake
 
 # The number of examples; the counts are exact.
@@ -119,21 +119,21 @@ def _format_partitioner(choice: PartitionedBy | None) -> str:
     return "no known partitioner" if choice is None else choice.text
 
 
-def read_key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlaces:
+def read_key_places(lake: Lake, stream: Stream, periods: Sequence[PartitionCountPeriod]) -> KeyPlaces:
     """Look where the keys of the main topic are; records without a key are left out.
 
     Args:
         lake: the tables.
         stream: the stream.
-        eras: eras of its main topic; empty if nothing was planned.
+        periods: periods of its main topic; empty if nothing was planned.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
     raw = lake.open_stream_table(stream.name, "raw")
-    if raw is None or not eras:
+    if raw is None or not periods:
         return KeyPlaces()
-    queries = _KeyQueries(raw, stream, eras)
+    queries = _KeyQueries(raw, stream, periods)
     keys, several = queries.count_keys()
     why: Counter[KeyPlaceReason] = Counter()
     samples: list[dict[str, Any]] = []
@@ -177,23 +177,25 @@ def _format_places(rows: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(places)
 
 
-Key = tuple[int, bytes]
+GenerationKey = tuple[int, bytes]
 
 
 class _KeyQueries:
     """SQL queries of the keys in raw, at the version that was opened."""
 
-    def __init__(self, raw: DeltaTable, stream: Stream, eras: Sequence[Era]) -> None:
+    def __init__(self, raw: DeltaTable, stream: Stream, periods: Sequence[PartitionCountPeriod]) -> None:
         self._raw = raw
         self.counts: dict[int, set[int]] = {}
-        for era in eras:
-            self.counts.setdefault(era.generation, set()).add(era.partitions)
+        for period in periods:
+            self.counts.setdefault(period.generation, set()).add(period.partitions)
         main = quote_text(f"{stream.topic}@")
         self._mine = f"key IS NOT NULL AND starts_with(slice, {main})"
-        # The newest era whose first slice is not after the row's; slices of a topic sort by their ordinals.
-        newest_first = sorted(eras, key=lambda era: -era.ordinal)
-        cases = " ".join(f"WHEN slice >= {quote_text(era.since)} THEN {era.partitions}" for era in newest_first)
-        self._partitions = f"CASE {cases} ELSE {eras[0].partitions} END"
+        # The newest period whose first slice is not after the row's; slices of a topic sort by their ordinals.
+        newest_first = sorted(periods, key=lambda period: -period.ordinal)
+        cases = " ".join(
+            f"WHEN slice >= {quote_text(period.since)} THEN {period.partitions}" for period in newest_first
+        )
+        self._partitions = f"CASE {cases} ELSE {periods[0].partitions} END"
         self._rows = count_logged_rows(raw)
         parts, sampled = max(1, math.ceil(self._rows / RECORDS_AT_ONCE)), self._build_sample_condition(KEYS_OF_BOUNDS)
         self._key_ranges = list(read_key_ranges(raw, sampled, parts, _quote_binary)) if parts > 1 else ["true"]
@@ -211,7 +213,7 @@ class _KeyQueries:
             keys, several = keys + int(row["keys"]), several + int(row["several"])
         return keys, several
 
-    def read_multipartition_keys(self, found: int) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+    def read_multipartition_keys(self, found: int) -> Iterator[tuple[GenerationKey, list[dict[str, Any]]]]:
         """The places of keys that are in several partitions; of some of them if there are too many."""
         each = found if found <= KEYS_EXPLAINED else math.ceil(KEYS_EXPLAINED / len(self._key_ranges))
         for key_range in self._key_ranges if found else ():
@@ -221,7 +223,7 @@ class _KeyQueries:
             )
             yield from self._read_grouped_rows(f"{self._mine} AND {key_range}", chosen)
 
-    def sample(self) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+    def sample(self) -> Iterator[tuple[GenerationKey, list[dict[str, Any]]]]:
         """The places of records that are picked by their offsets, which no partitioner looks at."""
         yield from self._read_grouped_rows(self._build_sample_condition(RECORDS_SAMPLED), None)
 
@@ -236,7 +238,9 @@ class _KeyQueries:
         """A condition that selects about this many records."""
         return f'{self._mine} AND "offset" % {max(1, self._rows // records)} = 0'
 
-    def _read_grouped_rows(self, where: str, chosen: str | None) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+    def _read_grouped_rows(
+        self, where: str, chosen: str | None
+    ) -> Iterator[tuple[GenerationKey, list[dict[str, Any]]]]:
         joined = "" if chosen is None else "JOIN chosen c ON r.generation = c.generation AND r.key = c.key"
         head = "" if chosen is None else f"WITH chosen AS ({chosen}) "
         sql = (

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import event_json
-from highwater.assets.copies import build_select_list
-from highwater.assets.publication_log import TABLE, complete, load_last_published, read_last_published
+from highwater.assets.duplicate_events import build_select_list
+from highwater.assets.publication_log import TABLE, load_last_published, read_last_published, select_complete
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import SAMPLES, describe_sample
@@ -69,7 +69,7 @@ def check_events_published(
         waits = CheckResult(passed=True, text="nothing is published yet")
         return {PUBLISHED: dict.fromkeys(keys, waits)}
     decided, sent_slice_commits = read_slice_commits(events, keys), read_slice_commits(published, keys)
-    sent = complete(sent_slice_commits)
+    sent = select_complete(sent_slice_commits)
     settled = [key for key in keys if key in sent and key in decided and sent[key].attempt == decided[key].attempt]
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in settled}
     there: dict[str, Counter[str]] = {key: Counter() for key in settled}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.assets import publication_log
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, REVISION, Header, Origin, open_envelope
+from highwater.envelope import ORIGIN, REVISION, KafkaHeader, Origin, open_envelope
 from highwater.errors import HighwaterError
 from highwater.publishing import EventState
 from highwater.resources.delta import query, read_count, slice_is_one_of
@@ -142,12 +142,12 @@ def _read_accepted_records(lake: Lake, stream: Stream, slices: Sequence[Slice]) 
     }
 
 
-def _parse_dlq_headers(headers: Sequence[Header]) -> SentRecord | None:
+def _parse_dlq_headers(headers: Sequence[KafkaHeader]) -> SentRecord | None:
     envelope = open_envelope(headers)
     return None if envelope is None else SentRecord(envelope.origin, envelope.slice_key, envelope.reclaims)
 
 
-def _parse_accepted_headers(headers: Sequence[Header]) -> SentRecord | None:
+def _parse_accepted_headers(headers: Sequence[KafkaHeader]) -> SentRecord | None:
     texts = {name: (value or b"").decode(errors="replace") for name, value in headers}
     try:
         _, *numbers = (texts[f"highwater.origin.{name}"] for name in Origin._fields)
@@ -158,7 +158,7 @@ def _parse_accepted_headers(headers: Sequence[Header]) -> SentRecord | None:
 
 
 def _compare_topic(
-    kafka: Kafka, topic: str, wanted: Wanted, read: Callable[[Sequence[Header]], SentRecord | None]
+    kafka: Kafka, topic: str, wanted: Wanted, read: Callable[[Sequence[KafkaHeader]], SentRecord | None]
 ) -> TopicRecords:
     found: Counter[SentRecord] = Counter()
     try:
@@ -186,8 +186,8 @@ def _compare_topic(
 def _fetch_offset_ranges(kafka: Kafka, state: TopicState, since: datetime) -> tuple[dict[int, OffsetRange], str | None]:
     """The records of each partition, up to the last stable offset; or why there are none."""
     starts = kafka.read_offsets_at(state.topic, round(since.timestamp() * 1000), state)
-    if unled := sorted(state.partitions.keys() - starts.keys()):
-        return {}, f"no leader for partitions {', '.join(map(str, unled))}"
+    if leaderless := sorted(state.partitions.keys() - starts.keys()):
+        return {}, f"no leader for partitions {', '.join(map(str, leaderless))}"
     ends = {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
     ranges = {p: OffsetRange(start, ends[p]) for p, start in starts.items()}
     total = sum(len(offsets) for offsets in ranges.values())

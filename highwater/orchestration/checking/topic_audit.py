@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.resources.deleted_topics import read_state_if_exists
 from highwater.resources.topic_facts import fetch_topic_facts
-from highwater.topic_rules import Finding, check_published_topic, check_room
+from highwater.topic_rules import Finding, check_max_message_bytes, check_published_topic
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.resources.dlq_topics import Gone
+    from highwater.resources.dlq_topics import FindVanishedError
     from highwater.resources.kafka import Kafka
     from highwater.topic_rules import TopicFacts
 
 
 def check_published_topics(
-    kafka: Kafka, stream: Stream, gone: Gone = lambda _: None, main: TopicFacts | None = None
+    kafka: Kafka,
+    stream: Stream,
+    find_vanished_error: FindVanishedError = lambda _: None,
+    main: TopicFacts | None = None,
 ) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
     """Check each of the topics that is there; the errors say why one could not be looked at.
 
@@ -26,7 +29,7 @@ def check_published_topics(
     Args:
         kafka: is looked at.
         stream: the declaration.
-        gone: is asked of each topic that is absent, for the error that this is; None if it may be.
+        find_vanished_error: is asked of each topic that is absent, for the error that this is; None if it may be.
         main: the main topic, to compare the room of the DLQ's topics with it; without it that is not checked.
     """
     found: dict[str, list[Finding]] = {}
@@ -36,9 +39,9 @@ def check_published_topics(
             try:
                 facts = fetch_topic_facts(kafka, topic)
                 found[topic] = check_published_topic(facts)
-                found[topic] += [check_room(facts, main)] if main and topic in stream.dlq_topics else []
+                found[topic] += [check_max_message_bytes(facts, main)] if main and topic in stream.dlq_topics else []
             except TopicAbsentError:
-                if (error := gone(topic)) is not None and read_state_if_exists(kafka, topic) is None:
+                if (error := find_vanished_error(topic)) is not None and read_state_if_exists(kafka, topic) is None:
                     errors.append(error)
     except HighwaterError as error:
         errors.append(error)

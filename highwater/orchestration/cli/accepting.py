@@ -67,11 +67,11 @@ def _accept(
     by: str,
     as_json: bool,
 ) -> None:
-    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
+    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_topic_losses
 
     request = AcceptLossRequest(topic, set(partitions) or None, divergence, dry_run, by)
     connections = deployment.open_ledger(), deployment.open_kafka(), deployment.open_lake()
-    found, lines = accept_losses(*connections, deployment.find_stream(stream), request, datetime.now(UTC))
+    found, lines = accept_topic_losses(*connections, deployment.find_stream(stream), request, datetime.now(UTC))
     if as_json:
         print_json({"stream": stream, "recorded": not dry_run and not found.nothing, "lines": lines})
         return

@@ -67,7 +67,7 @@ def audit(
     whether producers hash differently. Exit status 2 if a fault needs a person, 75 if only a service is away.
     """
     from highwater.orchestration.checking.check_results import count_failing_slices
-    from highwater.orchestration.reporting.audit import audit as gather
+    from highwater.orchestration.reporting.audit import audit as audit_stream
     from highwater.orchestration.reporting.audit import find_audit_error
 
     declared = [deployment.find_stream(name) for name in streams] or list(deployment.list_streams().values())
@@ -75,16 +75,16 @@ def audit(
     if (client or client_version) and not files:
         raise click.UsageError("--client and --client-version say what a --producer FILE is of; give the file")
     others = [_read_producer_file(file, client, client_version) for file in files]
-    red, dagster_error = ask_instance(
+    failing_checks, dagster_error = ask_instance(
         dagster_instance, lambda instance: {one.name: count_failing_slices(instance, one) for one in declared}
     )
     found = [
-        gather(
+        audit_stream(
             ledger,
             kafka,
             lake,
             stream,
-            None if red is None else red[stream.name],
+            None if failing_checks is None else failing_checks[stream.name],
             records_of=newest,
             versions=versions,
             keys=keys,

@@ -124,12 +124,12 @@ def _sample_topic(
 def _infer_from(
     deployment: Deployment, topic: str, name: str | None, records: list[KafkaRecord], schemas: Schemas | None
 ) -> Inferred:
-    from highwater.inference import infer as infer_from
+    from highwater.inference import infer as infer_stream
     from highwater.resources.topic_facts import fetch_topic_settings
 
     settings = fetch_topic_settings(deployment.open_kafka(), topic)
     policy = "" if settings is None or "cleanup.policy" not in settings else settings["cleanup.policy"].value
-    return infer_from(topic, records, name=name, schemas=schemas, compacted="compact" in (policy or ""))
+    return infer_stream(topic, records, name=name, schemas=schemas, compacted="compact" in (policy or ""))
 
 
 def _infer_subject(deployment: Deployment, topic: str, name: str | None, subject: str) -> Inferred:

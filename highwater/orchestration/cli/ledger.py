@@ -62,9 +62,9 @@ def restore(deployment: Deployment, *, file: Path, as_json: bool) -> None:
 
     Stop the sensors first. Then verify: what was planned or committed since the backup is missing in it.
     """
-    from highwater.resources.ledger.backup import restore as read
+    from highwater.resources.ledger.backup import restore as restore_backup
 
-    _show(read(file, deployment.open_ledger().database), "restored", as_json=as_json)
+    _show(restore_backup(file, deployment.open_ledger().database), "restored", as_json=as_json)
 
 
 @ledger.command("verify")

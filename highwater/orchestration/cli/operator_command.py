@@ -16,7 +16,7 @@ from highwater.orchestration.deployment import Deployment
 from highwater.slices import SliceKey
 
 # Parameters of commands that have another name in the configuration of the job.
-_NAMES = {"slice_key": "slice", "on": "topics", "again": "accepted_again"}
+_NAMES = {"slice_key": "slice", "on": "topics", "resend": "accepted_again"}
 _NOT_ASKED = frozenset({"stream", "dry_run", "by", "because", "as_json", "key"})
 
 

@@ -78,10 +78,10 @@ def rebuild_current(deployment: Deployment, *, stream: str, dry_run: bool, as_js
 @click.argument("stream")
 @dry_run_option
 @by_option
-@click.option("--accepted-again", "again", is_flag=True, help="Send all accepted events again.")
+@click.option("--accepted-again", "resend", is_flag=True, help="Send all accepted events again.")
 @as_json_option
 @deployment_of
-def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, again: bool, as_json: bool) -> None:
+def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, resend: bool, as_json: bool) -> None:
     """Start STREAM again from Kafka after ledger and lake are lost.
 
     Records on tiers, the parked topic and the topic of accepted events are read first, and not published again. Offsets
@@ -94,7 +94,9 @@ def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, 
     known = _list_dagster_keys(declared)
     lines: list[str] = []
     ledger, lake, kafka = deployment.open_ledger(), deployment.open_lake(), deployment.open_kafka()
-    found = rebuild_from_kafka(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run, by=by, again=again)
+    found = rebuild_from_kafka(
+        ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run, by=by, resend=resend
+    )
     losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
     plain = {"stream": stream, "written": not dry_run, "copies": dict(found.copies), "losses": losses}
     print_result(plain, lines, as_json=as_json)

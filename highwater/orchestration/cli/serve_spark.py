@@ -31,5 +31,5 @@ def serve_spark(deployment: Deployment, host: str, port: int, given: Sequence[st
     listening = {"spark.connect.grpc.binding.address": host, "spark.connect.grpc.binding.port": str(port)}
     conf = connect_server.build_server_conf(deployment.settings, os.environ) | listening | properties
     connect_server.prepare_environment(deployment.settings, os.environ)
-    command = connect_server.command(conf)
+    command = connect_server.build_server_command(conf)
     os.execv(command[0], command)  # noqa: S606 - the process becomes the server, so its signals reach it

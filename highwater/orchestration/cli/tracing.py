@@ -19,12 +19,12 @@ def explain(deployment: Deployment, *, slice_key: str, as_json: bool) -> None:
     Runs and checks need DAGSTER_HOME. If Dagster does not answer, the rest is still printed, and the exit
     status is 75, or 2 if a person has to fix that.
     """
-    from highwater.orchestration.reporting.explaining import explain as gather
+    from highwater.orchestration.reporting.explaining import explain as explain_slice
     from highwater.orchestration.reporting.locating import find_stream
     from highwater.slices import SliceKey
 
     stream = find_stream(deployment.list_streams().values(), SliceKey.parse(slice_key).topic)
-    found = gather(deployment.open_ledger(), deployment.open_lake(), stream, slice_key, dagster_instance)
+    found = explain_slice(deployment.open_ledger(), deployment.open_lake(), stream, slice_key, dagster_instance)
     if as_json:
         print_json(found.to_plain())
     else:
@@ -49,10 +49,10 @@ def locate(deployment: Deployment, *, topic: str, partition: int, offset: int, a
     the exit status is 75.
     """
     from highwater.orchestration.reporting.locating import find_stream
-    from highwater.orchestration.reporting.locating import locate as follow
+    from highwater.orchestration.reporting.locating import locate as locate_record
 
     stream = find_stream(deployment.list_streams().values(), topic)
-    found = follow(
+    found = locate_record(
         deployment.open_ledger(), deployment.open_kafka(), deployment.open_lake(), stream, topic, partition, offset
     )
     if as_json:

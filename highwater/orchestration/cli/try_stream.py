@@ -80,7 +80,7 @@ def _list_needs_of_spark(stream: Stream) -> list[str]:
 
 
 def _count_by_spark(deployment: Deployment, stream: Stream, records: list[KafkaRecord]) -> SampleCounts:
-    from highwater.assets.sampled_records import classify_records
+    from highwater.assets.sample_classification import classify_records
     from highwater.orchestration.resources import use_session
     from highwater.sample_counts import count_outcomes
 

@@ -259,10 +259,10 @@ def _select_lost_ranges(
         yield OffsetRange(sound, offsets.end), "truncated: cut off before its slice was read"
 
 
-Unread = Callable[[Sequence[Slice]], Sequence[Slice]]
+SelectUnread = Callable[[Sequence[Slice]], Sequence[Slice]]
 
 
-def build_unread_filter(lake: Lake, stream: Stream) -> Unread:
+def build_unread_filter(lake: Lake, stream: Stream) -> SelectUnread:
     """Returns the slices without a commit in raw; may raise DependencyAwayError."""
 
     def filter_unread(slices: Sequence[Slice]) -> Sequence[Slice]:
@@ -276,7 +276,7 @@ def accept_loss(
     ledger: Ledger,
     kafka: Kafka,
     stream: Stream,
-    unread: Unread,
+    select_unread: SelectUnread,
     *,
     by: str,
     now: datetime,
@@ -293,7 +293,7 @@ def accept_loss(
         ledger: holds the plans, and takes the record.
         kafka: is looked at.
         stream: the declaration.
-        unread: returns the slices that were never read.
+        select_unread: returns the slices that were never read.
         by: name of the person who accepts.
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
@@ -317,7 +317,7 @@ def accept_loss(
         )
     recorded = ledger.list_losses(stream.name, stream.topic)
     slices = ledger.list_slices(stream.name, stream.topic)
-    left = [subtract_losses(slice_, recorded) for slice_ in unread(slices)]
+    left = [subtract_losses(slice_, recorded) for slice_ in select_unread(slices)]
 
     def compute_for_state(state: TopicState) -> Acceptance:
         compared = detect_divergence(kafka, state, planned, seconds=math.inf)
@@ -362,7 +362,7 @@ def _read_divergence_offsets(
 
 
 def _ensure_led(state: TopicState) -> None:
-    if state.unled:
+    if state.leaderless_partitions:
         raise DependencyAwayError(
             f"topic {state.topic}: a loss cannot be confirmed now",
             found=describe_missing_leaders(state),

@@ -44,7 +44,7 @@ class AcceptLossRequest:
     by: str = ""
 
 
-def accept_losses(
+def accept_topic_losses(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, request: AcceptLossRequest, now: datetime
 ) -> tuple[Acceptance, list[str]]:
     """Accept the losses of a topic, or report what would be recorded; returns them, and the same in sentences.

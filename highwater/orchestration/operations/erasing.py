@@ -123,7 +123,7 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
         # A producer's clock may run ahead: existing records are older than the erasure, whatever their time says.
         at = max(now, to_moment(found.newest_ms))
         number = ledger.erasures.add(Erasure(stream.name, request.digest, request.because, request.by, at))
-        erasures_table.keep(ledger, work.lake, stream.name)
+        erasures_table.sync_with_ledger(ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name, timedelta(0))
         done = _erase_slices(replace(work, before_commit=lease.check), request.digest, number, found, keys, later)
     work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
@@ -188,11 +188,11 @@ def _erase_slices(
     for some in split_by_count(wanted, work.stream.limits.slices_per_run):
         taken = {key: open_.get(key) or found.build_erased(key) for key in some}
         erasures.begin(number, [one for key, one in taken.items() if key not in open_])
-        erasures_table.keep(work.ledger, work.lake, work.stream.name)
+        erasures_table.sync_with_ledger(work.ledger, work.lake, work.stream.name)
         _try(replace(work, slices=work.ledger.get(some)), digest, taken)
         ensure_key_erased(work.lake, work.stream, digest, some, [name for name in KEYED if name != CURRENT])
         erasures.mark_done(some, digest, datetime.now(UTC))
-        erasures_table.keep(work.ledger, work.lake, work.stream.name)
+        erasures_table.sync_with_ledger(work.ledger, work.lake, work.stream.name)
         done += some
         work.log(f"erased from {len(done):,} of {len(wanted):,} slices")
     # Its rows lie in partitions of many slices, so it is read once.

@@ -15,7 +15,7 @@ import dagster as dg
 from highwater.assets.publication_log import ensure_unchanged
 from highwater.batching import split_by_count
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.maintenance import LiveKey, select_candidates, to_retire
+from highwater.maintenance import LiveKey, select_candidates, select_keys_to_retire
 from highwater.orchestration.asset_keys import PUBLISHED, build_table_key, build_table_keys
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.sensing.run_history import RECORDS, read_past_runs, read_publishing_runs
@@ -74,7 +74,7 @@ def retire(
     keys = [LiveKey(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
     wanted = select_candidates(keys, stream.maintenance.live_slices, stream.maintenance.live_for, now)[:MAX_KEYS]
     named = list_keys_in_use(instance, stream, live, now)
-    found, retained = to_retire(wanted, complete(lake, stream, wanted), named)
+    found, retained = select_keys_to_retire(wanted, list_complete_slices(lake, stream, wanted), named)
     gone = [*sorted(half_done - named), *found]
     if not dry_run and gone:
         ledger.retired.retire(stream.name, found, now)
@@ -88,7 +88,7 @@ def retire(
     return RetirementOutcome(len(live), gone, retained)
 
 
-def complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+def list_complete_slices(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     """The slices that are complete in all tables and, of a stream that publishes its events, are sent.
 
     Raises:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import client_reads, discards_table, dlq_marks, erasures_table
-from highwater.assets.commit import LEASE_SECONDS, commit_lock
+from highwater.assets.commit import LEASE_SECONDS, lock_commits
 from highwater.assets.compaction import compact
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.metrics import TABLE as METRICS
@@ -29,8 +29,8 @@ from highwater.maintenance import (
     PARTITIONS_PER_COMMIT,
     RUN_RETRIES,
     Horizon,
-    to_compact,
-    to_merge,
+    group_files_to_merge,
+    select_partitions_to_compact,
     to_whole_hours,
 )
 from highwater.orchestration.dependencies import ensure_lake_exists
@@ -39,7 +39,7 @@ from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
 from highwater.orchestration.operations.raw_retention import RetentionOutcome, retain
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import TABLE as COMMITS
-from highwater.resources.commit_log_writer import complete
+from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.numbered_commits import PlannedSlices
 from highwater.resources.table_maintenance import (
     TableSize,
@@ -175,8 +175,8 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
     ensure_lake_exists(work.ledger, work.lake)
     if not dry_run:
         # Erasures that checks found since, that older versions wrote, or that a restored ledger lacks.
-        erasures_table.keep(work.ledger, work.lake, stream.name)
-        discards_table.keep(work.ledger, work.lake, stream.name)
+        erasures_table.sync_with_ledger(work.ledger, work.lake, stream.name)
+        discards_table.sync_with_ledger(work.ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name)
     later = _read_later(work)
     found = []
@@ -185,14 +185,15 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
         if table is None:
             continue
         if not dry_run and name in select_tables(stream):
-            complete(table, PlannedSlices(work.ledger))  # a run may have died before it did
+            add_missing_records(table, PlannedSlices(work.ledger))  # a run may have died before it did
         times = read_commit_times(table, [*later.get(name, {}).values()])
         read = {key: times[version] for key, version in later.get(name, {}).items()}
         outlived = rule.select_outlived_slices(stream.maintenance.horizon, read, now)
         task = _Task(work, name, table, to_whole_hours(stream.maintenance.horizon), outlived, dry_run)
         found.append(_maintain_table(task))
         if not dry_run and name in select_tables(stream):
-            complete(task.table, PlannedSlices(work.ledger))  # entries without records may be cleaned from now on
+            # Entries without records may be cleaned from now on.
+            add_missing_records(task.table, PlannedSlices(work.ledger))
     retained = retain(work, instance, now, dry_run=dry_run)
     keys = retire(instance, work.ledger, work.lake, stream, now, dry_run=dry_run) if instance else None
     runs = delete_runs(instance, stream, now, dry_run=dry_run) if instance else None
@@ -274,9 +275,9 @@ def _try_maintenance_step(task: _Task, step: Callable[[], None]) -> None:
 
 def _join(task: _Task) -> None:
     """Join the small files of a table without partitions."""
-    if to_compact(list_partitions(task.table)):
+    if select_partitions_to_compact(list_partitions(task.table)):
         if not task.dry_run:
-            with commit_lock(task.work, task.name):
+            with lock_commits(task.work, task.name):
                 join_files(task.work.spark, task.path)
         task.compacted += 1
 
@@ -289,7 +290,7 @@ def _merge(task: _Task) -> None:
     rewritten = 0
     for _ in range(MERGE_PASSES):
         before = task.compacted
-        for group in to_merge(list_files(task.table)):
+        for group in group_files_to_merge(list_files(task.table)):
             if rewritten + group.bytes > MAX_BYTES:
                 return
             if task.dry_run or compact(task.work, task.name, group):
@@ -318,7 +319,7 @@ def _join_small(task: _Task) -> None:
     wait = nullcontext() if task.dry_run else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()
-        for some in split_by_count(to_compact(list_partitions(task.table)), PARTITIONS_PER_COMMIT):
+        for some in split_by_count(select_partitions_to_compact(list_partitions(task.table)), PARTITIONS_PER_COMMIT):
             if lease is not None:
                 lease.check()
                 join_small(task.table, some)

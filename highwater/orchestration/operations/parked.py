@@ -17,7 +17,7 @@ from highwater.assets.commit import LEASE_SECONDS
 from highwater.assets.events import build_retries_lease_name
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, open_envelope
-from highwater.erasing import compute_digest, to_milliseconds, until
+from highwater.erasing import compute_digest, compute_erasure_times, to_milliseconds
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
 from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.origin_counts import count_parked
@@ -198,14 +198,14 @@ def redrive_or_discard(
             "no reason is given for the discard",
             remedy="say why: --because TEXT, or `because` in the run's configuration",
         )
-    parked = select_oldest(look(ledger, kafka, lake, stream, request.choice), request.most)
+    parked = select_oldest(read_parked(ledger, kafka, lake, stream, request.choice), request.most)
     for line in parked.lines:
         log(line)
     if request.dry_run:
         log("a dry run: nothing was done")
     elif request.because is None:
-        gone = partial(find_vanished_error, ledger, stream)
-        for sent in redrive(kafka, lake, stream, parked.places, parked.ends, gone):
+        find_error = partial(find_vanished_error, ledger, stream)
+        for sent in redrive(kafka, lake, stream, parked.places, parked.ends, find_error):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
         count, late = _discard(ledger, lake, stream, parked, request)
@@ -215,7 +215,7 @@ def redrive_or_discard(
     return parked
 
 
-def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: ParkedSelection) -> Parked:
+def read_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: ParkedSelection) -> Parked:
     """Read the parked topic, and leave out what ended since.
 
     Held in memory is 0.6 KB for each parked record, and its key; none of their values.
@@ -238,7 +238,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Parke
     }
     waiting: dict[Origin, tuple[ParkedRecord, bool]] = {}
     reclaim_numbers, gone = count_reclaims(ledger.reclaims.list_for_stream(stream.name)), set[Origin]()
-    erased = until(ledger.erasures.list_for_stream(stream.name))
+    erased = compute_erasure_times(ledger.erasures.list_for_stream(stream.name))
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
         envelope = open_envelope(extract_headers(message), stream.is_origin)
@@ -307,7 +307,7 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
     """
     ensure_lake_exists(ledger, lake)
     with ledger.lease(build_retries_lease_name(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
-        discards_table.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
+        discards_table.sync_with_ledger(ledger, lake, stream.name)  # a ledger from a backup learns of those since
         reclaim_numbers = count_reclaims(ledger.reclaims.list_for_stream(stream.name))
         ended = _load_ended_origins(ledger, lake, stream, parked.waiting)
         meant = [
@@ -320,7 +320,7 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
         count = ledger.discards.add(
             stream.name, [Discard(origin, request.because or "", request.by, now) for origin in meant]
         )
-        discards_table.keep(ledger, lake, stream.name)
+        discards_table.sync_with_ledger(ledger, lake, stream.name)
     return count, len(parked.waiting) - count
 
 

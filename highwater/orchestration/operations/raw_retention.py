@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets import erasures_table
 from highwater.assets.raw import TABLE as RAW
-from highwater.assets.raw_expiry import put_back, take
+from highwater.assets.raw_expiry import expire_rows, restore_rows
 from highwater.batching import split_by_count
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, BY_AGE, ErasedCounts, Erasure
@@ -24,7 +24,7 @@ from highwater.maintenance import format_hours
 from highwater.orchestration.checking.last_rejections import build_left_over_clause, build_origin_condition
 from highwater.orchestration.checking.offset_queries import read_raw_rows
 from highwater.orchestration.operations.erasing import LEASE_SECONDS, build_lease_name
-from highwater.orchestration.operations.key_retirement import PAGE, complete, list_keys_in_use
+from highwater.orchestration.operations.key_retirement import PAGE, list_complete_slices, list_keys_in_use
 from highwater.orchestration.operations.pending_reprocessing import list_pending_slices
 from highwater.resources.commit_log import ensure_all_rows_seen, read_recorded_rows
 from highwater.resources.delta import ensure_complete, query, query_all, slice_is_one_of
@@ -147,7 +147,7 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     needed = replace(_load_needed_slices(work, instance, now), in_dlq=read_dlq_slices(work.ledger, work.lake, stream))
     old, retained = dict[str, int](), Counter[str]()
     for some in split_by_count(wanted, PAGE):
-        found, stay = select_free_slices(some, replace(needed, complete=complete(work.lake, stream, some)))
+        found, stay = select_free_slices(some, replace(needed, complete=list_complete_slices(work.lake, stream, some)))
         retained.update(stay)
         times, rows = _load_times_and_counts(table, found) if found else ({}, {})
         old |= {key: rows[key] for key in select_old_slices(found, times, age, now)}
@@ -216,14 +216,14 @@ def _remove_expired_rows(work: Work, instance: dg.DagsterInstance, age: timedelt
     for some in split_by_count(wanted, PAGE):
         recorded = _load_rows_to_erase(work, some)
         erasures.begin(number, [*recorded.values()])
-        erasures_table.keep(work.ledger, work.lake, stream.name)
+        erasures_table.sync_with_ledger(work.ledger, work.lake, stream.name)
         part_of_work = replace(work, slices=work.ledger.get(some))
-        taken = take(part_of_work, {key: one.rows[AGED] for key, one in recorded.items()})
+        taken = expire_rows(part_of_work, {key: one.rows[AGED] for key, one in recorded.items()})
         returned = _return_needed_rows(work, instance, taken, now)
         gone |= {key: recorded[key].rows[AGED] for key in taken if key not in returned}
         back = [*back, *returned]
         work.log(f"raw: {len(gone):,} of {len(wanted):,} slices lost their rows")
-    erasures_table.keep(work.ledger, work.lake, stream.name)
+    erasures_table.sync_with_ledger(work.ledger, work.lake, stream.name)
     return replace(preview, rows=gone, back=back)
 
 
@@ -259,10 +259,12 @@ def _return_needed_rows(work: Work, instance: dg.DagsterInstance, keys: Sequence
     ]
     if not gone:
         return []
-    needed = replace(_load_needed_slices(work, instance, now), complete=complete(work.lake, work.stream, gone))
+    needed = replace(
+        _load_needed_slices(work, instance, now), complete=list_complete_slices(work.lake, work.stream, gone)
+    )
     wanted = [key for key in gone if needed.find_reason(key) is not None]
     back: list[str] = []
     for some in split_by_count(wanted, work.stream.limits.slices_per_run):
-        back += put_back(replace(work, slices=work.ledger.get(some)))
+        back += restore_rows(replace(work, slices=work.ledger.get(some)))
     work.ledger.erasures.mark_done([key for key in gone if key not in wanted], BY_AGE, datetime.now(UTC))
     return back

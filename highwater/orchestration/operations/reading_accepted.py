@@ -87,29 +87,29 @@ class AcceptedFacts:
         return found
 
 
-def keep(
+def store_accepted(
     ledger: Ledger,
     lake: Lake,
     kafka: Kafka,
     stream: Stream,
-    see: Callable[[accepted_copies.AcceptedCopy], None],
+    on_record: Callable[[accepted_copies.AcceptedCopy], None],
     *,
     dry_run: bool,
-    again: bool,
+    resend: bool,
 ) -> AcceptedFacts:
     """Store the topic's records, and let the table `published` begin after it; or only look.
 
     Args:
-        see: takes note of each record.
+        on_record: takes note of each record.
         dry_run: write nothing.
-        again: nothing is kept, so that all is sent again.
+        resend: nothing is kept, so that all is sent again.
 
     Raises:
         ConfigurationError: the topic holds what this stream did not send, or is compacted.
         SupersededAttemptError: another run publishes the stream.
         DependencyAwayError: Kafka, the lake or the ledger is away.
     """
-    topic = "" if stream.publishes is None or again else stream.publishes.topic
+    topic = "" if stream.publishes is None or resend else stream.publishes.topic
     if not dry_run and lake.open_stream_table(stream.name, accepted_copies.TABLE) is not None:
         accepted_copies.write(lake, stream.name, [], {})  # of a command that died
     try:
@@ -121,7 +121,7 @@ def keep(
     _ensure_not_compacted(kafka, topic)
     if dry_run:
         found = AcceptedFacts(state.list_offset_ranges())
-        for _ in _read_copy_batches(kafka, stream, topic, found, see):
+        for _ in _read_copy_batches(kafka, stream, topic, found, on_record):
             pass  # read to be counted
         return found
     with Transactions(kafka, f"highwater.pub.{topic}", topic) as transactions:
@@ -131,7 +131,7 @@ def keep(
         ends = {
             stream.topic: {p: held.end for p, held in kafka.read_topic_state(stream.topic).list_offset_ranges().items()}
         }
-        accepted_copies.write(lake, stream.name, _read_copy_batches(kafka, stream, topic, found, see), ends)
+        accepted_copies.write(lake, stream.name, _read_copy_batches(kafka, stream, topic, found, on_record), ends)
         work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
         book = publication_log_writer.PublicationLog(work, state.topic_id)
         book.follow(0 if mark is None else mark.attempt)
@@ -152,7 +152,11 @@ def _ensure_not_compacted(kafka: Kafka, topic: str) -> None:
 
 
 def _read_copy_batches(
-    kafka: Kafka, stream: Stream, topic: str, found: AcceptedFacts, see: Callable[[accepted_copies.AcceptedCopy], None]
+    kafka: Kafka,
+    stream: Stream,
+    topic: str,
+    found: AcceptedFacts,
+    on_record: Callable[[accepted_copies.AcceptedCopy], None],
 ) -> Iterator[list[dict[str, Any]]]:
     """The records as rows, in batches, partition by partition: so files hold neighbouring offsets."""
     batch: list[dict[str, Any]] = []
@@ -161,7 +165,7 @@ def _read_copy_batches(
             copy = _read(stream, topic, message)
             sent_ms = message.timestamp()[1]
             found.add(copy, partition, sent_ms, stream.topic)
-            see(copy)
+            on_record(copy)
             batch.append(copy.build_row(sent_ms))
             if len(batch) == ROWS_PER_BATCH:
                 yield batch

@@ -26,7 +26,7 @@ from highwater.errors import ConfigurationError, IncompleteReadError, UnknownSli
 from highwater.maintenance import LiveKey, select_candidates
 from highwater.orchestration.checking.slice_status import read_commit_attempts, read_stream_commits
 from highwater.orchestration.operations.key_retirement import PAGE
-from highwater.plans import Generation, Loss, Publication
+from highwater.plans import Generation, Loss, PublicationRecord
 from highwater.reclaims import Reclaim
 from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
 from highwater.resources.delta import query, read_count
@@ -69,7 +69,7 @@ class RebuiltPlans:
     losses: Sequence[Loss] = ()
     unknown: Sequence[str] = ()
     attempts: Mapping[str, int] = field(default_factory=dict)
-    publications: Mapping[str, Publication] = field(default_factory=dict)
+    publications: Mapping[str, PublicationRecord] = field(default_factory=dict)
     reclaims: Sequence[Reclaim] = ()
     erasures: Sequence[RecordedErasure] = ()
     retired: Sequence[str] = ()
@@ -216,7 +216,7 @@ def _build_generation(first: Slice) -> Generation:
     )
 
 
-def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> RebuiltPlans:
+def read_plans_from_lake(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> RebuiltPlans:
     """Read what the lake holds of a stream, and how far Dagster and Kafka have seen its ordinals.
 
     Args:
@@ -247,7 +247,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     tables = attempts.group_by_table().values()
     numbers = {slice_.key: max(table.get(slice_.key, 0) for table in tables) for slice_ in found.slices}
     published = {
-        key: Publication(slice_commit.attempt, slice_commit.counts.get(SENT, slice_commit.rows or 0), now)
+        key: PublicationRecord(slice_commit.attempt, slice_commit.counts.get(SENT, slice_commit.rows or 0), now)
         for key, slice_commit in dlq.items()
         if key in numbers
     }
@@ -354,11 +354,11 @@ def rebuild_from_lake(
             found="a rebuild is for a ledger that was lost",
             remedy="no action needed; if the ledger is damaged, point HIGHWATER_LEDGER_URL at an empty database",
         )
-    found = look(lake, kafka, stream, known)
+    found = read_plans_from_lake(lake, kafka, stream, known)
     for line in found.lines:
         log(line)
     if not dry_run:
-        discards_table.keep(ledger, lake, stream.name)
+        discards_table.sync_with_ledger(ledger, lake, stream.name)
         restore_plans(
             ledger.database,
             found.generations,

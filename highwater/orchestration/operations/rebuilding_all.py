@@ -219,7 +219,7 @@ def rebuild_from_kafka(
     *,
     dry_run: bool,
     by: str = "",
-    again: bool = False,
+    resend: bool = False,
 ) -> NewBeginning:
     """Restart a stream from Kafka, or report what that would do. It may be repeated until the ledger is written.
 
@@ -228,7 +228,7 @@ def rebuild_from_kafka(
         log: gets the sentences.
         dry_run: write nothing.
         by: the person's name.
-        again: the topic of accepted events gets all of them again.
+        resend: the topic of accepted events gets all of them again.
 
     Raises:
         ConfigurationError: ledger or lake hold something of the stream, which accepted events were sent before cannot
@@ -244,14 +244,14 @@ def rebuild_from_kafka(
     states = _fetch_topic_states(kafka, stream)
     logs = {topic: state.list_offset_ranges() for topic, state in states.items()}
     seen = CopyFacts()
-    accepted = reading_accepted.keep(
+    accepted = reading_accepted.store_accepted(
         ledger,
         lake,
         kafka,
         stream,
         lambda copy: seen.note_origin(copy.origin, copy.ms, copy.slice_key, stream.topic),
         dry_run=dry_run,
-        again=again,
+        resend=resend,
     )
     batches = _read_copy_batches(kafka, stream, logs, seen, accepted)
     if not dry_run:
@@ -283,7 +283,7 @@ def rebuild_from_kafka(
     if discarded := len(discards_table.read(lake, stream.name)):
         log(f"{discarded:,} records that were discarded are known from the table {discards_table.TABLE}")
     if not dry_run:
-        discards_table.keep(ledger, lake, stream.name)
+        discards_table.sync_with_ledger(ledger, lake, stream.name)
         restore_plans(ledger.database, generations, [], {}, losses, {}, erasures=erasures)
     log("a dry run: nothing was written" if dry_run else "restarted: start the sensors")
     return found

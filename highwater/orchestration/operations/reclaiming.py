@@ -176,12 +176,12 @@ def reclaim_records(
             remedy="say why: --because TEXT, or `because` in the run's configuration",
         )
     if request.dry_run:
-        found = _log_findings(look(ledger, lake, stream, request.choice, request.most, request.on), log)
+        found = _log_findings(read_records_on_dlq(ledger, lake, stream, request.choice, request.most, request.on), log)
         _log_retired(ledger, stream, found.slices, log)
         log("a dry run: nothing was recorded")
         return found
     with ledger.lease(build_retries_lease_name(stream), seconds=LEASE_SECONDS, wait=LEASE_SECONDS) as lease:
-        found = _log_findings(look(ledger, lake, stream, request.choice, request.most, request.on), log)
+        found = _log_findings(read_records_on_dlq(ledger, lake, stream, request.choice, request.most, request.on), log)
         lease.check()
         now = datetime.now(UTC)
         meant = [_build_reclaim(origin, one, request, now) for origin, one in found.meant.items()]
@@ -224,7 +224,7 @@ def _build_reclaim(origin: Origin, one: DlqRecord, request: ReclaimRequest, now:
     return Reclaim(origin, one.home, one.number + 1, request.because, request.by, now)
 
 
-def look(
+def read_records_on_dlq(
     ledger: Ledger,
     lake: Lake,
     stream: Stream,

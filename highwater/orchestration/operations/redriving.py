@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from highwater.declaration import Stream
-    from highwater.resources.dlq_topics import Gone
+    from highwater.resources.dlq_topics import FindVanishedError
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.slices import OffsetRange
@@ -76,7 +76,7 @@ def redrive(
     stream: Stream,
     wanted: Collection[tuple[int, int]],
     ends: Mapping[int, OffsetRange],
-    gone: Gone,
+    find_vanished_error: FindVanishedError,
 ) -> Iterator[int]:
     """Send records back to the first tier, as they are, in transactions; yields how many are sent so far.
 
@@ -89,7 +89,7 @@ def redrive(
         stream: its declaration.
         wanted: partition and offset of the records on the parked topic.
         ends: to where it is read.
-        gone: the error that it is that a DLQ topic is absent; None if it may be created.
+        find_vanished_error: the error that it is that a DLQ topic is absent; None if it may be created.
 
     Raises:
         ConfigurationError: the stream has no tier.
@@ -107,12 +107,12 @@ def redrive(
         )
     if not wanted:
         return
-    topics, to = ensure_dlq_topics(kafka, stream, gone), stream.tier_topics[0]
-    rooms = {topic: shape.room for topic, shape in topics.items()}
+    topics, to = ensure_dlq_topics(kafka, stream, find_vanished_error), stream.tier_topics[0]
+    size_limits = {topic: shape.max_message_bytes for topic, shape in topics.items()}
     name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _NotSent()
-    with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:
+    with Transactions(kafka, name, stream.parked_topic, most_bytes=min(size_limits.values())) as transactions:
         transactions.mark()
-        limits = SizeLimits(rooms, transactions.most_bytes, transactions.compresses)
+        limits = SizeLimits(size_limits, transactions.most_bytes, transactions.compresses)
         found = _filter_by_size(
             _read_whole_records(kafka, lake, stream, wanted, ends, topics[to].partitions, stay), limits, stay
         )

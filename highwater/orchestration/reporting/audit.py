@@ -26,7 +26,7 @@ from highwater.orchestration.reporting.consumer_lag import RecordAges, measure_u
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.orchestration.resources import open_schema_finder
-from highwater.partition_counts import build_eras
+from highwater.partition_counts import build_partition_count_periods
 from highwater.plans import subtract_losses
 from highwater.reclaims import count_reclaims
 from highwater.resources.deleted_topics import find_parked_loss
@@ -50,7 +50,7 @@ def audit(
     kafka: Kafka,
     lake: Lake,
     stream: Stream,
-    red: Mapping[str, int] | None = None,
+    failing_checks: Mapping[str, int] | None = None,
     *,
     records_of: int = 0,
     versions: bool = False,
@@ -63,7 +63,7 @@ def audit(
     Args:
         ledger, kafka, lake: the connections.
         stream: the stream.
-        red: failing checks by name; None where Dagster was not asked.
+        failing_checks: failing checks by name; None where Dagster was not asked.
         records_of: how many of the newest slices are compared with the topic, record by record, and checked again;
             their sent records are counted in the target topics.
         versions: put the checks of versions to the whole stream too.
@@ -95,7 +95,7 @@ def audit(
     lost = _count_lost_offsets(losses, stream.topic)
     waiting = _count_waiting_offsets([slice_ for slice_ in slices if slice_.key not in in_tables.raw], status, losses)
     committed = compute_committed_ends(ledger.topics.read_planned_topic(stream.name, stream.topic), slices, in_tables)
-    found_eras = build_eras(
+    found_periods = build_partition_count_periods(
         [slice_ for slice_ in slices if slice_.topic == stream.topic],
         ledger.topics.list_generations(stream.name, stream.topic),
     )
@@ -126,16 +126,16 @@ def audit(
         problems=_deduplicate_errors([*status.errors, *dlq_errors, *problems, *unseen, *refused])
         | not_decided
         | _build_dagster_problems(dagster_error),
-        red=red,
+        failing_checks=failing_checks,
         has_dagster_error=dagster_error is not None,
         compared=compare_with_topic(ledger, kafka, lake, stream, newest),
         versions=_check_versions(ledger, lake, stream) if versions else {},
         tiling_faults=[fault.text for fault in list_all_tiling_faults(ledger, stream, slices)],
         checked=len(whole),
         failing=failing,
-        eras=found_eras,
+        periods=found_periods,
         producers=producers,
-        keys=read_key_places(lake, stream, found_eras) if keys else None,
+        keys=read_key_places(lake, stream, found_periods) if keys else None,
         published=describe_publication(lake, stream),
         on_topics=compare_sent_records(kafka, lake, stream, newest),
         published_to=published_to,
@@ -189,8 +189,8 @@ def _run_slice_checks(
             reported = error if isinstance(error, HighwaterError) else _build_check_error(error)
             unasked[f"{', '.join(checks.select_names(stream))}: {reported}"] = reported
         else:
-            red = select_failures(stream, results, warned=False)
-            found += [f"{key}: {name}: {result.text}" for name, key, result in red]
+            failures = select_failures(stream, results, warned=False)
+            found += [f"{key}: {name}: {result.text}" for name, key, result in failures]
     return found, unasked
 
 

@@ -20,7 +20,7 @@ from highwater.wording import format_duration, format_number
 if TYPE_CHECKING:
     from highwater.orchestration.checking.check_rules import CheckResult
     from highwater.orchestration.checking.key_places import KeyPlaces
-    from highwater.partition_counts import Era
+    from highwater.partition_counts import PartitionCountPeriod
     from highwater.plans import Loss
 
 Rows = list[list[str]]
@@ -89,14 +89,14 @@ class Audit:
         findings: results of the topic rules; empty if the topic could not be read.
         endurance: how many brokers may fail.
         problems: errors that stop planning or reading, by their subject.
-        red: failing checks by name, with the number of slices; None where Dagster was not asked.
+        failing_checks: failing checks by name, with the number of slices; None where Dagster was not asked.
         has_dagster_error: whether Dagster was to be asked, and could not be; why is one of the problems.
         compared: slices whose records were compared with the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
         tiling_faults: where slices do not tile.
         checked: how many of the complete slices were checked.
         failing: checks of these that fail on the tables as they are now.
-        eras: generations of the topic, and when partitions were added.
+        periods: generations of the topic, and when partitions were added.
         producers: by name what the rules say of a producer.
         keys: where the topic's keys are; None if it was not asked for.
         published: how far accepted events are sent; empty of a stream that sends none.
@@ -117,14 +117,14 @@ class Audit:
     findings: Sequence[Finding]
     endurance: str
     problems: Mapping[str, HighwaterError]
-    red: Mapping[str, int] | None = None
+    failing_checks: Mapping[str, int] | None = None
     has_dagster_error: bool = False
     compared: Sequence[TopicComparison] = ()
     versions: Mapping[str, VersionResult] = field(default_factory=dict)
     tiling_faults: Sequence[str] = ()
     checked: int = 0
     failing: Sequence[str] = ()
-    eras: Sequence[Era] = ()
+    periods: Sequence[PartitionCountPeriod] = ()
     producers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     keys: KeyPlaces | None = None
     published: str = ""
@@ -151,7 +151,7 @@ class Audit:
         found += [one.error for one in self.on_topics if one.error]
         found += self._describe_version_checks("error")
         found += [*self.tiling_faults, *self.orphan_slices, *self.failing]
-        found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
+        found += [f"check {name} fails in {count:,} slices" for name, count in (self.failing_checks or {}).items()]
         return found
 
     @property
@@ -183,7 +183,7 @@ class Audit:
 
     @property
     def _not_asked(self) -> list[str]:
-        if self.red is not None:
+        if self.failing_checks is not None:
             return []
         made = "" if self.checked else ", and none was made here: --slices N makes those of the newest N slices"
         why = "could not be asked for their last results" if self.has_dagster_error else _NO_HOME
@@ -228,14 +228,14 @@ class Audit:
     def _eras(self) -> Rows:
         return [
             [
-                str(era.generation),
-                era.since,
-                f"{era.planned_at:%Y-%m-%d %H:%M} UTC",
-                f"{era.partitions:,}",
-                era.topic_id,
-                era.text,
+                str(period.generation),
+                period.since,
+                f"{period.planned_at:%Y-%m-%d %H:%M} UTC",
+                f"{period.partitions:,}",
+                period.topic_id,
+                period.text,
             ]
-            for era in self.eras
+            for period in self.periods
         ]
 
     @property
@@ -327,10 +327,10 @@ class Audit:
                 name: [_to_plain_finding(f) for f in findings] for name, findings in self.published_to.items()
             },
             "producers": {name: [_to_plain_finding(f) for f in findings] for name, findings in self.producers.items()},
-            "generations": [{**vars(era), "planned_at": era.planned_at.isoformat()} for era in self.eras],
+            "generations": [{**vars(period), "planned_at": period.planned_at.isoformat()} for period in self.periods],
             "keys": None if self.keys is None else self.keys.to_plain(),
             "endurance": self.endurance,
-            "failing_checks": None if self.red is None else dict(self.red),
+            "failing_checks": None if self.failing_checks is None else dict(self.failing_checks),
             "compared_with_topic": [vars(one) for one in self.compared],
             "held_on_topics": [
                 {

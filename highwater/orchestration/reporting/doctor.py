@@ -197,8 +197,8 @@ def _check_dlq(deployment: Deployment, stream: Stream) -> TrialResult:
 
 
 def _check_accepted_topic(deployment: Deployment, stream: Stream) -> str:
-    gone = partial(find_accepted_vanished_error, deployment.open_ledger(), deployment.open_lake(), stream)
-    return check_accepted(deployment.open_kafka(), stream, gone)
+    find_error = partial(find_accepted_vanished_error, deployment.open_ledger(), deployment.open_lake(), stream)
+    return check_accepted(deployment.open_kafka(), stream, find_error)
 
 
 def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> TrialResult:

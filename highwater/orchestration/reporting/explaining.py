@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from highwater.orchestration.checking.check_rules import SliceAttempts
     from highwater.orchestration.dagster_home import Opened
     from highwater.orchestration.reporting.publication_status import PublishedSlice
-    from highwater.plans import Loss, Publication
+    from highwater.plans import Loss, PublicationRecord
     from highwater.reclaims import Reclaim
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
@@ -112,7 +112,7 @@ class ExplainedSlice:
     slice_: Slice
     lost: Sequence[Loss]
     commits: Sequence[Commit]
-    publication: Publication | None
+    publication: PublicationRecord | None
     undone: Sequence[str]
     rejects: Sequence[RejectSummary] = ()
     hold: Hold | None = None

@@ -39,7 +39,7 @@ from highwater.resources.deleted_topics import (
     read_state,
     read_state_if_exists,
 )
-from highwater.resources.dependency_guards import describe, is_cooling_down, open_error
+from highwater.resources.dependency_guards import build_open_error, describe, is_cooling_down
 
 if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka
@@ -122,7 +122,7 @@ def _find_accepted_topic_error(ledger: Ledger, kafka: Kafka, lake: Lake, stream:
 def _load_waiting_work(ledger: Ledger, lake: Lake, stream: Stream) -> WaitingWork | Exception:
     row = ledger.breakers.read_dependency(LAKE)
     if is_cooling_down(row, datetime.now(UTC)):
-        return open_error(row)  # storage that is away is not waited for
+        return build_open_error(row)  # storage that is away is not waited for
     try:
         ensure_lake_exists(ledger, lake)
         found = pending_reprocessing.list_pending_slices(ledger, lake, stream)

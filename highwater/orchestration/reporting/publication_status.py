@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.plans import Publication
+    from highwater.plans import PublicationRecord
     from highwater.resources.commit_log import CommitTime
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
@@ -175,7 +175,7 @@ def _find_last_sent(stream: Stream, published: DeltaTable | None, settled: dict[
         keys = [key for key in settled if key.startswith(main)]
         longest = max(map(len, keys), default=0)  # an ordinal beyond the usual digits has more of them
         last = max((key for key in keys if len(key) == longest), default=None)
-        if last is None or publication_log.complete(read_slice_commits(published, [last])):
+        if last is None or publication_log.select_complete(read_slice_commits(published, [last])):
             return last
         del settled[last]
     return None
@@ -207,7 +207,7 @@ def _list_waiting_slices(
         for key in decided_slice_commits
         if key in sent_slice_commits and sent_slice_commits[key].attempt != decided_slice_commits[key].attempt
     )
-    begun = publication_log.complete({key: sent_slice_commits[key] for key in found})
+    begun = publication_log.select_complete({key: sent_slice_commits[key] for key in found})
     fresh += [key for key in found if key not in begun]
     return fresh, [*begun], len(set(after) - set(some))
 
@@ -288,7 +288,7 @@ class PublishedSlice:
     states: Mapping[str, int]
     at: datetime | None
     batch: int | None
-    mark: Publication | None
+    mark: PublicationRecord | None
     why_not: str
 
     @property
@@ -327,7 +327,9 @@ def load_published_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Sli
     table, topic = lake.open_stream_table(stream.name, publication_log.TABLE), stream.publishes.topic
     decided = lake.load_slice_commits(stream.name, EVENTS, [slice_.key]).get(slice_.key)
     slice_commit = (
-        None if table is None else publication_log.complete(read_slice_commits(table, [slice_.key])).get(slice_.key)
+        None
+        if table is None
+        else publication_log.select_complete(read_slice_commits(table, [slice_.key])).get(slice_.key)
     )
     batch = publication_log.load_current_batch(lake, stream)
     is_in_batch = batch is not None and slice_.key in batch.slices

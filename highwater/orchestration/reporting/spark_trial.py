@@ -119,7 +119,7 @@ def _run_in_process(
     with os.fdopen(read_end, "rb", buffering=0) as reports, tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
-                command(write_end, steps),
+                build_trial_command(write_end, steps),
                 env=build_environment(settings, environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -140,7 +140,7 @@ def _run_in_process(
             end(process)
 
 
-def command(write_end: int, steps: Sequence[TrialStep]) -> list[str]:
+def build_trial_command(write_end: int, steps: Sequence[TrialStep]) -> list[str]:
     """The process; it reports to the pipe."""
     return [sys.executable, "-m", __name__, str(write_end), *(step.what for step in steps)]
 

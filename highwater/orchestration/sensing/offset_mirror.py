@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.divergence import Divergence
     from highwater.plans import Planned
-    from highwater.resources.groups import Place
+    from highwater.resources.groups import TopicAndPartition
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
@@ -100,7 +100,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
         found = read_group_offsets(
             kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions]
         )
-        wanted: dict[Place, tuple[int, MirrorMark]] = {}
+        wanted: dict[TopicAndPartition, tuple[int, MirrorMark]] = {}
         idle = True
         for one in looked:
             has = {p: found[one.topic, p] for p in one.state.partitions if (one.topic, p) in found}
@@ -161,7 +161,7 @@ def _measure_progress(
         _bound_offsets(one, offsets),
         MirrorMark.from_last_slice(one.state.topic_id, last, now),
         _format_progress(one, last, behind[done:], has),
-        complete=done == len(behind) and not one.state.unled and not one.divergence.unsure,
+        complete=done == len(behind) and not one.state.leaderless_partitions and not one.divergence.unsure,
     )
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from highwater.breaker import Circuit, complete_probe, fail
+from highwater.breaker import Circuit, complete_probe, record_failure
 from highwater.errors import (
     BreakerOpenError,
     HighwaterError,
@@ -81,7 +81,7 @@ def _record_failure(work: Work, error: Exception, *, counted: bool) -> None:
         fresh = [Judgement(key, work.stream.name, work.run, now) for key in main if key not in {*known, *decided}]
         ours = [one for one in known.values() if work.run and one.run == work.run]
         first = [*fresh, *ours] if counted else []
-        after = fail(circuit, work.stream.breaker, main, {one.slice_key for one in first}, what, now)
+        after = record_failure(circuit, work.stream.breaker, main, {one.slice_key for one in first}, what, now)
         return after, [replace(one, failed=True, judged_at=now) for one in first]
 
     work.log(f"breaker: {work.ledger.breakers.update(work.stream.name, main, decide).text}")

@@ -44,12 +44,12 @@ def compare_with_plan(
     first = _select_fault_kinds(stream, planned, state, divergence)
     if not first:
         return state, divergence
-    if state.unled:
+    if state.leaderless_partitions:
         return state, _mark_unsure(planned, state, divergence, first, describe_missing_leaders(state))
     again = fetch_topic_again(kafka, state.topic)
     divergence = detect_divergence(kafka, again, planned)
     second = _select_fault_kinds(stream, planned, again, divergence)
-    if again.unled:
+    if again.leaderless_partitions:
         return again, _mark_unsure(planned, again, divergence, {**first, **second}, describe_missing_leaders(again))
     doubtful = {p: kind for p, kind in {**first, **second}.items() if first.get(p) != second.get(p)}
     doubtful |= {p: kind for p, kind in second.items() if has_lower_offset(state, again, p)}
@@ -75,7 +75,7 @@ def fetch_topic_again(kafka: Kafka, topic: str) -> TopicState:
 
 def describe_missing_leaders(state: TopicState) -> str:
     """The reason why no fault of a topic counts now."""
-    return f"not compared while partitions {', '.join(map(str, state.unled))} have no leader"
+    return f"not compared while partitions {', '.join(map(str, state.leaderless_partitions))} have no leader"
 
 
 def has_lower_offset(first: TopicState, second: TopicState, partition: int) -> bool:

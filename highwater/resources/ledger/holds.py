@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.envelope import Origin
 from highwater.errors import LeaseHeldError
-from highwater.holds import Hold, HoldingRecords, Release, found_again
+from highwater.holds import Hold, HoldingRecords, Release, update_hold
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
@@ -53,7 +53,7 @@ class Holds(LedgerPart):
         for _ in range(TRIES):
             try:
                 with self._database.writing() as connection:
-                    hold = found_again(_read_holds(connection, [key]).get(key), key, stream, found, now)
+                    hold = update_hold(_read_holds(connection, [key]).get(key), key, stream, found, now)
                     connection.execute(delete(schema.holds).where(schema.holds.c.slice_key == key))
                     connection.execute(insert(schema.holds).values(_build_row(hold)))
                     return hold

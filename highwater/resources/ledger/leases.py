@@ -123,7 +123,7 @@ def read_current_leases(connection: Connection) -> dict[str, datetime]:
     return {row.name: datetime.fromtimestamp(row.until, UTC) for row in connection.execute(query)}
 
 
-def forget(connection: Connection, over_for: float) -> None:
+def delete_expired_leases(connection: Connection, over_for: float) -> None:
     """Delete leases that expired this many seconds ago: each run has a name of its own, so these would grow."""
     connection.execute(delete(_TABLE).where(_TABLE.c.until < _read_clock(connection) - over_for))
 

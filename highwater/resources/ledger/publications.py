@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import and_, insert, literal, select, tuple_, update
 
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
@@ -15,11 +15,11 @@ from highwater.resources.ledger.engine import read_slice_rows
 class Publications(LedgerPart):
     """The publications of a ledger."""
 
-    def read_for_slices(self, keys: Sequence[str]) -> dict[str, Publication]:
+    def read_for_slices(self, keys: Sequence[str]) -> dict[str, PublicationRecord]:
         """The publications of these slices' rejects; slices without any are left out."""
         with self._database.reading() as connection:
             rows = read_slice_rows(connection, schema.publications, keys)
-            return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
+            return {row.slice_key: PublicationRecord(row.attempt, row.sent, row.published_at) for row in rows}
 
     def has_published_rejects(self, stream: str) -> bool:
         """Whether any reject of a stream was ever published."""
@@ -30,7 +30,7 @@ class Publications(LedgerPart):
         with self._database.reading() as connection:
             return connection.execute(query).first() is not None
 
-    def record(self, stream: str, key: str, publication: Publication) -> None:
+    def record(self, stream: str, key: str, publication: PublicationRecord) -> None:
         """Record the committed offset of a slice's rejects; an older or lower one never replaces it."""
         table = schema.publications
         values = {

@@ -9,7 +9,7 @@ from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
 
 from highwater.errors import LeaseHeldError
-from highwater.plans import Generation, Loss, Publication, ensure_recordable
+from highwater.plans import Generation, Loss, PublicationRecord, ensure_recordable
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.erasures import restore
 from highwater.resources.ledger.reclaims import build_reclaim_row
@@ -30,7 +30,7 @@ def restore_plans(
     slices: Sequence[Slice],
     attempts: Mapping[str, int],
     losses: Sequence[Loss],
-    publications: Mapping[str, Publication],
+    publications: Mapping[str, PublicationRecord],
     reclaims: Sequence[Reclaim] = (),
     erasures: Sequence[RecordedErasure] = (),
     retired: Mapping[str, datetime] | None = None,

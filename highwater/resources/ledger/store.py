@@ -24,7 +24,13 @@ from highwater.resources.ledger.gaps import RecordedGaps
 from highwater.resources.ledger.holds import Holds
 from highwater.resources.ledger.instances import Instances
 from highwater.resources.ledger.intents import Intents
-from highwater.resources.ledger.leases import Heartbeat, Lease, acquire_lease, forget, read_current_leases
+from highwater.resources.ledger.leases import (
+    Heartbeat,
+    Lease,
+    acquire_lease,
+    delete_expired_leases,
+    read_current_leases,
+)
 from highwater.resources.ledger.operator_actions import OperatorActions
 from highwater.resources.ledger.pauses import PausedTopics
 from highwater.resources.ledger.publications import Publications
@@ -426,4 +432,4 @@ class Ledger:
     def forget_leases(self, over_for: float) -> None:
         """Delete leases that expired this many seconds ago."""
         with self.database.writing() as connection:
-            forget(connection, over_for)
+            delete_expired_leases(connection, over_for)

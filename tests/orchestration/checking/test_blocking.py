@@ -104,7 +104,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
         yield found
 
 
-def test_what_blocks_keeps_its_run_and_later_ones_from_what_is_downstream(runs: Runs) -> None:
+def test_blocking_check_stops_downstream_tables_of_this_and_later_runs(runs: Runs) -> None:
     every = select_stages(BLOCKS)
     assert runs.run(BLOCKS, FIRST)
     assert sorted(runs.taken) == sorted(every)
@@ -122,7 +122,7 @@ def test_what_blocks_keeps_its_run_and_later_ones_from_what_is_downstream(runs: 
     assert sorted(runs.taken) == sorted(every)
 
 
-def test_what_was_fixed_blocks_no_more(runs: Runs) -> None:
+def test_fixed_slices_block_no_more(runs: Runs) -> None:
     sound = list(runs.planted.events)
     runs.planted.events += [event(4, 1, "x", status="paid")]
     runs.planted.write()
@@ -145,8 +145,8 @@ def test_a_warning_is_no_failing_check(runs: Runs) -> None:
     assert count_failing_slices(runs.instance, ORDERS) == {"no_version_missing": 1}
 
 
-def test_what_a_stream_only_warns_of_fails_where_that_is_asked_for() -> None:
-    """An audit follows the declaration; tests and soaks hold that no fault of the pipeline hides after it."""
+def test_declared_warnings_fail_on_request() -> None:
+    """An audit follows the declaration; tests and soaks hold that no fault of the pipeline hides behind it."""
     wrong, mild, sound = CheckResult(False, "x"), CheckResult(False, "y", warning=True), CheckResult(True, "z")
     found = {"slices_tile": {"a": wrong, "b": sound, "c": mild}, "transitions_allowed": {"a": wrong, "c": mild}}
     hard, declared = ("slices_tile", "a", wrong), ("transitions_allowed", "a", wrong)

@@ -57,7 +57,7 @@ def record(**changes: object) -> bytes:
     return json.dumps(RECORD | changes).encode()
 
 
-def test_what_is_alike_is_seen_by_the_quick_parser_alone() -> None:
+def test_equal_values_need_only_the_quick_parser() -> None:
     alike = [record(), record(at="2026-03-01T13:00:00.000+01:00"), b" " + record(more=None).replace(b",", b",\n")]
     assert _select_suspect_rows(STREAM, COLUMNS, batch(*((value, EVENT) for value in alike))) == []
 
@@ -80,7 +80,7 @@ def test_a_value_that_arrow_cannot_read_hides_no_other(spoiled: bytes) -> None:
     assert found[2] == ["id"]
 
 
-def test_what_cannot_be_compared_is_not_called_different() -> None:
+def test_incomparable_values_are_not_called_different() -> None:
     far = record(at="2026-03-01T12:00:00.123456789Z")
     assert unlike((far, (*EVENT[:3], NOON + 123456, True))) == {}
     assert unlike((record(at="9999-12-31T23:59:59-18:00"), (*EVENT[:3], 253402365599000000, True))) == {}

@@ -13,7 +13,7 @@ import pytest
 from dev.planted import plant
 from highwater.orchestration.checking import key_places as module
 from highwater.orchestration.checking.key_places import KeyPlaces, read_key_places
-from highwater.partition_counts import Era, build_eras
+from highwater.partition_counts import PartitionCountPeriod, build_partition_count_periods
 from highwater.partitioners import KeyPlaceReason, PartitionedBy, Partitioner
 from highwater.plans import Generation
 from highwater.resources.lake import Lake
@@ -65,7 +65,7 @@ class Raw:
             [SliceCommit(slice_, 1, None) for slice_ in self.slices],
         )
         plant(self.lake.build_table_path("orders", "raw"), made, slice_commits, replace=True)
-        return read_key_places(self.lake, STREAM, build_eras(self.slices, []))
+        return read_key_places(self.lake, STREAM, build_partition_count_periods(self.slices, []))
 
 
 def keys(first: int, beyond: int) -> list[bytes]:
@@ -159,18 +159,21 @@ def test_a_key_that_is_no_text_is_shown(tmp_path: Path) -> None:
 
 
 def test_without_a_table_there_are_no_keys(tmp_path: Path) -> None:
-    assert read_key_places(Lake(str(tmp_path)), STREAM, [Era(0, "ID0", "orders@0000000", 0, 4, NOW)]) == KeyPlaces()
+    assert (
+        read_key_places(Lake(str(tmp_path)), STREAM, [PartitionCountPeriod(0, "ID0", "orders@0000000", 0, 4, NOW)])
+        == KeyPlaces()
+    )
 
 
 def test_eras_follow_partitions_and_generations() -> None:
     slices = [a_slice(0, 4), a_slice(1, 4), a_slice(2, 6), a_slice(4, 3, generation=1)]
-    found = build_eras(slices[::-1], [a_generation(0, 4), a_generation(1, 5)])
-    assert [(era.since, era.generation, era.partitions, era.added) for era in found] == [
+    found = build_partition_count_periods(slices[::-1], [a_generation(0, 4), a_generation(1, 5)])
+    assert [(period.since, period.generation, period.partitions, period.added) for period in found] == [
         ("orders@0000000", 0, 4, 0),
         ("orders@0000002", 0, 6, 2),
         ("orders@0000004", 1, 5, 0),
     ]
-    assert [era.text for era in found] == [
+    assert [period.text for period in found] == [
         "generation 0 began",
         "2 partitions were added",
         "generation 1 began",

@@ -76,7 +76,7 @@ def test_a_missing_version_that_waits_is_a_warning_that_names_it(planted: Plante
 @pytest.mark.parametrize(
     ("said", "number"), [(value(2), "is_reclaimed"), (b"no JSON", "may_be_reclaimed")], ids=["named", "unreadable"]
 )
-def test_what_was_reclaimed_waits_for_its_slice_and_on_no_topic(planted: Planted, said: bytes, number: str) -> None:
+def test_reclaimed_records_wait_for_their_slice_and_on_no_topic(planted: Planted, said: bytes, number: str) -> None:
     """Its copy in the tier counts no more, so that no time at which it is due may be reported."""
     planted.events += [event(4, 1, "x"), event(15, 3, "x")]
     planted.rejects.append(reject(14, "x", said, "orders.dlq.1"))
@@ -114,7 +114,7 @@ NO_EXCUSE = {
 
 
 @pytest.mark.parametrize("name", NO_EXCUSE)
-def test_what_cannot_be_the_missing_version_excuses_nothing(planted: Planted, name: str) -> None:
+def test_unrelated_records_do_not_explain_a_missing_version(planted: Planted, name: str) -> None:
     planted.events += [event(4, 1, "x"), event(15, 3, "x")]
     planted.rejects += NO_EXCUSE[name]
     assert planted.red() == {MISSING: {SECOND: ERROR, STREAM: ERROR}}

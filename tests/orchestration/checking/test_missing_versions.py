@@ -70,7 +70,7 @@ def gap(offset: int, after: int, since: int = 2, until: int = 2) -> VersionGap:
         (gap(15, 5), DecidedRange(40, 40), UNDECIDED),
     ],
 )
-def test_what_is_not_among_the_rejects_is_judged_by_what_is_decided(
+def test_gaps_without_a_reject_are_classified_by_the_decided_offsets(
     asked: VersionGap, reach: DecidedRange, found: str
 ) -> None:
     assert determine_gap_class(asked, {("orders", 0, 0): reach}) == found
@@ -80,7 +80,7 @@ def test_what_is_not_among_the_rejects_is_judged_by_what_is_decided(
     )
 
 
-def test_of_a_partition_of_which_nothing_is_decided_nothing_is_said() -> None:
+def test_gaps_in_an_undecided_partition_are_undecided() -> None:
     assert determine_gap_class(gap(15, 5), {}) == UNDECIDED
 
 

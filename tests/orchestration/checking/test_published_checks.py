@@ -69,7 +69,7 @@ def test_a_row_of_published_that_is_there_twice_is_reported(scene: PublishingSce
     assert result.text.startswith("1 there twice; the commit names 2 sent")
 
 
-def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
+def test_waiting_slices_are_distinguished_from_lost_ones(
     scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slice whose commit was removed from the table passed as one that waits, rows and all."""

@@ -12,7 +12,7 @@ import pytest
 
 from highwater.assets import dlq, publication_log
 from highwater.declaration import Accepted
-from highwater.envelope import Envelope, Header, Origin
+from highwater.envelope import Envelope, KafkaHeader, Origin
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.checking import sent_records
 from highwater.orchestration.checking.sent_records import TopicRecords, compare_sent_records
@@ -34,7 +34,7 @@ ID = "A" * 22
 class FakeCluster:
     """A test double for the cluster: one partition a topic, and the headers of its records."""
 
-    records: dict[str, list[Sequence[Header]]] = field(default_factory=dict)
+    records: dict[str, list[Sequence[KafkaHeader]]] = field(default_factory=dict)
     open: int = 0
     log_start: int = 0
     since: list[int] = field(default_factory=list)
@@ -56,14 +56,14 @@ class FakeCluster:
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[Any]:
         for headers in self.records[topic][ranges[0].start : ranges[0].end]:
-            yield _Record(headers)
+            yield FakeMessage(headers)
 
 
 @dataclass(frozen=True)
-class _Record:
-    found: Sequence[Header]
+class FakeMessage:
+    found: Sequence[KafkaHeader]
 
-    def headers(self) -> Sequence[Header]:
+    def headers(self) -> Sequence[KafkaHeader]:
         return self.found
 
 
@@ -97,11 +97,11 @@ class Scene:
         reported = {"state": state, "revision": revision, "published_at": NOW}
         return {"slice": self.slice_.key, **self.origin(offset), **reported}
 
-    def envelope(self, offset: int, **changes: Any) -> list[Header]:
+    def envelope(self, offset: int, **changes: Any) -> list[KafkaHeader]:
         made = Envelope(self.stream.topic, 0, 0, offset, 0, 1, "unresolved", "why", self.slice_.key, NOW)
         return replace(made, **changes).to_headers()
 
-    def said(self, offset: int, *more: Header) -> list[Header]:
+    def said(self, offset: int, *more: KafkaHeader) -> list[KafkaHeader]:
         names = {name.replace("_", "."): value for name, value in self.origin(offset).items()}
         return [*((f"highwater.{name}", str(value).encode()) for name, value in names.items()), *more]
 
@@ -127,7 +127,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_what_was_sent_once_is_there_once(scene: Scene) -> None:
+def test_records_sent_once_are_found_once(scene: Scene) -> None:
     assert [one.line for one in scene.held()] == [
         f"{topic}: 1 records were sent of these slices, each once"
         for topic in (scene.tier, scene.parked, scene.accepted)
@@ -136,7 +136,7 @@ def test_what_was_sent_once_is_there_once(scene: Scene) -> None:
     assert scene.topics.since == [round((planned - timedelta(hours=1)).timestamp() * 1000)] * 3
 
 
-def test_what_a_table_reports_late_is_looked_for_from_its_plan_on(scene: Scene) -> None:
+def test_records_reported_late_are_searched_from_their_plan_on(scene: Scene) -> None:
     """A run that dies after its transaction is finished by another, which writes the table hours later."""
     for row in (*scene.rejects, *scene.sent):
         row["published_at"] = NOW + timedelta(hours=9)
@@ -203,7 +203,7 @@ def test_each_defect_is_reported_its_topic_and_no_other(scene: Scene, name: str)
     assert scene.errors() == expected
 
 
-def test_what_cannot_be_counted_is_reported_and_no_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncountable_topics_are_reported_without_an_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     del scene.topics.records[scene.tier]
     monkeypatch.setattr(sent_records, "MAX_RECORDS", 0)
     lines = [one.line for one in scene.held()]

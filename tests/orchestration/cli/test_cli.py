@@ -59,7 +59,7 @@ def test_the_command_reports_a_service_that_is_away_by_its_exit_status(tmp_path:
         (("erase", "orders"), "either --key or --digest"),
     ],
 )
-def test_what_would_mean_no_record_is_reported_before_anything_is_asked(
+def test_selections_without_records_are_reported_before_any_query(
     arguments: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
     result = Scene("127.0.0.1:1", "orders", tmp_path).run(*arguments)

@@ -86,7 +86,7 @@ def test_a_broker_that_is_away_is_no_answer(tmp_path: Path, topic: str, said: st
     assert json.loads(plain.stdout)[0]["end"] == said.partition(":")[0]
 
 
-def test_what_is_not_there_is_an_answer(tmp_path: Path) -> None:
+def test_absent_offsets_are_reported_as_absent(tmp_path: Path) -> None:
     """The end of the parked topic is not waited for as if a record had to come."""
     stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     lake, ends = Lake(str(tmp_path / "lake")), {"orders": ("A", 7), "orders.parked": ("B", 3)}
@@ -116,7 +116,7 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_not_read_says_why(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+def test_unread_offsets_are_reported_with_a_reason(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     scene = Scene(bootstrap, topic(partitions=2), tmp_path)
     scene.write(15)
     producer = scene.transaction()

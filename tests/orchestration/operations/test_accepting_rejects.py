@@ -232,7 +232,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
     assert ledger.breakers.read_accepted_slices([ONE.key])[ONE.key].accepted_by == "ann"
 
 
-def test_what_cannot_be_accepted_is_reported(ledger: Ledger) -> None:
+def test_invalid_acceptances_are_reported(ledger: Ledger) -> None:
     from highwater.orchestration.operations.accepting_rejects import AcceptSlicesRequest, accept_slices
 
     ledger.add([ONE])

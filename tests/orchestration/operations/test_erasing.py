@@ -19,7 +19,7 @@ from highwater.assets.erasing import find
 from highwater.assets.work import Work
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
-from highwater.erasing import ErasedCounts, Erasure, compute_digest, subtract_counts, until
+from highwater.erasing import ErasedCounts, Erasure, compute_digest, compute_erasure_times, subtract_counts
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
@@ -34,9 +34,9 @@ from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
-from tests.helpers.erasure_commits import Committed
+from tests.helpers.erasure_commits import FakeErasureCommits
 from tests.helpers.support import Bench, Message, order_message
-from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, Served, World, slice_
+from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, FakeRecord, World, slice_
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_an_erasure_that_exceeds_its_decision_names_the_table(
 
 def test_a_key_is_erased_up_to_its_last_erasure() -> None:
     made = [Erasure("orders", digest, "", "", NOON + timedelta(days=day)) for digest, day in (("a", 2), ("a", 1))]
-    assert until(made) == {"a": NOON + timedelta(days=2)}
+    assert compute_erasure_times(made) == {"a": NOON + timedelta(days=2)}
     assert compute_digest(b"o1") == O1
 
 
@@ -109,7 +109,7 @@ def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> Non
         ErasureRequest(O1, dry_run=False, by="me"),
     ],
 )
-def test_what_is_asked_for_must_be_whole(asked: ErasureRequest) -> None:
+def test_incomplete_erasure_requests_are_refused(asked: ErasureRequest) -> None:
     with pytest.raises(ConfigurationError):
         asked.check_complete()
 
@@ -194,7 +194,7 @@ def test_slices_that_are_being_sent_are_left_for_later(world: World, monkeypatch
 
 
 @dataclass(frozen=True)
-class Sent(Served):
+class FakeSentRecord(FakeRecord):
     """A record with what an erasure knows it by."""
 
     sent: bytes = b"o1"
@@ -235,7 +235,7 @@ def test_a_record_that_was_erased_before_it_was_read_is_reported_by_key_and_time
 
     def sent(*arguments: Any, **changes: Any) -> Any:
         for one in read(*arguments, **changes):
-            yield Sent(one.place, sent=key, at=NOON + timedelta(seconds=late))
+            yield FakeSentRecord(one.place, sent=key, at=NOON + timedelta(seconds=late))
 
     world.topics.read = sent  # type: ignore[method-assign]
     found = world.check_slices([FIRST.key])["gaps_explained"][FIRST.key]
@@ -258,7 +258,7 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     for one, more in ((RETRIED, {"events_seen": 0}), (FIRST, {"rejects_malformed": 1, "rejects_unresolved": 1})):
         for name in ("events", "rejects"):
             world.alter_slice_commit(name, one, counts={**world.slice_commits[name][one.key].counts, **more})
-    stored = Committed(world, monkeypatch)
+    stored = FakeErasureCommits(world, monkeypatch)
     reclaim = Reclaim(Origin("orders", 0, 0, 2), FIRST.key, 1, "a fixed rule", "somebody", NOON)
     world.ledger.reclaims.add("orders", [reclaim])
     now = version_of(world, "events")
@@ -295,7 +295,7 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
     for name in ("events", "rejects"):
         by_reason = {"rejects_malformed": 1, "rejects_unresolved": 1}
         world.alter_slice_commit(name, FIRST, counts={**world.slice_commits[name][FIRST.key].counts, **by_reason})
-    Committed(world, monkeypatch, keeps=table)
+    FakeErasureCommits(world, monkeypatch, keeps=table)
     nothing, lines = cast("Any", None), list[str]()
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
     asked = ErasureRequest(compute_digest(b"o5"), dry_run=False, by="somebody", because="asked for")

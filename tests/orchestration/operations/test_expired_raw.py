@@ -17,13 +17,13 @@ from highwater.errors import SupersededAttemptError, TemporaryError, UnbalancedE
 from highwater.orchestration.operations import erasing
 from highwater.orchestration.operations.erasing import ErasureRequest
 from highwater.orchestration.operations.parked import ParkedSelection
-from highwater.orchestration.operations.reclaiming import look as look_to_reclaim
+from highwater.orchestration.operations.reclaiming import read_records_on_dlq
 from highwater.retention import (
     AGED_FROM,
     count_records,
 )
 from highwater.slice_commits import SliceCommit
-from tests.helpers.erasure_commits import Committed
+from tests.helpers.erasure_commits import FakeErasureCommits
 from tests.helpers.retained import (
     NOTHING,
     NOW,
@@ -63,7 +63,7 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     step.maintain()
     assert held(world) == set()
     rows = dict(world.slice_commits["raw"])
-    retained = Committed(world, monkeypatch)
+    retained = FakeErasureCommits(world, monkeypatch)
     world.slice_commits["raw"].update(rows)
     world.write()
     retained.dies_after = "raw"
@@ -86,11 +86,11 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
 
 def test_records_of_slices_without_rows_are_not_reclaimed(step: Step, world: World) -> None:
     """A retry that is reprocessed may reject what it had accepted; there is nothing to decide of on the main topic."""
-    found = look_to_reclaim(world.ledger, world.lake, STORED, ParkedSelection())
+    found = read_records_on_dlq(world.ledger, world.lake, STORED, ParkedSelection())
     assert (found.slices, found.aged) == ([FIRST.key], 0)
     world.alter_slice_commit("raw", FIRST, counts={"aged": 8})
     world.write()
-    found = look_to_reclaim(world.ledger, world.lake, STORED, ParkedSelection())
+    found = read_records_on_dlq(world.ledger, world.lake, STORED, ParkedSelection())
     assert (found.slices, found.aged) == ([], 1)
     assert "1 are of slices whose rows of raw have expired" in found.lines[-1]
     del step

@@ -17,7 +17,7 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import erasures_table, events, publication_log, publication_log_writer, published
 from highwater.assets.origins import SEEN
-from highwater.assets.raw_expiry import put_back
+from highwater.assets.raw_expiry import restore_rows
 from highwater.assets.work import Work
 from highwater.declaration import Maintenance, Retention
 from highwater.erasing import ErasedCounts, Erasure
@@ -39,7 +39,7 @@ from highwater.resources.table_maintenance import (
     read_commit_times,
     remove_files,
 )
-from tests.helpers.accepted import Event, Log, Tables
+from tests.helpers.accepted import Event, FakeTransactionLog, Tables
 from tests.helpers.support import Bench, order_message, read_rows
 from tests.helpers.world import COLUMNS, RETRIED, STREAM, World, schema_of
 
@@ -169,7 +169,7 @@ def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
     assert sorted(map(str, read_rows(path, "true"))) == before
 
 
-def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_erasures_table_is_maintained_during_an_erasure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each night that takes old rows adds files to it, and its writers hold no lease."""
     monkeypatch.setattr(maintenance, "select_tables", lambda _: [])  # the others need Spark
     work = work_of(world)
@@ -177,7 +177,7 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
     def erase(day: int) -> None:
         number = world.ledger.erasures.add(Erasure("orders", "age", f"day {day}", "maintenance", NOW - timedelta(day)))
         world.ledger.erasures.begin(number, [ErasedCounts(f"orders@{day:07}", {}, {"raw": day})])
-        erasures_table.keep(world.ledger, world.lake, "orders")
+        erasures_table.sync_with_ledger(world.ledger, world.lake, "orders")
 
     for day in range(FEWEST_FILES):
         erase(day)
@@ -197,14 +197,14 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
     assert reported == [(f"day {day}", [f"orders@{day:07}"]) for day in (99, *reversed(range(FEWEST_FILES)))]
 
 
-def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
+def test_published_table_is_maintained_and_a_concurrent_sender_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each batch replaces the one before in a table of its own, whose old files never went."""
     import pyarrow as pa
     from deltalake import write_deltalake
 
-    log, tables, topic_id = Log(), Tables(tmp_path), "T" * 22
+    log, tables, topic_id = FakeTransactionLog(), Tables(tmp_path), "T" * 22
     monkeypatch.setattr(published, "Transactions", log)
     monkeypatch.setattr(Kafka, "list_group_names", lambda _: [])
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: TopicShape(2, 1, {"max.message.bytes": "1000000"}))
@@ -323,7 +323,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert bench.failing() == {}
     [remaining] = events.materialise(bench.work(slices[2]))
     assert "the decision stays: raw's retention deleted 1 rows" in str(remaining.note)
-    assert put_back(bench.work(slices[0])) == [slices[0].key]
+    assert restore_rows(bench.work(slices[0])) == [slices[0].key]
     bench.materialise(slices[1])
     assert {(row["slice"], row["offset"]) for row in bench.rows("raw")} == {
         (one.key, offset) for one in slices[:2] for offset in range(one.ranges[0].start, one.ranges[0].end)

@@ -34,9 +34,9 @@ from highwater.maintenance import (
     Horizon,
     LiveKey,
     TablePartition,
+    group_files_to_merge,
     select_candidates,
-    to_compact,
-    to_merge,
+    select_partitions_to_compact,
 )
 from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.cli.main import main
@@ -90,18 +90,18 @@ def test_small_files_are_joined_where_there_are_many() -> None:
         TablePartition("many", (small,) * 10),
         TablePartition("large", (large,) * 9),
     ]
-    assert to_compact(parts) == ["many", "nine"]
+    assert select_partitions_to_compact(parts) == ["many", "nine"]
 
 
-def test_what_one_maintenance_rewrites_is_bounded() -> None:
+def test_bytes_rewritten_by_one_maintenance_are_bounded() -> None:
     part = TablePartition("huge", (1_000,) * 9 + (120 * 1024**2,) * 110)
-    assert to_compact([part, replace(part, key="huge too")]) == ["huge"]
+    assert select_partitions_to_compact([part, replace(part, key="huge too")]) == ["huge"]
 
 
 def test_files_of_the_target_size_do_not_keep_small_ones_from_being_joined() -> None:
     """They are not rewritten: a table of many of them has small files too."""
     part = TablePartition("", (1_000,) * 9 + (TARGET_BYTES,) * 1_000)
-    assert to_compact([part]) == [""]
+    assert select_partitions_to_compact([part]) == [""]
 
 
 def files(*sizes: int, start: int = 0) -> list[File]:
@@ -111,32 +111,34 @@ def files(*sizes: int, start: int = 0) -> list[File]:
 
 def test_small_files_of_neighbours_are_merged_up_to_the_target() -> None:
     tenth = TARGET_BYTES // 10
-    groups = to_merge(reversed(files(*[tenth] * 25)))
+    groups = group_files_to_merge(reversed(files(*[tenth] * 25)))
     assert [len(group.files) for group in groups] == [11, 11], "what is left waits for more"
     assert [file.first for file in groups[0].files] == [f"orders@{n:07d}" for n in range(11)]
-    assert to_merge(files(*[tenth] * 8)) == []
-    assert [len(group.files) for group in to_merge(files(*[1] * 9))] == [9]
+    assert group_files_to_merge(files(*[tenth] * 8)) == []
+    assert [len(group.files) for group in group_files_to_merge(files(*[1] * 9))] == [9]
 
 
 def test_a_slice_of_several_files_is_in_one_group() -> None:
     """Groups ended within a slice, which could not be moved then: no night joined anything."""
     size = 20 * 1024**2
     there = [replace(file, path=f"{n} {file.path}") for file in files(*[size] * 11) for n in range(8)]
-    groups = to_merge(there)
+    groups = group_files_to_merge(there)
     assert [len(group.files) for group in groups] == [8] * 11
     assert [(len({file.first for file in group.files}), group.target_files) for group in groups] == [(1, 1)] * 11
     wide = [replace(file, path=f"{n} {file.path}") for file in files(size) for n in range(200)]
-    assert [len(group.files) for group in to_merge(wide)] == [52, 52, 52, 44], "what writers wait for is bounded"
+    assert [len(group.files) for group in group_files_to_merge(wide)] == [52, 52, 52, 44], (
+        "what writers wait for is bounded"
+    )
 
 
 def test_files_that_are_large_enough_are_left_alone() -> None:
-    assert to_merge(files(*[TARGET_BYTES // 2] * 50)) == []
+    assert group_files_to_merge(files(*[TARGET_BYTES // 2] * 50)) == []
 
 
 @given(st.lists(st.integers(1, TARGET_BYTES), max_size=80))
 def test_merged_files_are_few_for_their_bytes(sizes: list[int]) -> None:
     """After maintenance the number of files follows the bytes, whatever slices wrote."""
-    groups = to_merge(files(*sizes))
+    groups = group_files_to_merge(files(*sizes))
     merged = {file.path for group in groups for file in group.files}
     assert len(merged) == sum(len(group.files) for group in groups), "each file once"
     after = len(sizes) - len(merged) + sum(-(-group.bytes // TARGET_BYTES) for group in groups)
@@ -152,7 +154,7 @@ def test_after_maintenance_files_follow_bytes_whatever_the_slices(size: int) -> 
         share = slices // days
         there += files(*[size] * share, start=day * share)
         for number in range(MERGE_PASSES):
-            for group in to_merge(there):
+            for group in group_files_to_merge(there):
                 there = merged(there, group, f"merged {day} {number}")
         assert len(there) <= 2 * (day + 1) * share * size / TARGET_BYTES + FEWEST_FILES
 

@@ -144,7 +144,7 @@ def test_a_paused_part_is_no_paused_tier(ours: Ours) -> None:
     assert all(one.pause is None for one in _read_dlq_status(ours.ledger, ours.kafka, STREAM))
 
 
-def test_who_comes_second_is_reported(ours: Ours) -> None:
+def test_second_pause_or_resume_is_reported(ours: Ours) -> None:
     """Both heard that they had paused it, or resumed it."""
     mine = TierPauseRequest(FIRST, dry_run=False, by="ann")
     first = Pause(FIRST, NOW, "bob")

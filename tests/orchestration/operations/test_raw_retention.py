@@ -22,7 +22,7 @@ from highwater.orchestration.checking.offset_queries import RawRows, read_raw_ro
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.maintenance_job import _observe
 from highwater.orchestration.operations import maintenance, raw_retention, rebuilding
-from highwater.orchestration.operations.key_retirement import complete
+from highwater.orchestration.operations.key_retirement import list_complete_slices
 from highwater.orchestration.operations.maintenance import Report, TableReport
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
@@ -86,7 +86,7 @@ def test_nothing_goes_without_a_declaration_or_without_dagster(step: Step, world
     assert held(world) == {*world.keys}
 
 
-def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step: Step, world: World) -> None:
+def test_expired_rows_are_reported_and_downstream_tables_stay(step: Step, world: World) -> None:
     discard_parked_record(world)
     found = step.maintain()
     assert dict(found.rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
@@ -158,7 +158,7 @@ def test_a_record_explains_nothing_of_rows_that_came_back(step: Step, world: Wor
 
 
 @pytest.mark.parametrize("what", ["an event is gone", "in two places", "not planned"])
-def test_what_is_wrong_downstream_is_found_without_raw(step: Step, world: World, what: str) -> None:
+def test_downstream_faults_are_found_without_raw(step: Step, world: World, what: str) -> None:
     step.maintain()
     event = world.at("events", world.second, (0, 0))
     if what == "an event is gone":
@@ -203,7 +203,7 @@ def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, poi
 
 
 @pytest.mark.parametrize("point", POINTS[:3])
-def test_what_was_begun_and_not_taken_is_not_done(step: Step, world: World, point: str) -> None:
+def test_unfinished_expiry_is_not_recorded_as_done(step: Step, world: World, point: str) -> None:
     """It was said to be done of slices that held all of their rows."""
     step.dies = point
     with pytest.raises(TemporaryError, match="killed"):
@@ -287,7 +287,7 @@ def test_rows_that_were_reread_since_they_were_recorded_stay(step: Step, world: 
     work, both = replace(step.work(), slices=[world.second, RETRIED]), [world.second.key, RETRIED.key]
     number = world.ledger.erasures.add(Erasure("orders", BY_AGE, "", "", NOW))
     world.ledger.erasures.begin(number, [ErasedCounts(key, {}, {}) for key in both])
-    assert raw_expiry.take(work, dict(zip(both, (1, 3), strict=True))) == [RETRIED.key]
+    assert raw_expiry.expire_rows(work, dict(zip(both, (1, 3), strict=True))) == [RETRIED.key]
     assert held(world) == {FIRST.key, world.second.key}
     assert raw_retention._return_needed_rows(work, step.instance, both, NOW) == []
     [recorded] = world.ledger.erasures.list_recorded("orders")
@@ -319,9 +319,9 @@ def test_no_slice_is_looked_at_beyond_those_that_one_maintenance_takes(
 
     def looking(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
         looked.extend(keys)
-        return complete(lake, stream, keys)
+        return list_complete_slices(lake, stream, keys)
 
-    monkeypatch.setattr(raw_retention, "complete", looking)
+    monkeypatch.setattr(raw_retention, "list_complete_slices", looking)
     monkeypatch.setattr(raw_retention, "MAX_SLICES", 1)
     monkeypatch.setattr(raw_retention, "PAGE", 1)
     discard_parked_record(world)
@@ -336,13 +336,13 @@ def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.Monke
 
     def taking(work: Work, recorded: Mapping[str, int]) -> list[str]:
         rounds.append(len(work.slices))
-        return raw_expiry.take(work, recorded)
+        return raw_expiry.expire_rows(work, recorded)
 
     def asking(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, RawRows]:
         asked.append(len(slices))
         return read_raw_rows(raw, slices)
 
-    monkeypatch.setattr(raw_retention, "take", taking)
+    monkeypatch.setattr(raw_retention, "expire_rows", taking)
     monkeypatch.setattr(raw_retention, "read_raw_rows", asking)
     step.stream = replace(STORED, limits=replace(STORED.limits, slices_per_run=1))
     discard_parked_record(world)
@@ -361,9 +361,9 @@ def test_records_that_were_rejected_during_the_look_keep_the_rows(
             [row] = world.of(name, origin_offset=2)
             world.rows[name].append({**row, "slice": world.second.key, "origin_offset": 6})
         world.write()
-        return complete(lake, stream, keys)
+        return list_complete_slices(lake, stream, keys)
 
-    monkeypatch.setattr(raw_retention, "complete", reprocessed)
+    monkeypatch.setattr(raw_retention, "list_complete_slices", reprocessed)
     assert [*step.maintain().rows] == [RETRIED.key]
     assert held(world) == {FIRST.key, world.second.key}
 

@@ -17,7 +17,7 @@ from highwater import envelope
 from highwater.assets import discards_table
 from highwater.assets import published as accepted
 from highwater.assets.dlq_copies import may_have_copies
-from highwater.assets.erasures_table import keep
+from highwater.assets.erasures_table import sync_with_ledger
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
 from highwater.erasing import ErasedCounts, Erasure
@@ -65,7 +65,7 @@ def copy(slice_key: str, generation: int = 0, partition: int = 0, offset: int = 
     return Envelope("orders", generation, partition, offset, ms, 1, "malformed", "", slice_key, NOW)
 
 
-def test_what_a_log_lacks_is_lost_by_name_and_a_tiers_is_not() -> None:
+def test_offsets_missing_from_the_log_are_losses_except_on_a_tier() -> None:
     states = {"orders": state("orders", p0=(5, 9), p1=(0, 3)), TIER: state(TIER, p0=(2, 4))}
     generations, losses = build_new_generations(STREAM, states, {"orders": 41, TIER: 7}, 3, "ann", NOW)
     reported = [(one.topic, one.number, dict(one.starts), one.first_ordinal, one.opened_by) for one in generations]
@@ -132,7 +132,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     lost.erasures.begin(number, [ErasedCounts(f"{scene.topic}@0000008", {0: [OffsetRange(0, 1)]})])
     discarded = Discard(Origin(scene.topic, 0, 0, 5), "test data", "bob", NOW)
     lost.discards.add("orders", [discarded])
-    for follow in (keep, discards_table.keep):
+    for follow in (sync_with_ledger, discards_table.sync_with_ledger):
         follow(lost, Lake(str(tmp_path / "lake")), "orders")  # these tables alone were restored from a copy
     dry = scene.run("rebuild-all", "orders")
     assert dry.exit_code == 0, dry.output

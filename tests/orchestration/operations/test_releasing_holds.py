@@ -119,7 +119,7 @@ def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) ->
         open_breaker(ledger)
 
 
-def test_what_cannot_be_released_is_reported(ledger: Ledger) -> None:
+def test_invalid_releases_are_reported(ledger: Ledger) -> None:
     ledger.add([ONE])
     for asked, stream, error in (
         (ReleaseRequest(ONE.key, dry_run=False), "orders", ConfigurationError),

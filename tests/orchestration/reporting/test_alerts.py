@@ -73,7 +73,7 @@ def test_a_thousand_ticks_over_a_threshold_are_one_alert_and_one_recovery() -> N
     assert heard == ["alert 00:00", "recovery 00:00"]
 
 
-def test_what_was_not_measured_stays_as_it_is() -> None:
+def test_unmeasured_alerts_stay_unchanged() -> None:
     open_ = update_alerts({}, [measure(over=True)], NOW)
     assert update_alerts(open_, [], NOW + timedelta(hours=1)) == open_
     later = update_alerts(open_, [measure(over=True, value="9")], NOW + timedelta(hours=1))
@@ -303,7 +303,7 @@ def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
     assert tick()[0] == ["first", "fourth"]
 
 
-def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
+def test_conditions_of_the_lake_are_measured(tmp_path: Path) -> None:
     written = Written(tmp_path)
     kinds = {"rejects_malformed": 1, "rejects_schema": 0, "rejects_invalid": 5, "rule_amount_positive": 5}
     written.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 5}, raw=10, **kinds)
@@ -328,7 +328,7 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_dependencies_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that fails is neither an alert nor its end."""
     monkeypatch.setattr(topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})
     monkeypatch.setattr(

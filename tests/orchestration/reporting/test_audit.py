@@ -55,7 +55,7 @@ def test_every_origin_has_one_end(written: Written) -> None:
     assert SOUND.error is None
 
 
-def test_what_was_abandoned_while_a_copy_of_it_was_under_way_has_that_end(written: Written) -> None:
+def test_records_discarded_with_a_copy_under_way_count_as_discarded(written: Written) -> None:
     """The tier that it was sent back to supersedes the copy; it was reported as waiting there for ever."""
     written.ledger.discards.add(
         "orders", [Discard(Origin("orders", 0, 0, offset), "garbage", "ann", NOW) for offset in (6, 7)]
@@ -72,7 +72,7 @@ def test_origins_are_counted_in_ranges(written: Written, monkeypatch: pytest.Mon
     assert (written.ends().twice, written.ends().accepted) == (1, 6)
 
 
-def test_what_is_rejected_again_counts_where_it_was_sent_last(written: Written) -> None:
+def test_records_rejected_again_count_where_they_were_sent_last(written: Written) -> None:
     again = a_slice(1, 2, TIER)
     written.prove(again, {"raw": 1, "events": 0, "rejects": 1, "current": 0})
     written.add("rejects", again, [7], next_topic=PARKED, retries=1)
@@ -83,7 +83,7 @@ def test_what_is_rejected_again_counts_where_it_was_sent_last(written: Written) 
     assert (found.waiting[TIER], found.parked, found.unpublished, found.error) == (0, 2, 0, None)
 
 
-def test_what_a_person_sent_again_counts_where_it_is_now(written: Written) -> None:
+def test_redriven_records_count_where_they_are_now(written: Written) -> None:
     """Fixed, and sent with its retries counted again: the rejection that was published last is the last one."""
     first, again = a_slice(1, 2, TIER), a_slice(2, 2, TIER)
     written.prove(first, {"raw": 1, "events": 0, "rejects": 1, "dlq": 1, "current": 0})
@@ -97,7 +97,7 @@ def test_what_a_person_sent_again_counts_where_it_is_now(written: Written) -> No
     assert (found.waiting[STREAM.tier_topics[1]], found.parked, found.error) == (1, 0, None)
 
 
-def test_what_another_system_rejected_counts_by_its_origin(written: Written) -> None:
+def test_rejects_of_another_system_count_by_their_origin(written: Written) -> None:
     """Origins of the main topic end there as in a tier; those in the namespace were not produced on it."""
     theirs = a_slice(0, 6, "sink.errors")
     written.prove(theirs, {"raw": 6, "events": 2, "rejects": 2, "dlq": 2, "current": 2}, tombstones=1, superseded=1)
@@ -122,7 +122,7 @@ def test_a_slice_that_is_reprocessed_is_no_error(written: Written) -> None:
     assert (found.undecided, found.accepted, found.error) == (10, 0, None)
 
 
-def test_what_is_under_way_is_no_error(written: Written) -> None:
+def test_unfinished_slices_are_no_error(written: Written) -> None:
     """Read and not decided; decided, and the rejects not written; reprocessed, and the rejects of before."""
     written.prove(LATER, {"raw": 5})
     assert (written.ends().undecided, written.ends().error) == (5, None)
@@ -158,8 +158,8 @@ def test_a_lake_without_tables_has_no_ends(tmp_path: Path) -> None:
 
 def ensure_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
     """What the page shows of generations, brokers' times and producers; another one is read from a file."""
-    [era] = page["generations"]
-    assert (era["partitions"], era["topic_id"]) == (2, scene.slices()[0].topic_id)
+    [period] = page["generations"]
+    assert (period["partitions"], period["topic_id"]) == (2, scene.slices()[0].topic_id)
     assert "replica lag" in {rule["rule"] for rule in page["topic_rules"] if rule["level"] == "ok"}
     assert {rule["level"] for rule in page["producers"]["publication of rejects of orders"]} == {"ok"}
     assert [rule["level"] for rule in page["producers"]["others"]] == ["unknown"]

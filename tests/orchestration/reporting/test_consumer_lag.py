@@ -30,7 +30,7 @@ from tests.helpers.lagging import Deployed, FakeCluster
 from tests.helpers.written_tables import NOW, STREAM, TIER
 
 
-class Wide(FakeCluster):
+class FakeWideCluster(FakeCluster):
     """Of forty partitions the last lags least, by three records that are six days old; the others lag by minutes."""
 
     OLD = 39
@@ -62,7 +62,7 @@ def minutes(ages: RecordAges) -> dict[int, int]:
     return {p: round(age / timedelta(minutes=1)) for p, age in ages.by_partition.items()}
 
 
-def test_what_is_planned_and_read_is_not_unread(deployed: Deployed) -> None:
+def test_planned_and_read_records_are_not_unread(deployed: Deployed) -> None:
     deployed.read(*range(6))
     ages = deployed.ages()
     assert (ages.starts, ages.waiting, ages.sure, minutes(ages)) == ({0: 60, 1: 60}, [], True, {0: 40, 1: 40})
@@ -90,12 +90,12 @@ def test_each_partition_begins_where_its_own_first_slice_does(deployed: Deployed
 
 
 @pytest.mark.parametrize("partitions", [32, 1])
-def test_of_many_partitions_the_oldest_are_asked_however_little_they_lag(
+def test_oldest_of_many_partitions_are_read_even_with_little_lag(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     """Those with most unread were asked: one that hung with three records of six days passed for read."""
     monkeypatch.setattr(consumer_lag, "PARTITIONS_ASKED", partitions)
-    deployed.kafka = Wide()
+    deployed.kafka = FakeWideCluster()
     deployed.slices.append(replace(deployed.slices[0], ordinal=6, ranges={p: OffsetRange(0, 60) for p in range(40)}))
     deployed.ledger.add(deployed.slices[6:])
     deployed.read(*range(7))
@@ -115,7 +115,7 @@ def test_partitions_with_markers_alone_hide_no_record_behind_them(
     assert not deployed.ages().sure
 
 
-def test_what_is_recorded_as_lost_is_not_waited_for(deployed: Deployed) -> None:
+def test_recorded_losses_are_not_waited_for(deployed: Deployed) -> None:
     deployed.read(*range(1, 6))
     lost = [Loss("orders", "orders", 0, p, OffsetRange(0, end), "expired", "ann", NOW) for p, end in ((0, 10), (1, 4))]
     deployed.ledger.record_loss(lost)
@@ -133,15 +133,13 @@ def test_without_the_lake_that_is_unread_that_nobody_tried(deployed: Deployed, m
     assert (ages.starts, ages.sure) == ({0: 30, 1: 30}, False)
 
 
-def test_of_very_many_slices_the_oldest_are_looked_at(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_of_very_many_slices_are_read(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_lag, "SLICES_ASKED", 2)
     deployed.read(0)
     assert (deployed.ages().starts, len(deployed.ages().waiting)) == ({0: 10, 1: 10}, 2)
 
 
-def test_of_very_many_slices_those_that_are_lost_hide_none_behind_them(
-    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_slices_hide_no_later_ones(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that were looked at some are lost: what lies after the last passed for read."""
     monkeypatch.setattr(consumer_lag, "SLICES_ASKED", 2)
     hole = OffsetRange(0, 20)
@@ -188,7 +186,7 @@ def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
 FOREIGN = "connect.dlq"
 
 
-class Several(FakeCluster):
+class FakeClusterOfTopics(FakeCluster):
     """Of these topics alone are there any; no broker's clock stamps them."""
 
     def __init__(self, *there: str) -> None:
@@ -232,7 +230,7 @@ def test_a_retry_that_retention_is_about_to_take_is_reported(
     topic: str, main: Mapping[str, int], deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main topic alone was asked: a stopped sensor or a long pause was reported when the offsets were gone."""
-    deployed.kafka = Several("orders", TIER, FOREIGN)
+    deployed.kafka = FakeClusterOfTopics("orders", TIER, FOREIGN)
     stored = {"orders": main, TIER: A_DAY, FOREIGN: A_DAY, topic: TOO_SHORT}
     found = retention_left(deployed, monkeypatch, stored)
     assert found is not None
@@ -246,7 +244,7 @@ def test_a_retry_that_retention_is_about_to_take_is_reported(
 def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deployed.kafka = Several("orders", FOREIGN)
+    deployed.kafka = FakeClusterOfTopics("orders", FOREIGN)
     found = retention_left(deployed, monkeypatch, {"orders": A_DAY})
     assert found is not None
     assert (found.over, "of orders" in found.value) == (False, True)
@@ -257,7 +255,7 @@ def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
 
 
 def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
-    deployed.kafka = Several("orders", TIER)
+    deployed.kafka = FakeClusterOfTopics("orders", TIER)
     sized = {**ALL, "retention_bytes": 9}
     for stored, expected in (
         ({"orders": sized}, "no age ends a record; when retention.bytes=9 of orders takes one is not known"),
@@ -309,7 +307,7 @@ def test_a_retry_that_is_planned_and_not_read_is_late(tmp_path: Path, monkeypatc
     assert alert_of(other, monkeypatch).over, "its first record came 90 minutes ago"
 
 
-class Holding(FakeCluster):
+class FakeHeldBackCluster(FakeCluster):
     """Of some topics an open transaction holds back partition 0, from this offset on."""
 
     bootstrap = "here:9092"
@@ -331,16 +329,16 @@ class Holding(FakeCluster):
                 yield SimpleNamespace(timestamp=lambda time=time: time, partition=lambda at=partition: at)
 
 
-def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: Deployed) -> None:
+def test_records_behind_an_open_transaction_have_an_age_and_a_count(deployed: Deployed) -> None:
     """The lag was 0, and nothing was old: what follows an open transaction was no record yet."""
     deployed.read(*range(6))
-    deployed.kafka = Holding(orders=60)
+    deployed.kafka = FakeHeldBackCluster(orders=60)
     ages = deployed.ages()
     held = ages.held_back
     assert {p: (one.offset, one.offsets) for p, one in held.items()} == {0: (60, 40)}
     assert round((held[0].age or timedelta(0)) / timedelta(minutes=1)) == 40
     assert (minutes(ages), ages.sure) == ({0: 40, 1: 40}, True)
-    look = observation.build_topic_metadata(observation.look(deployed.kafka, deployed.ledger, STREAM))
+    look = observation.build_topic_metadata(observation.observe_positions(deployed.kafka, deployed.ledger, STREAM))
     assert (look["lag"].value, look["held_back"].value, look["largest_lag"].value) == (80, 40, 40)
     status = read_topic_status(deployed.kafka, STREAM, deployed.ledger.topics.read_planned_topic("orders", "orders"))
     assert [(one.lag, one.held_back) for one in status.partitions] == [(40, 40), (40, 0)]
@@ -375,7 +373,7 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
     monkeypatch.setattr(
         topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
     )
-    deployed.kafka = Holding(**first)
+    deployed.kafka = FakeHeldBackCluster(**first)
     deployed.ledger.topics.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
     found = topic_conditions.measure_open_transaction(
         alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, STREAM)

@@ -56,7 +56,7 @@ def test_a_store_of_objects_is_written_to_and_left_clean(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(("step", "done"), [("write_deltalake", "written"), ("DeltaTable", "read")])
-def test_what_cannot_be_done_in_a_store_is_reported(
+def test_denied_store_operations_are_reported(
     step: str, done: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -67,7 +67,7 @@ def test_what_cannot_be_done_in_a_store_is_reported(
         try_storage(tmp_path.as_uri())
 
 
-def test_what_cannot_be_removed_from_a_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_denied_removal_from_a_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("denied")
 
@@ -145,7 +145,7 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     assert ledger.instances.list_concurrent("orders", later + timedelta(minutes=8)) == [], "both were stopped"
 
 
-def test_what_spark_cannot_be_given_is_reported_before_anything_is_read() -> None:
+def test_options_that_spark_cannot_take_are_reported_before_the_first_read() -> None:
     """It was reported by the first run that read the topic, while planning went on."""
     kafka = Kafka("nowhere:1", {"plugin.library.paths": "planted"})
     with pytest.raises(ConfigurationError, match=r"plugin\.library\.paths") as caught:
@@ -295,9 +295,7 @@ def test_a_configuration_that_is_refused_is_one_line_of_many(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_what_a_broker_forbids_or_has_otherwise_is_reported(
-    bootstrap: str, topic: TopicFactory, tmp_path: Path
-) -> None:
+def test_forbidden_and_wrong_broker_resources_are_reported(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     scene = Scene(bootstrap, topic(partitions=2), tmp_path)
     customers(Lake(str(tmp_path / "lake")))
 

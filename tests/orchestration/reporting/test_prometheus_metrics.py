@@ -68,7 +68,7 @@ class FakeBroker:
         assert topic in self.topics
 
         @dataclass
-        class Message:
+        class FakeMessage:
             at: int
 
             def partition(self) -> int:
@@ -78,7 +78,7 @@ class FakeBroker:
                 return 1, round((datetime.now(UTC) - age).timestamp() * 1000)
 
         age = self.age
-        return (Message(partition) for partition, offsets in ranges.items() if len(offsets))
+        return (FakeMessage(partition) for partition, offsets in ranges.items() if len(offsets))
 
 
 @pytest.fixture
@@ -246,11 +246,11 @@ def test_without_kafka_the_plan_and_the_tables_are_reported(written: Written) ->
 
 
 def test_without_the_lake_the_plan_and_the_topic_are_reported(written: Written) -> None:
-    class Away(Lake):
+    class FailingLake(Lake):
         def open_stream_table(self, stream: str, table: str) -> Any:
             raise DependencyAwayError(f"{stream}/{table} could not be read", remedy="mount it")
 
-    numbers = read(asked(written.ledger, broker(), Away("/nowhere")).text)
+    numbers = read(asked(written.ledger, broker(), FailingLake("/nowhere")).text)
     assert numbers["highwater_up"]["lake",] == 0
     assert {name for name in FAMILIES if not numbers[name]} == OF_LAKE | {
         "highwater_failing_check_slices",

@@ -19,7 +19,7 @@ from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _load_waiting_work
 from highwater.orchestration.reporting.publication_status import PublicationLag, measure_publication_lag
 from highwater.orchestration.reporting.status_report import StreamStatus, WaitingWork
-from highwater.plans import Publication
+from highwater.plans import PublicationRecord
 from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import Slice
 from tests.helpers.accepted import NOON, Broken, Event
@@ -46,7 +46,7 @@ def judged(scene: PublishingScene, slice_: Slice, at: datetime, *, refused: bool
     scene.tables.ledger.breakers.update("orders", [slice_.key], lambda circuit, _: (circuit, [one]))
 
 
-def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene: PublishingScene) -> None:
+def test_waiting_slices_are_counted_with_the_oldest_and_its_obstacle(scene: PublishingScene) -> None:
     slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
     assert look(scene).line == f"orders.accepted: nothing is sent yet; {slices[0].key} is next, and is not decided yet"
     begin = datetime.now(UTC) - timedelta(seconds=1)
@@ -69,7 +69,7 @@ def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene:
     assert look(scene).line == f"orders.accepted: sent up to {slices[3].key}, no accepted event waits"
 
 
-def test_what_was_reprocessed_and_what_came_back_waits_too(scene: PublishingScene) -> None:
+def test_reprocessed_and_retried_slices_wait_too(scene: PublishingScene) -> None:
     first, retried = scene.plan(0, p0=(0, 2)), scene.plan(0, scene.tables.stream.tier_topics[0], p0=(0, 1))
     scene.decide(first, 0)
     scene.tables.publish(first)
@@ -198,7 +198,7 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
         ({}, "t: nothing is sent yet, no accepted event waits"),
     ],
 )
-def test_what_is_none_is_left_out(found: dict[str, int], line: str) -> None:
+def test_zero_counts_are_left_out(found: dict[str, int], line: str) -> None:
     assert PublicationLag("t", None, **found).line == line  # type: ignore[arg-type]
 
 
@@ -220,7 +220,7 @@ def test_explain_reports_what_became_of_a_slice(scene: PublishingScene) -> None:
     scene.log.breaks = f"committed {scene.log.commits + 1}"
     with pytest.raises(Broken):
         tables.publish(second)
-    tables.ledger.publications.record("orders", "orders.accepted", Publication(2, 2, NOON))
+    tables.ledger.publications.record("orders", "orders.accepted", PublicationRecord(2, 2, NOON))
     why, mark = reported(second)
     assert why == "not sent: it is in the batch that is being sent, or that broke off"
     assert mark.startswith(

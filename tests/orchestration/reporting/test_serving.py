@@ -210,7 +210,7 @@ def test_a_deployment_that_works_is_healthy(ledger: Ledger, instance: dg.Dagster
     assert failing(ledger, instance, now) == {}
 
 
-def test_what_is_late_fails(ledger: Ledger, instance: dg.DagsterInstance) -> None:
+def test_late_ticks_fail(ledger: Ledger, instance: dg.DagsterInstance) -> None:
     now = datetime.now(UTC)
     beat(instance, now - LIMIT - timedelta(seconds=2))
     tick(instance, "planner", now - LIMIT - timedelta(seconds=2))
@@ -220,7 +220,7 @@ def test_what_is_late_fails(ledger: Ledger, instance: dg.DagsterInstance) -> Non
     assert "its last tick was 0:03:02 ago" in found["planner"]
 
 
-def test_what_never_worked_fails(ledger: Ledger, instance: dg.DagsterInstance) -> None:
+def test_missing_ticks_fail(ledger: Ledger, instance: dg.DagsterInstance) -> None:
     now = datetime.now(UTC)
     found = failing(ledger, instance, now)
     assert "SENSOR never" in found["daemon"]
@@ -312,7 +312,7 @@ def test_an_address_is_host_and_port(text: str, found: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["9464", ":9464", "host:", "host:http", "host:70000"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="no address to listen on"):
         parse_metrics_listen(text)
 

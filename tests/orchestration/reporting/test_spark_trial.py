@@ -52,7 +52,9 @@ def try_with(monkeypatch: pytest.MonkeyPatch, script: str, **given: str) -> list
     begin = "import json, os, sys, time\npipe = os.fdopen(int(sys.argv[1]), 'w')\n"
     begin += "def say(what, **more):\n    print(json.dumps({'what': what, **more}), file=pipe, flush=True)\n"
     monkeypatch.setattr(spark_trial, "reach", lambda *_: ("it answers", []))
-    monkeypatch.setattr(spark_trial, "command", lambda end, _: [sys.executable, "-c", f"{begin}{script}", str(end)])
+    monkeypatch.setattr(
+        spark_trial, "build_trial_command", lambda end, _: [sys.executable, "-c", f"{begin}{script}", str(end)]
+    )
     monkeypatch.setattr(spark_trial, "END_SECONDS", 5.0)
     return list(try_spark(Settings.from_environment(given), os.environ, avro=False))
 
@@ -61,7 +63,7 @@ def in_time(monkeypatch: pytest.MonkeyPatch, step: TrialStep, seconds: float) ->
     monkeypatch.setitem(vars(step), "seconds", seconds)
 
 
-def test_what_the_process_reports_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_of_the_process_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = try_with(monkeypatch, f"for what in {NAMES[1:]}: say(what, text='fine')")
     assert [one.row for one in found] == [
         ["ok", "Spark", "it answers", ""],

@@ -79,7 +79,7 @@ class FakePartitions(FakeCluster):
         return {p: seen.last_stable or 0 for p, seen in self.seen.items()}
 
 
-SOUND, UNLED = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, None)
+SOUND, LEADERLESS = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ SOUND, UNLED = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, 
         ),
         (FakePartitions({0: SOUND}), "partition 1 is gone", "accept-loss orders --partition 1"),
         (FakePartitions({0: SOUND, 1: SOUND}, "B"), "stored: topic ID A; found: topic ID B", "accept-loss orders"),
-        (FakePartitions({0: SOUND, 1: UNLED}), "orders partition 1: no leader", "every partition has a leader"),
+        (FakePartitions({0: SOUND, 1: LEADERLESS}), "orders partition 1: no leader", "every partition has a leader"),
     ],
     ids=["truncated", "expired", "removed", "recreated", "without a leader"],
 )
@@ -213,9 +213,7 @@ def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatc
     assert measure_retry_planning in alert_conditions.CONDITIONS
 
 
-def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_stopped_sensors_are_all_reported_within_a_minute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The sensor ticked once a minute, and the daemon looks every five seconds; no tick looked at other sensors."""
     [sensor] = [one for one in build_defs(streams=[STREAM]).sensors or () if one.name == "alerts"]
     assert isinstance(sensor, dg.SensorDefinition)

@@ -191,7 +191,7 @@ def test_a_worker_that_is_slow_to_begin_keeps_its_run(
     assert status(instance, run) == dg.DagsterRunStatus.STARTED
 
 
-def test_what_three_minutes_are_made_of() -> None:
+def test_lease_tick_and_second_look_leave_a_minute_of_three() -> None:
     """A term of the lease, a tick and the second look leave a minute to Dagster's retry, the queue and the run."""
     assert LEASE_SECONDS + REPAIR_SECONDS + LOOK_AGAIN_SECONDS <= 120
 

@@ -23,6 +23,7 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.conftest import create_topic
+from tests.helpers.lagging import FakeMessage
 from tests.helpers.support import Message as Record
 from tests.helpers.support import make_stream, send
 
@@ -36,16 +37,8 @@ STREAM = replace(make_stream("orders"), tiers=(DELAY,))
 BEGUN = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
 
 
-@dataclass(frozen=True)
-class Message:
-    at: datetime
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, round(self.at.timestamp() * 1000)
-
-
 @dataclass
-class Tier:
+class FakeTier:
     """A tier whose record at offset n of partition p came n seconds and p minutes after its beginning.
 
     Args:
@@ -65,12 +58,12 @@ class Tier:
         came = {p: datetime.fromtimestamp(ms / 1000, UTC) - BEGUN - timedelta(minutes=p) for p in state.partitions}
         return {p: min(max(0, int(since.total_seconds())), self.ends[p]) for p, since in came.items()}
 
-    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Message]:
+    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[FakeMessage]:
         if self.away:
             raise DependencyAwayError("no broker answered", remedy="start it")
         assert all(len(offsets) <= 20 for offsets in ranges.values()), "not all that waits is read"
         at = [(p, n) for p, r in ranges.items() for n in range(r.start, r.end) if n not in self.markers]
-        return (Message(BEGUN + timedelta(minutes=p, seconds=n)) for p, n in at)
+        return (FakeMessage(BEGUN + timedelta(minutes=p, seconds=n)) for p, n in at)
 
 
 @pytest.fixture
@@ -92,7 +85,7 @@ def jitter(key: str) -> float:
 
 
 def test_the_first_waits_by_the_key_of_the_next_slice_and_the_last_at_the_longest(ledger: Ledger) -> None:
-    found = look(ledger, Tier({0: 100, 1: 40}))
+    found = look(ledger, FakeTier({0: 100, 1: 40}))
     assert found.times is not None
     expected = BEGUN + timedelta(seconds=5) + DELAY * (1 + jitter(f"{TIER}@0000001"))
     assert abs(found.times.next_due - expected) < timedelta(seconds=1)
@@ -106,41 +99,39 @@ def test_the_first_waits_by_the_key_of_the_next_slice_and_the_last_at_the_longes
 
 def test_times_of_what_is_due_already_lie_in_the_past(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(STREAM), "delays", property(lambda _: {TIER: timedelta(seconds=1)}))
-    found = look(ledger, Tier({0: 100, 1: 40}))
+    found = look(ledger, FakeTier({0: 100, 1: 40}))
     assert (found.waiting, found.due) == (135, 135)
     assert found.times is not None
     assert found.times.next_due < found.times.all_due < datetime.now(UTC)
 
 
 def test_markers_have_no_time(ledger: Ledger) -> None:
-    found = look(ledger, Tier({0: 9, 1: 0}, frozenset({5, 8})))
+    found = look(ledger, FakeTier({0: 9, 1: 0}, frozenset({5, 8})))
     assert found.times is not None
     assert found.times.all_due == BEGUN + timedelta(seconds=7) + DELAY * 1.2
-    nothing = look(ledger, Tier({0: 7, 1: 0}, frozenset({5, 6})))
+    nothing = look(ledger, FakeTier({0: 7, 1: 0}, frozenset({5, 6})))
     assert (nothing.waiting, nothing.times) == (2, None)
 
 
 def test_where_nothing_waits_or_can_be_read_there_are_none(ledger: Ledger) -> None:
-    assert look(ledger, Tier({0: 5, 1: 0})).times is None
-    away = look(ledger, Tier({0: 9, 1: 0}, away=True))
+    assert look(ledger, FakeTier({0: 5, 1: 0})).times is None
+    away = look(ledger, FakeTier({0: 9, 1: 0}, away=True))
     assert (away.waiting, away.times, away.error) == (4, None, None)
 
 
 @pytest.mark.parametrize("ordinal", [1, 2, 3, 40, 5000])
-def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_slice(
-    ledger: Ledger, ordinal: int
-) -> None:
+def test_retries_are_bounded_by_delay_and_jitter_of_the_slice(ledger: Ledger, ordinal: int) -> None:
     """The question to the broker is the whole bound: what it asks for later is retried too early."""
     asked: list[int] = []
 
-    class Asked(Tier):
+    class RecordingTier(FakeTier):
         def read_offsets_at(self, topic: str, ms: int, state: TopicState) -> dict[int, int]:
             asked.append(ms)
             return super().read_offsets_at(topic, ms, state)
 
     nothing = {0: OffsetRange(5, 5), 1: OffsetRange(0, 0)}
     ledger.add([Slice("orders", TIER, "A", 0, n, nothing, BEGUN) for n in range(1, ordinal)][-1:])
-    kafka: Any = Asked({0: 100, 1: 40})
+    kafka: Any = RecordingTier({0: 100, 1: 40})
     now = BEGUN + DELAY * (1 + jitter(f"{TIER}@{ordinal:07}")) + timedelta(seconds=30, milliseconds=1)
     planned = plan_tier(ledger, kafka, STREAM, TIER, now, dry_run=True)
     assert asked == pytest.approx([(BEGUN.timestamp() + 30) * 1000], abs=2)
@@ -149,7 +140,7 @@ def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_sli
 
 
 def test_whatever_its_key_a_slice_waits_for_the_delay_and_at_most_a_fifth_more(ledger: Ledger) -> None:
-    kafka: Any = Tier({0: 100, 1: 0})
+    kafka: Any = FakeTier({0: 100, 1: 0})
     first, last = BEGUN + timedelta(seconds=5), BEGUN + timedelta(seconds=100)
     nothing = {0: OffsetRange(5, 5), 1: OffsetRange(0, 0)}
     for ordinal in range(1, 60):
@@ -196,20 +187,20 @@ def test_where_a_clock_names_a_year_that_there_is_not_there_are_none(ledger: Led
     The last of them is the end of the year 9999, which a delay goes beyond.
     """
 
-    class Message:
+    class FarMessage:
         def timestamp(self) -> tuple[int, int]:
             return 1, ms
 
-    class Clock(Tier):
+    class FarClockTier(FakeTier):
         def read(self, *_: object, **__: object) -> Iterator[Any]:
-            return iter([Message()])
+            return iter([FarMessage()])
 
-    found = look(ledger, Clock({0: 9, 1: 0}))
+    found = look(ledger, FarClockTier({0: 9, 1: 0}))
     assert (found.waiting, found.times, found.error) == (4, None, None)
 
 
 def test_page_and_json_have_both(ledger: Ledger) -> None:
-    one, none = look(ledger, Tier({0: 100, 1: 40})), look(ledger, Tier({0: 5, 1: 0}))
+    one, none = look(ledger, FakeTier({0: 100, 1: 40})), look(ledger, FakeTier({0: 5, 1: 0}))
     assert one.times is not None
     texts = [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next_due, one.times.all_due)]
     assert (audited(one)[3:5], audited(none)[3:5]) == (texts, ["", ""])

@@ -57,7 +57,7 @@ def test_the_margin_leaves_time_before_the_alert(
     assert compute_margin(replace(STREAM, limits=limits, alerts=alerts), stored * HOUR) == expected * HOUR
 
 
-class Hourly:
+class FakeHourlyTopic:
     """A topic whose record at offset n of each partition is 100 - n hours old."""
 
     def read_offsets_at(self, topic: str, timestamp_ms: int, state: object = None) -> dict[int, int]:
@@ -83,13 +83,13 @@ def test_a_slice_with_records_within_the_margin_is_endangered(
         for slice_, start in ((ONE, 33), (TWO, 34), (THREE, 90))
     ]
     away = replace(FOUR, topic="orders.dlq.1", ranges={0: OffsetRange(0, 1)})
-    kafka: Any = Hourly()
+    kafka: Any = FakeHourlyTopic()
     assert list_endangered_slices(kafka, STREAM, [away, *slices]) == expected, (
         "one that cannot be asked keeps back no other"
     )
 
 
-def test_what_is_endangered_is_only_read_and_comes_first() -> None:
+def test_endangered_slices_are_read_first_and_only_read() -> None:
     order = ["a", "b", "c", "d"]
     first, rest = (
         build_first_requests(order, order, 10, urgent=["b"])[0],
@@ -173,7 +173,7 @@ def test_the_queued_runs_of_what_is_endangered_are_put_first(world: Repairing) -
     }
 
 
-class Small(Hourly):
+class FakeSmallTopic(FakeHourlyTopic):
     """Three such records in each partition."""
 
     def read_topic_state(self, topic: str) -> TopicState:
@@ -184,7 +184,7 @@ class Small(Hourly):
 
 
 @pytest.mark.parametrize(("stored", "planned"), [(120, True), (130, False)])
-def test_what_retention_takes_within_the_margin_is_planned_at_once(
+def test_records_that_expire_within_the_margin_are_planned_at_once(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, stored: int, planned: bool
 ) -> None:
     """Six records of 98 to 100 hours wait for four more: of a topic that keeps 120 h they have less than a day."""
@@ -194,7 +194,7 @@ def test_what_retention_takes_within_the_margin_is_planned_at_once(
     now = datetime.now(UTC)
     ledger.topics.open_generation(Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, now))
     limits = Limits(max_offsets=100, min_offsets=10, max_wait=2 * HOUR, retention_margin=24 * HOUR)
-    kafka: Any = Small()
+    kafka: Any = FakeSmallTopic()
     tick = Planner(ledger, kafka).tick(replace(STREAM, limits=limits), now)
     assert bool(tick.slices) == planned
     assert [slice_.offsets for slice_ in ledger.list_slices("orders")] == [6] * planned

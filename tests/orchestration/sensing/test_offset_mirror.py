@@ -43,7 +43,7 @@ from tests.helpers.commits import commit_current
 from tests.helpers.support import Message, make_stream, send
 
 if TYPE_CHECKING:
-    from highwater.resources.groups import Place
+    from highwater.resources.groups import TopicAndPartition
     from tests.conftest import TopicFactory
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -71,8 +71,8 @@ class FakeDeployment:
 
     folder: Path
     topics: dict[str, TopicState] = field(default_factory=dict)
-    group: dict[Place, GroupOffset] = field(default_factory=dict)
-    commits: list[Mapping[Place, tuple[int, MirrorMark]]] = field(default_factory=list)
+    group: dict[TopicAndPartition, GroupOffset] = field(default_factory=dict)
+    commits: list[Mapping[TopicAndPartition, tuple[int, MirrorMark]]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     divergence: Divergence = SOUND
     away: bool = False
@@ -86,11 +86,13 @@ class FakeDeployment:
             raise TopicAbsentError("not there", remedy="none")
         return self.topics[topic]
 
-    def held(self, kafka: object, name: str, places: Collection[Place]) -> dict[Place, GroupOffset]:
+    def held(
+        self, kafka: object, name: str, places: Collection[TopicAndPartition]
+    ) -> dict[TopicAndPartition, GroupOffset]:
         assert name == "highwater.orders"
         return {place: held for place, held in self.group.items() if place in places}
 
-    def commit(self, kafka: object, name: str, offsets: Mapping[Place, tuple[int, MirrorMark]]) -> None:
+    def commit(self, kafka: object, name: str, offsets: Mapping[TopicAndPartition, tuple[int, MirrorMark]]) -> None:
         if self.away:
             raise DependencyAwayError("away", remedy="none")
         self.commits.append(offsets)
@@ -231,7 +233,7 @@ def test_a_tick_that_dies_before_its_commit_is_made_up_for(played: FakeDeploymen
 
 
 @pytest.mark.parametrize("offset", [0, 15, 500])
-def test_what_somebody_else_set_is_put_right(played: FakeDeployment, offset: int) -> None:
+def test_offsets_set_by_others_are_corrected(played: FakeDeployment, offset: int) -> None:
     played.open()
     played.settle(played.plan(0, 1))
     played.tick()
@@ -380,7 +382,7 @@ class Real:
     def tick(self) -> list[str]:
         return [*offset_mirror.tick(self.ledger, self.kafka, self.lake, self.stream, datetime.now(UTC)).lines]
 
-    def held(self) -> dict[Place, int]:
+    def held(self) -> dict[TopicAndPartition, int]:
         places = [(self.stream.topic, p) for p in (0, 1)]
         return {
             place: held.offset

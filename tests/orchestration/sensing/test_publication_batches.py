@@ -158,15 +158,13 @@ def test_a_batch_that_begins_while_an_erasure_looks_stops_it(
             tables.publish(slice_)
 
     version = tables.lake.open_existing_table("orders", publication_log.TABLE).version()
-    monkeypatch.setattr(accepted_copies, "forget", begun)
+    monkeypatch.setattr(accepted_copies, "delete_copies", begun)
     with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: a publication of them is under way"):
-        publication_log_writer.forget(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
+        publication_log_writer.delete_origins(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert tables.lake.open_existing_table("orders", publication_log.TABLE).version() == version
 
 
-def test_what_is_settled_while_a_decision_looks_is_seen(
-    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_settled_during_a_decision_is_detected(scene: PublishingScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at the table before the batch missed both, and what was sent could be rejected."""
     tables = scene.tables
     slice_ = scene.plan(0, p0=(0, 2))

@@ -71,7 +71,7 @@ def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_t
 
 
 @pytest.mark.slow
-def test_what_changed_and_what_came_back_follows(scene: PublishingScene) -> None:
+def test_changed_and_retried_slices_are_requested(scene: PublishingScene) -> None:
     tier = scene.tables.stream.tier_topics[0]
     first = scene.plan(0, minute=0, p0=(0, 2))
     retried = scene.plan(0, tier, minute=5, p0=(0, 1))
@@ -206,7 +206,7 @@ def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one
     assert ledger.exhausted_slices.read_open("orders") == [], "repair gave nothing up"
 
 
-def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_back(scene: PublishingScene) -> None:
+def test_slices_that_failed_during_an_outage_are_requested_after_it(scene: PublishingScene) -> None:
     """The outage used up the six runs, and the broker's return changed nothing for a day."""
     first, second = exhausted_slices(scene, "BreakerOpenError: kafka is not asked")
     assert scene.asked() == []
@@ -214,7 +214,7 @@ def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_b
     assert scene.asked() == [(first.key, second.key)]
 
 
-def test_what_fails_because_a_coordinator_is_away_is_not_abandoned(
+def test_slices_that_fail_without_a_coordinator_are_not_exhausted(
     scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other brokers answer meanwhile, so the breaker of Kafka stays closed, and nothing was forgiven at the end."""

@@ -66,7 +66,7 @@ def test_a_backfill_outside_of_the_job_counts_as_work_too(ticking: Callable[...,
     assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[1]]
 
 
-def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
+def test_slices_only_the_lake_holds_are_reported_and_not_requested(
     ticking: Callable[..., Ticking],
 ) -> None:
     """Repair asks the lake, not only run records."""
@@ -84,7 +84,7 @@ def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
     assert not again.asset_events
 
 
-def test_what_dagster_forgot_is_reported_as_the_run_reported_it(ticking: Callable[..., Ticking]) -> None:
+def test_forgotten_materializations_are_reported_as_by_the_run(ticking: Callable[..., Ticking]) -> None:
     """It once had its offsets and its attempt alone, which leaves holes in every plot."""
     ours = ticking(records=10)
     ours.tick("planner")
@@ -153,7 +153,7 @@ def test_a_slice_that_fails_again_and_again_is_asked_for_by_itself(
     assert wanted == [together, together, [(key, key) for key in keys]]
 
 
-def test_what_was_reprocessed_since_it_was_folded_is_reported_without_the_new_numbers(
+def test_slices_reprocessed_since_the_merge_are_reported_without_new_numbers(
     ticking: Callable[..., Ticking],
 ) -> None:
     ours = ticking(records=10)
@@ -193,7 +193,7 @@ def test_a_lake_that_cannot_be_read_is_not_an_empty_one(ticking: Callable[..., T
     assert "lake could not be read" in result.skip_message
 
 
-def test_what_dagster_holds_and_the_lake_lost_is_asked_for(ticking: Callable[..., Ticking]) -> None:
+def test_slices_lost_by_the_lake_are_requested(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(records=10)
     ours.tick("planner")
     end_grace(ours)

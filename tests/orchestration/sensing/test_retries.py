@@ -17,7 +17,7 @@ from tests.helpers.sensor_ticks import SOON, fill_tiers, set_tiers
 from tests.helpers.ticking import Ticking
 
 
-def test_what_is_due_in_a_tier_becomes_slices_whose_runs_stand_behind_new_ones(ticking: Callable[..., Ticking]) -> None:
+def test_due_records_of_a_tier_become_slices_with_lower_priority(ticking: Callable[..., Ticking]) -> None:
     ours = ticking(records=10)
     ours.tick("planner")
     fill_tiers(ours, records=20)

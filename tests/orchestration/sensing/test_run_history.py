@@ -167,7 +167,7 @@ def test_replaced_history_is_noticed_before_it_is_read(
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
 
 
-def test_who_may_not_read_the_log_is_not_left_waiting_for_it() -> None:
+def test_forbidden_reads_fail_without_retries() -> None:
     """A leader changed, and the right to read was revoked: that was tried again for ever."""
     kafka: Any = SimpleNamespace(read=_refuse)
     state = TopicState(TOPIC, "A" * 22, {0: PartitionState(0, 20, 20, 1, 5)})
@@ -193,7 +193,7 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
     before = kafka.read_topic_state(TOPIC)
     recorded = {0: PlannedFacts(20, before.partitions[0].leader_epoch)}
     with dg.DagsterInstance.ephemeral() as instance:
-        offline = Offline(cluster, instance, tmp_path, monkeypatch)
+        offline = OfflinePartitions(cluster, instance, tmp_path, monkeypatch)
         cluster.brokers[LEADER].kill()
         wait_until(
             lambda: leader(cluster.brokers[WITNESS].bootstrap) == cluster.brokers[FOLLOWER].node.id, 60, "the election"
@@ -210,7 +210,7 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
         offline.ensure_caught_up_with()
 
 
-class Offline:
+class OfflinePartitions:
     """A stream whose topic has its partitions on one broker each, planned as far as its first record."""
 
     def __init__(

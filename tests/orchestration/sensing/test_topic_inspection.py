@@ -40,7 +40,7 @@ from highwater.slices import OffsetRange, Slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 STREAM = replace(ORDERS, topic="orders", limits=Limits())
-UNLED = PartitionState(None, None, None, None)
+LEADERLESS = PartitionState(None, None, None, None)
 
 
 def led(log_start: int, end: int) -> PartitionState:
@@ -121,8 +121,8 @@ def test_a_fault_while_a_partition_has_no_leader_is_none(planned: Ledger, name: 
     """While leaders are away answers are wrong: neither look counts that lacks a leader."""
     fault = FAULTS[name]
     assert fault is not None
-    unled = replace(fault, partitions={**fault.partitions, 7: UNLED})
-    shown = {"both": [unled, unled], "first": [unled, fault], "second": [fault, unled]}[at]
+    leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
+    shown = {"both": [leaderless, leaderless], "first": [leaderless, fault], "second": [fault, leaderless]}[at]
     assert [error for error in errors_of(planned, *shown) if not isinstance(error, TemporaryError)] == []
 
 
@@ -155,8 +155,8 @@ def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry_run: bo
     """A person who followed the remedy recorded what a single wrong answer said."""
     fault = FAULTS[name]
     assert fault is not None
-    unled = replace(fault, partitions={**fault.partitions, 7: UNLED})
-    for shown in ((fault, WHOLE), (unled, unled), (fault, unled), (unled, fault)):
+    leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
+    for shown in ((fault, WHOLE), (leaderless, leaderless), (fault, leaderless), (leaderless, fault)):
         with pytest.raises(DependencyAwayError):
             accept(planned, FakeCluster(*shown), dry_run=dry_run)
     assert (len(planned.topics.list_generations("orders", "orders")), planned.list_losses()) == (1, [])
@@ -180,7 +180,7 @@ def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
     assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(0, 20))]
 
 
-def test_what_producers_write_between_the_looks_hinders_no_acceptance(planned: Ledger) -> None:
+def test_records_written_between_the_looks_do_not_prevent_acceptance(planned: Ledger) -> None:
     accept(planned, FakeCluster(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry_run=False)
     assert planned.topics.list_generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
     assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(30, 40))]
@@ -198,8 +198,8 @@ def test_a_loss_that_the_declaration_records_is_seen_twice(planned: Ledger) -> N
 def test_no_slice_expired_while_a_partition_has_no_leader(planned: Ledger, at: str) -> None:
     """A run recorded the loss of one partition for good, and status named `accept-loss`, while others had no leader."""
     slices = planned.list_slices("orders", "orders")
-    fault, unled = topic(led(10, 50), led(0, 50)), topic(led(10, 50), UNLED)
-    shown = {"both": [unled, unled], "first": [unled, fault], "second": [fault, unled]}[at]
+    fault, leaderless = topic(led(10, 50), led(0, 50)), topic(led(10, 50), LEADERLESS)
+    shown = {"both": [leaderless, leaderless], "first": [leaderless, fault], "second": [fault, leaderless]}[at]
     assert list_expired_slices(FakeCluster(*shown), "orders", slices) == []
     assert [one.offsets for one in list_expired_slices(FakeCluster(fault, fault), "orders", slices)] == [
         {0: OffsetRange(0, 10)}
@@ -257,8 +257,8 @@ def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: 
     if fault is None:
         read(fault, WHOLE)
         return
-    unled = replace(fault, partitions={**fault.partitions, 7: UNLED})
-    for shown in ((fault, WHOLE), (fault, unled), (unled, fault), (fault, None)):
+    leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
+    for shown in ((fault, WHOLE), (fault, leaderless), (leaderless, fault), (fault, None)):
         with pytest.raises(DependencyAwayError):
             read(*shown)
 
@@ -281,7 +281,7 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
             accepting_losses.AcceptLossRequest(topic=tier, dry_run=False, by="ann"),
             Lake(str(tmp_path / "lake")),
         )
-        return accepting_losses.accept_losses(ledger, FakeCluster(*shown), lake, STREAM, asked, NOON)[0]
+        return accepting_losses.accept_topic_losses(ledger, FakeCluster(*shown), lake, STREAM, asked, NOON)[0]
 
     assert accept_tier(None, held).nothing
     assert (made, ledger.list_losses(), len(ledger.topics.list_generations("orders", tier))) == ([], [], 1)
@@ -310,7 +310,7 @@ def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.Monke
     assert errors == [vanished] * len(STREAM.published_topics)
 
 
-def test_what_the_parked_topic_lost_is_seen_twice() -> None:
+def test_loss_of_the_parked_topic_needs_two_looks() -> None:
     held, lost = (replace(topic(led(0, end)), topic=STREAM.parked_topic) for end in (9, 2))
     assert find_parked_loss(FakeCluster(lost, held), STREAM, 5) is None
     assert find_parked_loss(FakeCluster(lost, lost), STREAM, 5) is not None

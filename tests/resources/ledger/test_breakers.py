@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.breaker import AttemptResult, Circuit, admit
+from highwater.breaker import AttemptResult, Circuit, admit_slices
 from highwater.errors import (
     BreakerOpenError,
 )
@@ -29,13 +29,13 @@ def test_the_state_is_one_for_all_processes_and_survives_them(ledger: Ledger, ur
     assert Ledger(url).breakers.read_circuit("payments") == Circuit()
 
 
-def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) -> None:
+def test_one_of_many_concurrent_slices_is_the_probe(url: str, ledger: Ledger) -> None:
     open_breaker(ledger)
     probes: list[str] = []
 
     def come(key: str) -> None:
         def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
-            found = admit(circuit, [key], NOON + minutes(6))
+            found = admit_slices(circuit, [key], NOON + minutes(6))
             if found is None:
                 raise BreakerOpenError("open", remedy="wait")
             return found, ()

@@ -31,7 +31,7 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RULES = RepairRules()
 
 
-def test_what_was_abandoned_is_not_asked_for_however_old_its_runs_are() -> None:
+def test_exhausted_slices_are_not_requested_however_old_their_runs() -> None:
     """It was requested again after a day, and so on for ever."""
     missing = {"a": NOW - timedelta(days=9), "b": NOW - timedelta(days=9)}
     found = decide_repair(missing, [], NOW, RULES, exhausted=["a"])
@@ -82,7 +82,7 @@ def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
 ) -> None:
     ours = repairing_
     text = "no slice is exhausted"
-    none = Condition("orders", "retries exhausted", text, text, over=False, remedy="nothing is to be done")
+    none = Condition("orders", "retries exhausted", text, text, over=False, remedy="no action needed")
     assert measured(ours) == none
     requests, tick = ours.tick()
     assert requests == [([TWO.key], False, "repair")]
@@ -171,7 +171,7 @@ def test_a_slice_that_somebody_materialised_is_abandoned_no_more(repairing_: Rep
     [("DependencyAwayError: Spark is away", False), ("UnbalancedError: rows are missing", True)],
     ids=["Spark is away", "the slice's own fault"],
 )
-def test_what_fails_because_spark_is_away_is_not_abandoned(
+def test_slices_that_fail_while_spark_is_away_are_not_exhausted(
     repairing_: Repairing, text: str, exhausted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = repairing_
@@ -182,7 +182,7 @@ def test_what_fails_because_spark_is_away_is_not_abandoned(
     assert ("waiting for the next attempt" in tick.message) != exhausted
 
 
-def test_of_a_run_the_log_is_read_once_while_its_slice_waits(
+def test_log_of_a_run_is_read_once_while_its_slice_waits(
     repairing_: Repairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While Spark was away each tick read a log for every slice."""

@@ -26,7 +26,7 @@ from highwater.errors import (
     UnknownSliceError,
 )
 from highwater.gaps import Gaps
-from highwater.plans import Generation, Loss, Publication
+from highwater.plans import Generation, Loss, PublicationRecord
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.leases import Lease
 from highwater.slices import OffsetRange, Slice
@@ -458,15 +458,15 @@ def test_a_holder_that_hung_learns_that_its_lease_is_gone(url: str) -> None:
     assert output == "the lease 'commit' ran out before its work was done\n"
 
 
-def test_what_was_published_never_goes_back(ledger: Ledger) -> None:
+def test_recorded_publications_never_decrease(ledger: Ledger) -> None:
     for attempt, sent in ((1, 5), (1, 3), (2, 1), (1, 9)):
-        ledger.publications.record("orders", "orders@0000000", Publication(attempt, sent, NOON))
+        ledger.publications.record("orders", "orders@0000000", PublicationRecord(attempt, sent, NOON))
     assert ledger.publications.read_for_slices(["orders@0000000", "orders@0000001"]) == {
-        "orders@0000000": Publication(2, 1, NOON)
+        "orders@0000000": PublicationRecord(2, 1, NOON)
     }
 
 
-def test_what_was_seen_of_gaps_first_stays(ledger: Ledger) -> None:
+def test_first_recorded_gaps_stay(ledger: Ledger) -> None:
     first = Gaps("d" * 64, 5, 2, 0, 0, 1, "delete", NOON)
     later = replace(first, digest="e" * 64, unseen=8, cleanup_policy="compact")
     assert ledger.gaps.record(slice_(0), first)

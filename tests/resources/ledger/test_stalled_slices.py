@@ -25,7 +25,7 @@ from tests.helpers.written_tables import NOW
 ALL = ("events", "rejects", "current")
 
 
-class Telling:
+class RepairAndAlerts:
     """Repair's ticks and those of the alerts; each opens the ledger as another daemon does."""
 
     def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +57,11 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def in_order(tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Telling:
+def in_order(tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> RepairAndAlerts:
     """A stream that decides in order, its first slices in raw."""
     ours = Repairing(tmp_path, instance, [ONE, TWO], STREAM)
     commit_empty(ours.lake, [ONE, TWO], "raw")
-    return Telling(tmp_path, ours, monkeypatch)
+    return RepairAndAlerts(tmp_path, ours, monkeypatch)
 
 
 def test_the_first_time_stays(ledger: Ledger) -> None:
@@ -75,7 +75,7 @@ def test_the_first_time_stays(ledger: Ledger) -> None:
 
 
 def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recovery(
-    in_order: Telling, monkeypatch: pytest.MonkeyPatch
+    in_order: RepairAndAlerts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is never exhausted, since all others wait for it: it was requested every hour, and nobody knew."""
     ours = in_order.ours
@@ -105,7 +105,7 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
     assert alert_conditions._measure_stalled_slices in alert_conditions.CONDITIONS
 
 
-def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:
+def test_held_slices_are_reported_as_held_while_a_run_decides_them(in_order: RepairAndAlerts) -> None:
     """The hold ends when the events are committed, and the run goes on for a while."""
     ours = in_order.ours
     ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
@@ -121,7 +121,7 @@ def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: 
     assert in_order.kinds() == ["alert held", "recovery held"]
 
 
-def test_a_slice_that_failed_on_and_on_and_is_held_since_is_reported_as_held(in_order: Telling) -> None:
+def test_a_slice_that_failed_on_and_on_and_is_held_since_is_reported_as_held(in_order: RepairAndAlerts) -> None:
     ours = in_order.ours
     ours.fail_often(ONE.key)
     in_order.tick()
@@ -130,7 +130,7 @@ def test_a_slice_that_failed_on_and_on_and_is_held_since_is_reported_as_held(in_
     assert sorted(in_order.kinds()) == ["alert held", "alert stalled", "recovery stalled"]
 
 
-def test_what_waits_for_the_breaker_is_reported_by_it(in_order: Telling) -> None:
+def test_slices_waiting_for_the_breaker_are_not_reported_as_stalled(in_order: RepairAndAlerts) -> None:
     open_breaker(in_order.ours.ledger, replace(OPEN, until=NOW.replace(year=2100)))
     in_order.ours.fail_often(ONE.key)
     in_order.tick()
@@ -142,7 +142,7 @@ def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
 ) -> None:
     """They were requested every hour, and nothing was reported before retention came near what Kafka keeps."""
     ours = Repairing(tmp_path, instance, [ONE, TWO])
-    telling = Telling(tmp_path, ours, monkeypatch)
+    telling = RepairAndAlerts(tmp_path, ours, monkeypatch)
     for slice_ in (ONE, TWO):
         ours.fail_often(slice_.key)
     time.sleep(0.01)

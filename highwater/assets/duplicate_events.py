@@ -1,4 +1,4 @@
-"""Copies: events of a batch whose version came more than once, looked for in the table of events."""
+"""Duplicate events: events of a batch whose version came more than once, looked for in the table of events."""
 
 # The same content has the same event time, so that the statistics of files leave out those of other times.
 
