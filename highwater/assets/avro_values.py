@@ -36,7 +36,7 @@ def has_valid_utf8(value: Column, schema: Any) -> Column:
     """
     from pyspark.sql import functions as F
 
-    return F.coalesce(_has_valid_utf8(value, _expand_schema(schema, {}, "", ())), F.lit(True))  # noqa: FBT003 - a literal column
+    return F.coalesce(_has_valid_utf8(value, _expand_schema(schema, {}, "", ())), F.lit(True))
 
 
 def with_nullable_doubles(schema: Any) -> Any:
@@ -65,7 +65,7 @@ def _has_valid_utf8(value: Column, schema: Any) -> Column:
     """Whether texts are sound; true or null without any."""
     from pyspark.sql import functions as F
 
-    yes = F.lit(True)  # noqa: FBT003 - a literal column
+    yes = F.lit(True)
     if isinstance(schema, list):
         types = _select_non_null_types(schema)
         if len(types) == 1:
@@ -92,9 +92,9 @@ def _has_valid_utf8(value: Column, schema: Any) -> Column:
 def _combine_conditions(sound: Iterable[Column]) -> Column:
     from pyspark.sql import functions as F
 
-    found = F.lit(True)  # noqa: FBT003 - a literal column
+    found = F.lit(True)
     for one in sound:
-        found &= F.coalesce(one, F.lit(True))  # noqa: FBT003 - a literal column
+        found &= F.coalesce(one, F.lit(True))
     return found
 
 

@@ -89,7 +89,7 @@ def with_deleted_as_boolean(events: DataFrame) -> DataFrame:
     """Events with `deleted`, never null: those from before the stream declared deletes have none."""
     from pyspark.sql import functions as F
 
-    no = F.lit(False)  # noqa: FBT003 - a literal column
+    no = F.lit(False)
     return events.withColumn("deleted", F.coalesce("deleted", no) if "deleted" in events.columns else no)
 
 

@@ -65,7 +65,7 @@ def with_json(work: Work, raw: DataFrame) -> DataFrame:
         return with_avro(work, value, raw)
     readers = {Csv: _parse_csv, Lines: _parse_lines, Raw: _wrap_raw_value}
     read = readers[type(value)](stream, _with_unframed_payload(raw))
-    return read.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
+    return read.withColumn("usual", F.lit(False))
 
 
 def with_payload(work: Work, declared: Json | Protobuf, raw: DataFrame) -> DataFrame:
@@ -118,13 +118,13 @@ def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
     from pyspark.sql import functions as F
 
     if not has_usual_records(stream):
-        return rows.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
+        return rows.withColumn("usual", F.lit(False))
     read = rows.withColumn("rounded", F.when(F.col("is_text"), _parse_with_end(text, text)))
     values = with_usual_fields(stream, read, "rounded", "$[0]")
     is_object = F.startswith(text, F.lit("{")) | text.rlike(_OBJECT)
     usual = has_usual_values(stream, "rounded", "$[0]") & _is_sound(text, "rounded") & is_object
     usual &= F.col("misframed").isNull()
-    return values.withColumn("usual", F.coalesce(usual, F.lit(False)))  # noqa: FBT003 - a literal column
+    return values.withColumn("usual", F.coalesce(usual, F.lit(False)))
 
 
 def _parse_with_end(document: Column, text: Column) -> Column:
@@ -213,7 +213,7 @@ def with_avro(work: Work, declared: Avro, raw: DataFrame, *, usual: bool = True)
     for at, (one, text, _) in enumerate(read):
         mine = F.when(F.col("schema") == one, _from_avro(F.concat("payload", "end"), text))
         rows = rows.withColumn(f"avro_{at}", evaluate_once(mine))
-    no = F.lit(False)  # noqa: FBT003 - a literal column
+    no = F.lit(False)
     rows = _with_usual_avro(work.stream, rows, read) if usual else rows.withColumn("usual", no)
     json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
     for one, reason in types.items():
@@ -239,7 +239,7 @@ def _with_usual_avro(stream: Stream, rows: DataFrame, read: Sequence[tuple[str, 
     """Rows with `usual`, and the values of usual records by the types of their writers."""
     from pyspark.sql import functions as F
 
-    no = F.lit(False)  # noqa: FBT003 - a literal column
+    no = F.lit(False)
     if not has_usual_records(stream):
         return rows.withColumn("usual", no)
     usual, values = no, build_null_values(stream)
@@ -259,7 +259,7 @@ def _is_whole(at: int) -> Column:
     """Whether a value was read to its end."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(F.col(f"avro_{at}")["end"] == F.col("end"), F.lit(False))  # noqa: FBT003 - a literal column
+    return F.coalesce(F.col(f"avro_{at}")["end"] == F.col("end"), F.lit(False))
 
 
 def _format_schema_name(one: str) -> str:
@@ -369,7 +369,7 @@ def _parse_csv(stream: Stream, rows: DataFrame) -> DataFrame:
         values = [F.when(one != declared.null, one) for one in values]
     whole = F.struct(*[one.alias(name) for one, name in zip(values, declared.columns, strict=True)])
     wanted = len(declared.columns)
-    wrong = F.coalesce(F.size("parts") != wanted, F.lit(True))  # noqa: FBT003 - a literal column
+    wrong = F.coalesce(F.size("parts") != wanted, F.lit(True))
     problem = F.when(wrong, F.lit(f"no line of {wanted} values separated by {declared.delimiter!r}"))
     return _with_text_object(read, whole, problem)
 

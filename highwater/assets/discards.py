@@ -53,11 +53,11 @@ def with_discarded(
     moments = {slice_.key: seen[slice_.key][SEEN] for slice_ in tiers if SEEN in seen[slice_.key]}
     found = _list_discarded_origins(work, rows, moments) if moments else []
     if not found:
-        return rows.withColumn(DISCARDED, F.lit(False))  # noqa: FBT003 - a literal column
+        return rows.withColumn(DISCARDED, F.lit(False))
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
-    frame = work.spark.createDataFrame(found, f"slice STRING, {names}").withColumn(DISCARDED, F.lit(True))  # noqa: FBT003
+    frame = work.spark.createDataFrame(found, f"slice STRING, {names}").withColumn(DISCARDED, F.lit(True))
     joined = rows.join(frame, ["slice", *ORIGIN], "left")
-    return joined.withColumn(DISCARDED, F.coalesce(DISCARDED, F.lit(False)))  # noqa: FBT003 - a literal column
+    return joined.withColumn(DISCARDED, F.coalesce(DISCARDED, F.lit(False)))
 
 
 def _list_discarded_origins(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[tuple[str | int, ...]]:

@@ -109,7 +109,7 @@ def _select_first_copies(work: Work, rows: DataFrame, held: Sequence[str], versi
     copies = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, TABLE), version).alias("c")
     records = rows.select(*_PLACE, *ORIGIN, "origin_timestamp_ms", "timestamp_ms", "retries", NUMBER).alias("r")
     main, topic = F.col("r.topic") == work.stream.topic, F.col("r.topic")
-    theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)  # noqa: FBT003
+    theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)
     numbers = F.col(f"c.{NUMBER}"), F.col(f"r.{NUMBER}")
     following = F.least(F.col("r.retries") + 1, F.lit(MAX_COUNT))
     next_try = (F.col("c.attempt") == following) & (F.col("c.sent_by") == topic)

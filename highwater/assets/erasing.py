@@ -413,7 +413,7 @@ def _read_remaining_rows(
 def _is_key(digest: str) -> Column:
     from pyspark.sql import functions as F
 
-    return F.coalesce(F.sha2(F.col("key").cast("binary"), 256) == digest, F.lit(False))  # noqa: FBT003 - a literal column
+    return F.coalesce(F.sha2(F.col("key").cast("binary"), 256) == digest, F.lit(False))
 
 
 def _commit(

@@ -82,7 +82,7 @@ def _build_columns(kind: str, values: Mapping[str, Column], *, guarded: bool) ->
     for name, value in values.items():
         # Spark catches any error inside this function, and only there.
         text = F.try_to_binary(F.to_json(F.struct(value.alias("value"))), F.lit("utf-8"))
-        failed = text.isNull() if guarded else F.lit(False)  # noqa: FBT003 - a literal column
+        failed = text.isNull() if guarded else F.lit(False)
         found += [
             (F.when(~failed, value) if guarded else value).alias(f"{kind}_{name}"),
             failed.alias(f"{_fails(kind)}_{name}"),

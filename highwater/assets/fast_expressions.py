@@ -91,7 +91,7 @@ def has_usual_values(stream: Stream, document: str, root: str) -> Column:
     """Whether each field has a value, or has none where it need not have one."""
     from pyspark.sql import functions as F
 
-    found = F.lit(True)  # noqa: FBT003 - a literal column
+    found = F.lit(True)
     for declared in _read(stream):
         found &= _is_usual(declared, _find_place(declared, document, root))
     return found
@@ -133,7 +133,7 @@ def has_usual_typed_values(stream: Stream, record: Column) -> Column:
     """Whether each field has a value, or is null in the record itself where it may be."""
     from pyspark.sql import functions as F
 
-    found = F.lit(True)  # noqa: FBT003 - a literal column
+    found = F.lit(True)
     for declared in _read(stream):
         is_usual = F.col(f"usual_{declared.name}").isNotNull()
         # Deeper down it may be a record around it that is null, which has no such member.

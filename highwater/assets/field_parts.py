@@ -54,7 +54,7 @@ class FieldPart:
         from pyspark.sql import functions as F
 
         if self.written is not None:
-            return F.lit(False)  # noqa: FBT003 - a literal column
+            return F.lit(False)
         return self.mark.isNotNull() & (self.kind == "STRING") & F.startswith(self.text, self.mark)
 
     @cached_property
@@ -219,13 +219,13 @@ def matches_type(part: FieldPart) -> Column:
 
     kind, declared = part.kind, part.declared
     if declared.type == "json":
-        return F.lit(True)  # noqa: FBT003 - a literal column
+        return F.lit(True)
     if declared.type in CONTAINERS:
         return kind.startswith(_TYPED[declared.type])
     text = (kind == "STRING") & ~part.is_inexact
     if declared.type == "boolean":
         return (kind == "BOOLEAN") | text if part.textual else kind == "BOOLEAN"
-    typed = kind == _TYPED[declared.type] if declared.type in _TYPED else F.lit(False)  # noqa: FBT003 - a literal column
+    typed = kind == _TYPED[declared.type] if declared.type in _TYPED else F.lit(False)
     if not needs_digits(declared) or declared.unscaled:
         return typed | text
     number = (kind == "BIGINT") | kind.startswith("DECIMAL") | kind.isin(["DOUBLE", "FLOAT"]) | typed

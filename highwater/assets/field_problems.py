@@ -46,7 +46,7 @@ def _find_part_problem(part: FieldPart, named: Column, value: Column) -> Column:
     from pyspark.sql import functions as F
 
     declared, absent, void = part.declared, part.json.isNull(), part.kind == "VOID"
-    nothing = F.lit(False)  # noqa: FBT003 - a literal column
+    nothing = F.lit(False)
     fine = value.isNotNull() if declared.type not in CONTAINERS else nothing
     if declared.optional:
         fine |= absent

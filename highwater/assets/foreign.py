@@ -189,7 +189,7 @@ def _find_open_offset(log: foreign.MainLog) -> Column:
     moment = F.coalesce(time, "timestamp_ms")
     first = log.generations[0].number if log.generations else None
     # The youngest first; one chain, not one condition in the other: there may be many.
-    found = F.when(F.lit(False), None)  # noqa: FBT003 - a literal column
+    found = F.when(F.lit(False), None)
     for one in reversed(log.generations[1:]):
         opened = moment >= foreign.to_milliseconds(one.opened_at)
         found = found.when(opened, F.when(time.isNotNull(), F.lit(one.number)))
@@ -225,6 +225,6 @@ def _with_left(work: Work, rows: DataFrame, version: int) -> DataFrame:
     )
     agrees = F.col("named_ms").isNull() | F.array_contains("published_ms", F.col("named_ms"))
     joined = rows.join(published, same, "left")
-    return joined.withColumn(LEFT, ours & ~F.coalesce(agrees & F.col("published_ms").isNotNull(), F.lit(False))).drop(  # noqa: FBT003 - a literal column
+    return joined.withColumn(LEFT, ours & ~F.coalesce(agrees & F.col("published_ms").isNotNull(), F.lit(False))).drop(
         *[name for name in published.columns if name != PUBLISHED]
     )

@@ -33,7 +33,7 @@ def without_framing(work: Work, raw: DataFrame, *, by_guid: bool = True) -> Data
     unframed = "the value has no schema ID: neither a magic byte in front of it nor a header"
     misframed = F.when(F.col("schema").isNull() & value.isNotNull(), F.lit(unframed))
     rows = rows.withColumn("misframed", misframed)
-    is_wanted = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))  # noqa: FBT003 - a literal column
+    is_wanted = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))
     known = fetch_schemas_by_id(work, rows.where(is_wanted))
     unknown_schema = F.when(
         F.col("schema").isNotNull()

@@ -28,7 +28,7 @@ def holds_slice(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     from_main_topic = (F.col("topic") == stream.topic) & F.col("held_reason").isNull()
-    return F.coalesce(from_main_topic & F.col("reason").isin(sorted(stream.holding)), F.lit(False))  # noqa: FBT003 - a literal column
+    return F.coalesce(from_main_topic & F.col("reason").isin(sorted(stream.holding)), F.lit(False))
 
 
 def aggregate_holds(alive: Column) -> tuple[Column, Column]:

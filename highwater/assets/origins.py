@@ -126,7 +126,7 @@ def _with_own_origins(
     """Rows of the main topic and of the tiers."""
     from pyspark.sql import functions as F
 
-    own, marked = _build_place(), raw.withColumn(foreign.LEFT, F.lit(False))  # noqa: FBT003 - a literal column
+    own, marked = _build_place(), raw.withColumn(foreign.LEFT, F.lit(False))
     tiers = select_tier_slices(work, slices)
     if not tiers:
         return marked.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
@@ -215,7 +215,7 @@ def _has(name: str) -> Column:
     """Whether there is a header of this name."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(F.exists("headers", lambda h: h["key"] == name), F.lit(False))  # noqa: FBT003 - a literal column
+    return F.coalesce(F.exists("headers", lambda h: h["key"] == name), F.lit(False))
 
 
 def _build_timestamp(ms: Column) -> dict[str, Column]:
@@ -270,12 +270,12 @@ def _find_envelope_problem(work: Work) -> Column:
             F.lit(f"header {envelope.ORIGIN_TOPIC} names a topic of another stream"),
         ),
         *[
-            F.when(~F.coalesce(sound, F.lit(False)), F.lit(f"header {name} is missing or no number from 0 on"))  # noqa: FBT003 - a literal column
+            F.when(~F.coalesce(sound, F.lit(False)), F.lit(f"header {name} is missing or no number from 0 on"))
             for name, sound in numbers.items()
         ],
         F.when(found[MILLISECONDS].isNull(), F.lit(f"header {envelope.ORIGIN_TIMESTAMP} is missing or no time in ms")),
         F.when(
-            ~F.coalesce(found["retries"].between(1, most), F.lit(False)),  # noqa: FBT003 - a literal column
+            ~F.coalesce(found["retries"].between(1, most), F.lit(False)),
             F.lit(f"header {envelope.ATTEMPT} is missing or no number from 1 on"),
         ),
     ]
@@ -309,7 +309,7 @@ def with_fate(
     marked = _with_held(work, counting, published)
     held = with_copies(work, marked, slices, [*HELD])
     if not tiers:
-        return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
+        return held.withColumn("elsewhere", F.lit(False))
     joined = held.join(_read_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
     gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards.DISCARDED)
     elsewhere = gone & F.col("held_reason").isNull()
@@ -331,7 +331,7 @@ def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> Dat
     from pyspark.sql import functions as F
 
     if not select_tier_slices(work, slices):
-        return rows.withColumn("superseded", F.lit(False))  # noqa: FBT003 - a literal column
+        return rows.withColumn("superseded", F.lit(False))
     refused = F.col("reason").isNotNull()
     same = Window.partitionBy("slice", *ORIGIN, F.col("value").isNull()).orderBy(
         "elsewhere", refused, "partition", "offset"
@@ -390,7 +390,7 @@ def _read_accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> 
     from pyspark.sql import functions as F
 
     path = work.lake.build_table_path(work.stream.name, "events")
-    yes = F.lit(True).alias("accepted")  # noqa: FBT003 - a literal column
+    yes = F.lit(True).alias("accepted")
     found = [
         read_table_version(work.spark, path, seen[slice_.key][SEEN])
         .where(F.col("slice") != slice_.key)

@@ -58,7 +58,7 @@ def is_tombstone(stream: Stream) -> Column:
     """Whether a record of raw is a tombstone that deletes nothing: it is neither an event nor a reject."""
     from pyspark.sql import functions as F
 
-    return F.lit(False) if stream.tombstones_delete else F.col("value").isNull()  # noqa: FBT003 - a literal column
+    return F.lit(False) if stream.tombstones_delete else F.col("value").isNull()
 
 
 def parse_records(work: Work, raw: DataFrame, *, guarded: bool = False) -> DataFrame:
@@ -107,7 +107,7 @@ def _with_truncates(stream: Stream, checked: DataFrame) -> DataFrame:
         return checked
     refused = F.coalesce("malformed", "invalid.detail").isNotNull()
     is_whole = F.coalesce(PROBLEM, F.col("unread"), F.col("key_unread")).isNull()
-    truncates = F.coalesce(refused & is_whole & (F.col(f"field_{name}") == TRUNCATE), F.lit(False))  # noqa: FBT003 - a literal column
+    truncates = F.coalesce(refused & is_whole & (F.col(f"field_{name}") == TRUNCATE), F.lit(False))
     violation = _build_violation(truncates, name_truncate_check(name), describe_truncate(stream))
     return checked.withColumns(
         {"malformed": F.when(~truncates, F.col("malformed")), "invalid": F.coalesce(violation, "invalid")}
@@ -119,12 +119,12 @@ def _contradicts_schema(stream: Stream) -> Column:
     from pyspark.sql import functions as F
 
     problem = F.col("malformed")
-    contradicts = F.lit(False)  # noqa: FBT003 - a literal column
+    contradicts = F.lit(False)
     if isinstance(stream.value, Avro | Protobuf) or stream.unknown_fields.policy == "add":
         contradicts = is_of_other_type(problem)
     if stream.unknown_fields.policy == "reject":
         contradicts |= problem == describe_unknown_members(stream)
-    return F.col(PROBLEM).isNull() & problem.isNotNull() & F.coalesce(contradicts, F.lit(False))  # noqa: FBT003 - a literal
+    return F.col(PROBLEM).isNull() & problem.isNotNull() & F.coalesce(contradicts, F.lit(False))
 
 
 def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
@@ -133,8 +133,8 @@ def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
 
     declared = stream.deletes
     if declared is None:
-        return parsed.withColumn("deleted", F.lit(False))  # noqa: FBT003 - a literal column
-    deletes = F.lit(False)  # noqa: FBT003 - a literal column
+        return parsed.withColumn("deleted", F.lit(False))
+    deletes = F.lit(False)
     if declared.field is not None:
         deletes = F.coalesce(F.col(f"field_{declared.field}").isin(list(declared.values)), deletes)
     if declared.tombstones:
@@ -212,7 +212,7 @@ def has_other_key(stream: Stream) -> Column:
     if isinstance(stream.key_format, Text):
         return ~F.col("key").eqNullSafe(build_key(stream).cast("binary"))
     if not stream.compares_decoded_keys:
-        return F.lit(False)  # noqa: FBT003 - a literal column
+        return F.lit(False)
     return ~F.col(_OWN_KEY).eqNullSafe(build_key(stream))
 
 

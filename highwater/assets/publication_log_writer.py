@@ -292,7 +292,7 @@ class PublicationLog:
             last = pc.max(slice_rows["number"]).as_py()
             whole = last is None or last < sent
             if not whole:
-                slice_rows = slice_rows.filter(pc.fill_null(pc.less(slice_rows["number"], sent), False))  # noqa: FBT003 - a literal
+                slice_rows = slice_rows.filter(pc.fill_null(pc.less(slice_rows["number"], sent), False))
             before = before_by_slice.get(key)
             if whole or len(slice_rows):
                 former = build_schema().empty_table() if before is None else self._read_slice_rows([key])

@@ -51,7 +51,7 @@ def with_stale(
 
     taken = [row for slice_ in slices for row in _load_reclaims(work, slice_, seen[slice_.key].get(SEEN, 0))]
     if not taken:
-        return rows.withColumn(STALE, F.lit(False))  # noqa: FBT003 - a literal column
+        return rows.withColumn(STALE, F.lit(False))
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
     frame = work.spark.createDataFrame(taken, f"slice STRING, {names}, {_TAKEN} INT")
     found = rows.join(frame, ["slice", *ORIGIN], "left").withColumn(_TAKEN, F.coalesce(_TAKEN, F.lit(0)))

@@ -111,7 +111,7 @@ def with_early(
     frame = work.spark.createDataFrame(spans, _SPAN)
     rows_with_place = rows.join(F.broadcast(frame), inside, "left")
     beyond = [F.when(F.col("slice") == key, _is_beyond_plan(found, named)) for key, found in undecided_of.items()]
-    none = F.lit(False)  # noqa: FBT003 - a literal column
+    none = F.lit(False)
     early = (topic == work.stream.topic) & (F.col("in_slice").isNotNull() | F.coalesce(*beyond, none))
     return _with_early_in_slice(
         work, rows_with_place.withColumn(EARLY, F.coalesce(early, none)).drop(*frame.columns), sent
