@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from dataclasses import replace
-from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -17,18 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from highwater.classifying import Classification, classify
-from highwater.column_comparison import matches_stored
 from highwater.declaration import Field
-from highwater.decoding import decode_value
-from highwater.errors import DeclarationError
-from highwater.field_rules import find_field_problems
-from highwater.format_rules import to_java_pattern, to_python_pattern
-from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
-from highwater.protobuf import compile_schema
+from highwater.formats import Avro, Csv, Json, Lines, Raw
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord, MisfitError
-from highwater.sources import Key, Meta
-from tests.helpers.format_streams import FORMATS, find_schema, records
+from highwater.sources import Key
+from tests.helpers.format_streams import FORMATS, MICRO, build_stream_of, find_schema, records
 
 
 def outcomes(name: str) -> list[Classification]:
@@ -107,7 +99,6 @@ def test_avro() -> None:
     ]
 
 
-IN_TEXT = "it is a number in text, which text=True declares"
 KEY = "7f1c3c1e-0000-4000-8000-000000000001"
 
 
@@ -180,10 +171,6 @@ def test_values_of_an_avro_encoder_are_decoded(values: dict[str, Any]) -> None:
     assert (found.kind, found.values) == ("event", values)
 
 
-def lined(value: Any, *fields: Field) -> Any:
-    return replace(FORMATS["05-github-events"], fields=fields, key=(), event_time=None, value=value)
-
-
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
@@ -198,14 +185,14 @@ def lined(value: Any, *fields: Field) -> Any:
     ],
 )
 def test_lines_of_separated_values(line: bytes, wanted: Any) -> None:
-    stream = lined(Csv(("x", "n", "ok")), Field("x", "string"), Field("n", "integer"), Field("ok", "boolean"))
+    stream = build_stream_of(Csv(("x", "n", "ok")), Field("x", "string"), Field("n", "integer"), Field("ok", "boolean"))
     found = classify(stream, KafkaRecord(line), None)
     assert (found.values if found.kind == "event" else found.detail) == wanted
 
 
 def test_lines_by_a_pattern() -> None:
     pattern = r"(?P<level>[A-Z]+) (?:\[(?P<thread>\w+)\] )?(?P<text>.*)"
-    stream = lined(
+    stream = build_stream_of(
         Lines(pattern), Field("level", "string"), Field("thread", "string", optional=True), Field("text", "string")
     )
     values = {"level": "WARN", "thread": None, "text": "disk is full"}
@@ -215,7 +202,7 @@ def test_lines_by_a_pattern() -> None:
 
 
 def test_bytes_that_are_not_parsed() -> None:
-    stream = lined(Raw(), Field("body", "binary", source="value"), Field("text", "string", source="value"))
+    stream = build_stream_of(Raw(), Field("body", "binary", source="value"), Field("text", "string", source="value"))
     assert classify(stream, KafkaRecord(b"\xc3\xa9"), None).values == {"body": b"\xc3\xa9", "text": "é"}
     assert classify(stream, KafkaRecord(b"\xff"), None).detail == "field text: it is missing"
 
@@ -234,10 +221,9 @@ def test_a_schema_with_a_reference() -> None:
 
 
 def json_field(kind: str, **declared: Any) -> Any:
-    return lined(Json(), Field("x", kind, **declared))
+    return build_stream_of(Json(), Field("x", kind, **declared))
 
 
-MICRO = 1_767_225_600_000_000
 BERLIN = "Europe/Berlin"
 
 
@@ -351,7 +337,7 @@ def test_another_encoding_is_no_json() -> None:
 
 
 def test_nan_beside_a_field_that_takes_it() -> None:
-    stream = lined(Json(), Field("x", "double", nan="null"), Field("y", "long", optional=True))
+    stream = build_stream_of(Json(), Field("x", "double", nan="null"), Field("y", "long", optional=True))
     assert classify(stream, KafkaRecord(b'{"x": NaN, "z": -Infinity}'), None).values == {"x": None, "y": None}
     assert classify(stream, KafkaRecord(b'{"x": 1, "y": NaN}'), None).detail == "field y: it is NaN"
 
@@ -381,250 +367,6 @@ def test_a_key_with_half_of_a_pair_is_a_reject() -> None:
     assert classify(stream, KafkaRecord(b'{"x": "\\ud83d"}', b"?"), None).reason == "malformed"
 
 
-# --- Avro
-
-
-def avro(kind: Any, value: Any, declared: Field, *, physical: Any = None) -> Any:
-    """The value of a field `x` that is written in Avro, or the detail of the reject."""
-
-    def schema(one: Any) -> dict[str, Any]:
-        fields = [{"name": "x", "type": one}, {"name": "end", "type": "string"}]
-        return {"type": "record", "name": "R", "fields": fields}
-
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(schema(physical or kind)), {"x": value, "end": "ö"})
-    stream = lined(Avro(json.dumps(schema(kind))), declared, Field("end", "string"))
-    found = classify(stream, KafkaRecord(out.getvalue()), None)
-    return found.values["x"] if found.kind == "event" else found.detail
-
-
-def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "logicalType": name, **more}
-
-
-FAR = 2**62  # microseconds: the year 148,107
-
-
-@pytest.mark.parametrize(
-    ("kind", "physical", "value", "declared", "wanted"),
-    [
-        (logical("int", "time-millis"), "int", 43_200_123, Field("x", "time", unit="ms"), "12:00:00.123000"),
-        (logical("long", "time-micros"), "long", 43_200_000_001, Field("x", "time", unit="us"), "12:00:00.000001"),
-        (logical("int", "time-millis"), "int", 5, Field("x", "integer"), 5),
-        (logical("int", "time-millis"), "int", 5, Field("x", "time"), "field x: it is no text"),
-        (logical("string", "uuid"), "string", "7F1C-A", Field("x", "string"), "7F1C-A"),
-        (logical("long", "timestamp-nanos"), "long", MICRO * 1000 + 1, Field("x", "timestamp", unit="ns"), MICRO),
-        (logical("long", "timestamp-micros"), "long", -1, Field("x", "timestamp"), -1),
-        (logical("long", "timestamp-micros"), "long", FAR, Field("x", "timestamp"), "field x: it is no text"),
-        (logical("long", "timestamp-micros"), "long", FAR, Field("x", "long", source="y", optional=True), None),
-        (logical("long", "timestamp-millis"), "long", 1, Field("x", "timestamp_ntz"), "field x: it is no text"),
-        (logical("long", "local-timestamp-millis"), "long", 1, Field("x", "timestamp_ntz"), 1000),
-        (logical("long", "local-timestamp-millis"), "long", 1, Field("x", "timestamp"), "field x: it is no text"),
-        (logical("int", "date"), "int", -1, Field("x", "date"), date(1969, 12, 31)),
-        (logical("bytes", "decimal", precision=4), "bytes", b"\xfb", Field("x", "decimal(9,2)"), Decimal(-5)),
-        ("float", None, 0.1, Field("x", "double"), 0.10000000149011612),
-        ("double", None, 0.1, Field("x", "float"), 0.10000000149011612),
-        ("double", None, 1e39, Field("x", "float"), "field x: it does not fit float"),
-        ("double", None, 0.5, Field("x", "decimal(4,2)"), "field x: it is no number"),
-        ("double", None, 5.0, Field("x", "timestamp", unit="s"), "field x: it is no number"),
-        ("string", None, "0.5", Field("x", "decimal(4,2)"), f"field x: {IN_TEXT}"),
-        ("string", None, "half", Field("x", "decimal(4,2)"), "field x: it is no number"),
-        ("int", None, 5, Field("x", "decimal(4,2)"), Decimal(5)),
-        ("int", None, 5, Field("x", "double"), 5.0),
-        ("bytes", None, b"abc", Field("x", "string"), "field x: it is no text"),
-        ("string", None, "AAA=", Field("x", "binary"), b"\0\0"),
-    ],
-)  # fmt: skip
-def test_avro_types_are_those_of_the_pipeline(
-    kind: Any, physical: Any, value: Any, declared: Field, wanted: Any
-) -> None:
-    """A UUID was written again, times of day fitted no field, and a far time of an ignored field refused the record."""
-    assert avro(kind, value, declared, physical=physical) == wanted
-
-
-def test_a_decimal_with_more_digits_than_its_schema_is_not_rounded() -> None:
-    """12345.67 in a decimal of four digits was read as 12350."""
-    kind = logical("bytes", "decimal", precision=4, scale=2)
-    found = avro(kind, (1_234_567).to_bytes(3, "big"), Field("x", "decimal(12,2)"), physical="bytes")
-    assert "a decimal with more digits than 4" in found
-    assert "without bytes" in avro(kind, b"", Field("x", "decimal(12,2)"), physical="bytes")
-
-
-@pytest.mark.parametrize("digits", ["9" * 28 + "." + "9" * 10, "-0." + "0" * 37 + "1", "1" * 29])
-def test_a_decimal_has_as_many_digits_as_its_type(digits: str) -> None:
-    """One of more than 28 digits ended in `decimal.InvalidOperation`."""
-    for kind in ("decimal(38,10)", "decimal(38,38)", "decimal(38,0)"):
-        found = classify(lined(Json(), Field("x", kind)), KafkaRecord(f'{{"x": {digits}}}'.encode()), None)
-        scale = int(kind.partition(",")[2][:-1])
-        fits = len(digits.lstrip("-").partition(".")[0].lstrip("0")) <= 38 - scale
-        fits &= len(digits.partition(".")[2]) <= scale
-        assert (found.values == {"x": Decimal(digits)}) is fits, kind
-        assert (found.kind == "event") is fits, kind
-
-
-def test_a_logical_type_that_cannot_be_is_ignored() -> None:
-    """So Avro's specification says; a declared schema is refused for it, one of the registry is read."""
-    kind = {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 4}
-    text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]})
-    value = KafkaRecord(b"\0\0\0\0\x01\x02\x05")
-    found = classify(lined(Avro(), Field("x", "binary")), value, lambda _: Schema(1, "AVRO", text))
-    assert found.values == {"x": b"\x05"}
-
-
-@pytest.mark.parametrize(
-    ("text", "reported"),
-    [
-        ("{nope", "cannot be read"),
-        ('"string"', "it is no record"),
-        ('{"type": "object"}', "it is no record"),
-        ('["null", {"type": "record", "name": "N", "fields": []}]', "it is no record"),
-        ('{"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}', "N is inside of itself"),
-        ('{"type": "record", "name": "N", "fields": [{"name": "n", "type": "M"}]}', "cannot be read"),
-    ],
-)
-def test_a_schema_of_the_registry_that_cannot_be_read_is_a_reject(text: str, reported: str) -> None:
-    """It raised JSONDecodeError or fastavro's own errors."""
-    found = classify(
-        lined(Avro(), Field("x", "string")), KafkaRecord(b"\0\0\0\0\x01\0"), lambda _: Schema(1, "AVRO", text)
-    )
-    assert found.reason == "malformed"
-    assert reported in str(found.detail)
-
-
-# --- Protobuf
-
-PROTO = """
-syntax = "proto3";
-package p;
-import "google/protobuf/any.proto";
-import "google/protobuf/field_mask.proto";
-import "google/protobuf/struct.proto";
-import "google/protobuf/timestamp.proto";
-import "google/protobuf/wrappers.proto";
-message Around { message Inside { int32 n = 1; } }
-message M {
-  string s = 1;
-  int64 n = 2;
-  float f = 3;
-  double d = 4;
-  bytes b = 5;
-  uint64 u = 6;
-  bool ok = 7;
-  optional int32 o = 8;
-  google.protobuf.Timestamp t = 9;
-  google.protobuf.Int64Value w = 10;
-  repeated google.protobuf.Int64Value ws = 11;
-  google.protobuf.Any any = 12;
-  google.protobuf.FieldMask mask = 13;
-  google.protobuf.Value v = 14;
-  map<bool, M> deep = 15;
-  repeated int64 many = 16;
-  enum E { ZERO = 0; ONE = 1; }
-  E e = 17;
-}
-"""
-SCHEMA = Schema(1, "PROTOBUF", PROTO)
-
-
-def message(name: str = "M") -> Any:
-    from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message_factory import GetMessageClass
-
-    pool = DescriptorPool()
-    for one in FileDescriptorSet.FromString(compile_schema(SCHEMA)[0]).file:
-        pool.Add(one)
-    return GetMessageClass(pool.FindMessageTypeByName(f"p.{name}"))()
-
-
-def of_message(made: Any, *fields: Field, places: bytes = b"\x02\x02") -> Any:
-    stream = lined(Protobuf(), *fields)
-    value = b"\0\0\0\0\x01" + places + made.SerializeToString()
-    found = classify(stream, KafkaRecord(value), lambda _: SCHEMA)
-    return found.values if found.kind == "event" else found.detail
-
-
-def test_unset_members_of_a_message_have_defaults() -> None:
-    fields = (
-        Field("s", "string"), Field("n", "long"), Field("d", "double"), Field("b", "binary"), Field("ok", "boolean"),
-        Field("e", "string"), Field("many", "array", of=Field("one", "long")), Field("o", "integer", optional=True),
-        Field("w", "long", optional=True),
-    )  # fmt: skip
-    assert list(of_message(message(), *fields).values()) == ["", 0, 0.0, b"", False, "ZERO", [], None, None]
-
-
-def test_well_known_protobuf_types_are_decoded() -> None:
-    """A wrapper of 64 bits was a text, `Any` raised TypeError, and a time of a far year refused the message."""
-    made = message()
-    made.t.seconds, made.t.nanos = 1_767_225_600, 123_456_789
-    made.w.value = 2**60
-    made.ws.add().value = -5
-    made.any.type_url, made.any.value = "nowhere/p.Q", b"1"
-    made.mask.paths.append("a_b")
-    made.deep[True].n = 7
-    inner = Field("m", "struct", of=(Field("n", "long"),))
-    found = of_message(
-        made, Field("t", "timestamp"), Field("w", "long"), Field("ws", "array", of=Field("one", "long")),
-        Field("type", "string", source="any.type_url"), Field("deep", "map", of=inner),
-        Field("paths", "array", source="mask.paths", of=Field("one", "string")),
-    )  # fmt: skip
-    assert found == {
-        "t": MICRO + 123456, "w": 2**60, "ws": [-5], "type": "nowhere/p.Q", "deep": {"true": {"n": 7}}, "paths": ["a_b"]
-    }  # fmt: skip
-    made.t.seconds = 2**50
-    assert of_message(made, Field("w", "long")) == {"w": 2**60}
-    assert "it is no time" in of_message(made, Field("t", "timestamp"))
-
-
-def test_numbers_of_32_bits_and_infinite_ones() -> None:
-    """A float was read by its few digits, unlike by the pipeline."""
-    made = message()
-    made.f, made.d, made.e = 0.1, 0.5, 9
-    found = of_message(made, Field("f", "double"), Field("d", "decimal(4,2)"), Field("e", "string"))
-    assert found == {"f": 0.10000000149011612, "d": Decimal("0.5"), "e": "9"}
-    made.d = float("nan")
-    assert of_message(made, Field("s", "string")) == {"s": ""}
-    assert of_message(made, Field("d", "double")) == "field d: it is NaN"
-    assert of_message(made, Field("d", "double", nan="null")) == {"d": None}
-    made.d = float("-inf")
-    assert of_message(made, Field("d", "double", nan="keep")) == {"d": float("-inf")}
-
-
-def test_a_message_by_its_place() -> None:
-    inside = message("Around.Inside")
-    inside.n = 3
-    assert of_message(inside, Field("n", "integer"), places=b"\x04\x00\x00") == {"n": 3}
-    assert "no message" in of_message(inside, Field("n", "integer"), places=b"\x02\x0c")
-    assert "message indexes" in of_message(message(), Field("n", "integer"), places=b"\x03")
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.fixed_dictionaries(
-        {
-            "s": st.text(),
-            "n": st.integers(-(2**63), 2**63 - 1),
-            "u": st.integers(0, 2**64 - 1),
-            "d": st.floats(),
-            "f": st.floats(width=32),
-            "b": st.binary(),
-            "ok": st.booleans(),
-            "many": st.lists(st.integers(-(2**63), 2**63 - 1)),
-        }
-    )
-)
-def test_values_of_a_protobuf_encoder_are_decoded(values: dict[str, Any]) -> None:
-    kinds = {"s": "string", "n": "long", "d": "double", "f": "float", "b": "binary", "ok": "boolean"}
-    fields = [Field(name, kind, nan="keep" if name in "df" else "reject") for name, kind in kinds.items()]
-    fields += [Field("u", "decimal(20,0)"), Field("many", "array", of=Field("one", "long"))]
-    made = message()
-    made.MergeFrom(type(made)(**values))
-    found = of_message(made, *fields)
-    assert {name: repr(float(one)) if name in "df" else one for name, one in found.items()} == {
-        name: repr(float(one)) if name in "df" else one for name, one in values.items()
-    } | ({"d": "0.0"} if repr(values["d"]) == "0.0" else {})
-
-
 # --- JSON and lines
 
 
@@ -646,7 +388,7 @@ def test_values_of_a_protobuf_encoder_are_decoded(values: dict[str, Any]) -> Non
 def test_values_of_a_json_encoder_are_decoded(values: dict[str, Any], ascii_alone: bool) -> None:
     lists = Field("v", "array", of=Field("e", "integer", nullable=True))
     fields = (Field("s", "string"), Field("n", "long"), Field("d", "double"), Field("ok", "boolean"))
-    stream = lined(Json(), *fields, Field("m", "map", of=lists))
+    stream = build_stream_of(Json(), *fields, Field("m", "map", of=lists))
     found = classify(stream, KafkaRecord(json.dumps(values, ensure_ascii=ascii_alone).encode()), None)
     assert (found.kind, found.values) == ("event", values)
 
@@ -664,14 +406,14 @@ def test_values_of_a_csv_encoder_are_decoded(values: list[str], delimiter: str, 
     out = io.StringIO()
     csv.writer(out, delimiter=delimiter, quotechar=quote, lineterminator="\r\n").writerow(values)
     names = tuple(f"c{at}" for at, _ in enumerate(values))
-    stream = lined(Csv(names, delimiter, quote, null=None), *[Field(name, "string") for name in names])
+    stream = build_stream_of(Csv(names, delimiter, quote, null=None), *[Field(name, "string") for name in names])
     found = classify(stream, KafkaRecord(out.getvalue().encode()), None)
     assert (found.kind, [*found.values.values()]) == ("event", values)
 
 
 @pytest.mark.parametrize("line", [b'"a', b'"a"b,1', b'"a""', b'"a" ,1'])
 def test_a_quote_that_is_not_closed_is_a_reject(line: bytes) -> None:
-    stream = lined(Csv(("a", "b")), Field("a", "string"))
+    stream = build_stream_of(Csv(("a", "b")), Field("a", "string"))
     assert classify(stream, KafkaRecord(b"\xc3\xb6," + line), None).detail == (
         "no line of separated values: a quote that is not closed begins at byte 3"
     )
@@ -679,141 +421,12 @@ def test_a_quote_that_is_not_closed_is_a_reject(line: bytes) -> None:
 
 def test_a_long_value_is_no_reject() -> None:
     """The module csv refuses more than 131,072 characters."""
-    found = classify(lined(Csv(("a", "b")), Field("a", "string")), KafkaRecord(b"x" * 200_000 + b",1"), None)
+    found = classify(build_stream_of(Csv(("a", "b")), Field("a", "string")), KafkaRecord(b"x" * 200_000 + b",1"), None)
     assert found.values == {"a": "x" * 200_000}
 
 
 def test_a_boolean_from_a_key_that_is_no_text() -> None:
     """It raised TypeError: a list has no hash."""
-    stream = replace(lined(Csv(("a",)), Field("a", "string")), key_format=Json())
+    stream = replace(build_stream_of(Csv(("a",)), Field("a", "string")), key_format=Json())
     stream = replace(stream, fields=(Field("x", "boolean", source=Key("k")),))
     assert classify(stream, KafkaRecord(b"1", b'{"k": []}'), None).reason == "malformed"
-
-
-def test_classes_of_a_pattern_have_ascii_alone() -> None:
-    """As Java's: a digit of another script matched in Python alone."""
-    stream = lined(Lines(r"(?P<n>\d+)"), Field("n", "string"))
-    assert classify(stream, KafkaRecord("\u0663".encode()), None).reason == "malformed"
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"(?P<a>.)(?P=a)", r"(?P<a>.)\Z", r"(?P<a>.)\z",
-        r"(?P<a>x{,3})", r"(?P<a>x{)", r"(?P<a>[a[b]])", r"(?P<a>[a&&b])",
-        r"(?x)(?P<a> . )", r"(?P<a>\h)", r"(?P<a>\v)", r"(?P<a>\0)",
-        r"(?P<a>.)(?#c)", r"(?P<a>[\b])", r"(?P<a>\p{L})", r"(?P<a>\Qx\E)", r"(?P<a>.)\k<a>", r"(?P<a>.)(?(1)b|c)",
-        r"(?P<a>.)\U0001f600", r"(?P<a>.)\123", r"(?a)(?P<a>.)", r"(?d)(?P<a>.)",
-    ],
-)  # fmt: skip
-def test_expressions_that_python_and_java_do_not_share_are_refused(pattern: str) -> None:
-    with pytest.raises(DeclarationError, match="which Python and Java do not both read"):
-        lined(Lines(pattern), Field("a", "string"))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "line"),
-    [
-        (r"\++(?P<a>\d++)", "++7"), (r"(?>x|y)*+(?P<a>7)\)*", "xy7))"), (r"(?:x){2}(?P<a>.{1}+)", "xx7"),
-        (r"(?P<a>7)&&x", "7&&x"), (r"(?P<a>7)\\Z", r"7\Z"), (r"\A(?P<a>[+*]+?|7)", "7"),
-        (r"(?i)(?<a>7)(?:x|y)(?=Z)z", "7Xz"), (r"(?P<a>[]7\]\[^&]{1,2}?)", "7"), (r"\(?<(?P<a>.)>\)?", "(<7>)"),
-        (r"[(?P<](?<a>7)", "<7"), (r"(?P<a>\x37|\u0038)(\.\1)?", "7.7"),
-    ],
-)  # fmt: skip
-def test_expressions_that_both_readers_share_are_accepted(pattern: str, line: str) -> None:
-    """`++` after a backslash was refused, and a parenthesis after one was taken for a group."""
-    stream = lined(Lines(pattern), Field("a", "string"))
-    assert classify(stream, KafkaRecord(line.encode()), None).values == {"a": "7"}
-
-
-@pytest.mark.parametrize("quantifier", ["*", "+", "*?", "{2,}", "{2,3}", "{0,9}?"])
-def test_a_group_is_repeated_in_a_loop_alone(quantifier: str) -> None:
-    reported = re.escape(f"by {quantifier!r}: write {quantifier.rstrip('?') + '+'!r}")
-    with pytest.raises(DeclarationError, match=reported):
-        lined(Lines(rf"(?P<a>.)(?:x|y){quantifier}"), Field("a", "string"))
-
-
-def test_groups_are_named_in_either_syntax() -> None:
-    for written in (r"(?P<a>.)\(?<b>[(?<c>](?<d>.)", r"(?<a>.)\(?<b>[(?<c>](?P<d>.)"):
-        assert to_java_pattern(written) == r"(?<a>.)\(?<b>[(?<c>](?<d>.)"
-        assert to_python_pattern(written) == r"(?P<a>.)\(?<b>[(?<c>](?P<d>.)"
-
-
-# --- Rules of nested fields
-
-
-@pytest.mark.parametrize(
-    ("declared", "reported"),
-    [
-        (Field("x", "struct", of=(Field("a`b", "string"),)), "member 'a`b': a name is letters"),
-        (Field("x", "struct", of=(Field("a", "string", source="a..b"),)), "field 'a': source: 'a..b' is no path"),
-        (Field("x", "struct", of=(Field("a", "string", source=Key()),)), "'a' inside of it can only come from a path"),
-        (Field("x", "struct", of=(Field("a", "long"), Field("A", "long"))), "'a' is a member twice"),
-        (Field("x", "timestamp_ntz", source=Meta("timestamp")), "is a number in ms: declare unit='ms'"),
-        (Field("x", "array", of=()), "of must be one field, the elements of the array"),
-        (Field("x", "map", of=Field("v", "long", optional=True)), "they cannot be optional"),
-        (Field("x", "struct"), "of gives no member of the struct"),
-        (Field("x", "string", of=Field("v", "long")), "of is for arrays, maps and structs, and this is a string"),
-        (Field("x", "time", optional=True, default="00:00:00"), "a time has no default"),
-        (Field("x", "decimal(4,2)", unscaled=True, text=True), "leave out text"),
-        (Field("x", "long", rounded=True), "rounded and unscaled are for decimals"),
-    ],
-)
-def test_a_field_that_cannot_be_is_refused_with_a_sentence(declared: Field, reported: str) -> None:
-    """A wrong path of a member raised ValueError, and a name with a backtick failed in Spark."""
-    assert any(reported in problem for problem in find_field_problems(declared))
-
-
-def nested(depth: int) -> Field:
-    return Field("x", "long") if depth == 1 else Field("x", "array", of=nested(depth - 1))
-
-
-def test_fields_are_nested_16_times_at_most() -> None:
-    assert find_field_problems(nested(16)) == []
-    assert "16 times at the most" in find_field_problems(nested(17))[0]
-
-
-# --- What a table holds
-
-
-@pytest.mark.parametrize(
-    ("read", "stored"),
-    [
-        (datetime(2026, 1, 1, 0, 0, 0, 120000, UTC), '"2026-01-01 00:00:00.12+00:00"'),
-        (datetime(2026, 1, 1), '"2026-01-01 00:00:00"'),  # noqa: DTZ001 - a local time
-        (date(2026, 1, 1), '"2026-01-01"'),
-        (b"\0\xff", '"AP8="'),
-        (0.10000000149011612, "0.1"),
-        (1e300, "1.0E300"),
-        (float("inf"), "Infinity"),
-        ({"a": [1, None, True, {"b": Decimal("1.50")}]}, '{"a":[1,null,true,{"b":1.5}]}'),
-    ],
-)
-def test_json_of_decoded_values_is_compared(read: Any, stored: str) -> None:
-    """Times and dates of Avro never equalled their texts: the check called sound events unlike."""
-    declared = Field("x", "json")
-    assert matches_stored(declared, read, stored)
-    assert not matches_stored(declared, read, stored.replace("1", "2").replace("P", "Q").replace("Inf", "-Inf"))
-
-
-def test_an_enum_of_avro_has_no_negative_symbols() -> None:
-    """fastavro counted -1 from the end: the second reader called a record sound that Spark rejects."""
-    kind = {"type": "enum", "name": "K", "symbols": ["A", "B"]}
-    fields = [{"name": "a", "type": kind}, {"name": "b", "type": ["null", "K"]}]
-    declared = Avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
-    assert decode_value(declared, KafkaRecord(b"\x02\x02\x00"), None) == {"a": "B", "b": "A"}
-    for value in (b"\x01\x00", b"\x00\x02\x01", b"\x04\x00"):
-        with pytest.raises(MisfitError, match="no Avro at byte"):
-            decode_value(declared, KafkaRecord(value), None)
-
-
-def test_nested_values_are_compared_with_rows_of_a_table() -> None:
-    at = Field("at", "timestamp_ntz")
-    declared = Field("x", "map", of=Field("v", "array", of=Field("e", "struct", of=(at, Field("n", "long")))))
-    read = {"k": [{"at": MICRO, "n": 1}, None]}
-    moment = datetime(2026, 1, 1)  # noqa: DTZ001 - a local time
-    assert matches_stored(declared, read, [("k", [{"at": moment, "n": 1}, None])])
-    assert not matches_stored(declared, read, {"k": [{"at": moment, "n": 2}, None]})
-    assert not matches_stored(declared, read, {"k": [{"at": moment, "n": True}, None]})
-    assert not matches_stored(declared, read, {"k": [{"n": 1}, None]})
-    assert not matches_stored(declared, read, [("l", [{"at": moment, "n": 1}, None])])

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from highwater.declaration import Answers, Deletes, Field, Stream
-from highwater.formats import Avro, Json
+from highwater.formats import Avro, Format, Json
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
 
 FOLDER = Path(__file__).parents[1] / "formats"
 ANSWERS = Answers("By key.", "The same version counts once.", "Rejects wait for a person.")
+
+
+# The detail of a number that is written as a text.
+IN_TEXT = "it is a number in text, which text=True declares"
+# Microseconds of 2026-01-01.
+MICRO = 1_767_225_600_000_000
 
 
 def _stream(name: str, fields: tuple[Field, ...], **more: Any) -> Stream:
@@ -159,3 +166,8 @@ def _record(offset: int, line: Mapping[str, Any]) -> KafkaRecord:
         offset=offset,
         timestamp_ms=line["timestamp_ms"],
     )
+
+
+def build_stream_of(value: Format, *fields: Field) -> Stream:
+    """A stream without a key whose values have a format."""
+    return replace(FORMATS["05-github-events"], fields=fields, key=(), event_time=None, value=value)
