@@ -18,8 +18,8 @@ from highwater.assets.documents import (
     describe_invalid_utf8,
     describe_refusal,
     extract_valid_part,
+    has_lone_surrogate,
     mark_inexact_numbers,
-    may_have_lone_surrogate,
     scan_document,
 )
 from highwater.assets.fast_expressions import (
@@ -88,7 +88,7 @@ def _parse_documents(stream: Stream, rows: DataFrame) -> DataFrame:
 
     `try_parse_json` stops at the end of the first document and would drop what follows in silence. Read as the first
     element of an array whose second one is ours, trailing text moves ours from its place. A payload that the parser
-    refuses is scanned, and so is one whose strings may have half of a surrogate pair: the parser reads that as `?`.
+    refuses is scanned, and so is one whose strings have half of a surrogate pair: the parser reads that as `?`.
     """
     from pyspark.sql import functions as F
 
@@ -146,7 +146,7 @@ def _is_sound(text: Column, pair: str) -> Column:
     from pyspark.sql import functions as F
 
     alone = F.try_variant_get(pair, "$[1]", "string") == _build_end(text)
-    return alone & ~may_have_lone_surrogate(text)
+    return alone & ~has_lone_surrogate(text)
 
 
 def _select_scanned_names(stream: Stream) -> tuple[Sequence[str] | None, Sequence[str]]:

@@ -27,6 +27,8 @@ _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _PAIRED = rf'^"(?:[^"\\]++|\\[^u]|{_HIGH}{_LOW}|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})*+'
 # Half a pair, or perhaps none: `\\ud83d` is a backslash and plain text. The lookbehind comes last, since it is slow.
 _PERHAPS_HALF = rf"\\(?:\\u[dD][89a-fA-F]|{_HIGH[2:]}(?!{_LOW})|{_LOW[2:]}(?<!{_HIGH}{_LOW}))"
+# A whole document without half of a pair.
+_ALL_PAIRED = rf"^(?:[^\\]++|\\[^u]|{_HIGH}{_LOW}|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})*+\z"
 _UTF8 = (
     r"^(?:[\x00-\x7f]++|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}|"
     r"\xed[\x80-\x9f][\x80-\xbf]|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|"
@@ -53,11 +55,12 @@ _EXPECTED = {
 }
 
 
-def may_have_lone_surrogate(text: Column) -> Column:
-    """Whether a document may escape half of a surrogate pair, which is no character."""
+def has_lone_surrogate(text: Column) -> Column:
+    """Whether a JSON document escapes half of a surrogate pair, which is no character."""
     from pyspark.sql import functions as F
 
-    return (F.contains(text, F.lit(r"\ud")) | F.contains(text, F.lit(r"\uD"))) & text.rlike(_PERHAPS_HALF)
+    escapes = F.contains(text, F.lit(r"\ud")) | F.contains(text, F.lit(r"\uD"))
+    return escapes & text.rlike(_PERHAPS_HALF) & ~text.rlike(_ALL_PAIRED)
 
 
 # A mark is put before a number that the variant parser would read as a double, in a string that is put in its place.

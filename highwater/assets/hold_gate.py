@@ -83,7 +83,7 @@ def _build_held_error(work: Work, key: str, found: HoldingRecords, *, is_committ
     target = find_destination(work.stream, found.reason, 0)
     hold = work.ledger.holds.note(work.stream.name, key, found, datetime.now(UTC))
     return SliceHeldError(
-        f"{reason}; later slices of {work.stream.name} wait in raw",
+        f"{reason}; slices of {work.stream.name} after it wait in raw",
         stored=f"held since {hold.since:%Y-%m-%d %H:%M:%S} UTC, attempt {hold.attempts}",
         found=because,
         remedy="supply what the records lack: the sensor repair requests the slice again. "

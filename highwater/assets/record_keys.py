@@ -16,7 +16,7 @@ from highwater.assets.documents import (
     describe_invalid_utf8,
     describe_refusal,
     extract_valid_part,
-    may_have_lone_surrogate,
+    has_lone_surrogate,
     scan_document,
 )
 from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw, Text
@@ -146,14 +146,14 @@ def _parse_document(stream: Stream, rows: DataFrame) -> DataFrame:
     pair = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
     is_last = F.try_variant_get("key_and_end", "$[1]", "string") == _END
     is_last &= F.try_variant_get("key_and_end", "$[2]", "variant").isNull()
-    whole = F.when(is_last & ~may_have_lone_surrogate(text), F.try_variant_get("key_and_end", "$[0]", "variant"))
+    whole = F.when(is_last & ~has_lone_surrogate(text), F.try_variant_get("key_and_end", "$[0]", "variant"))
     read = rows.withColumn("key_and_end", F.when(F.is_valid_utf8(text), pair)).withColumn("json", evaluate_once(whole))
     refused = F.when(F.col("json").isNull() & F.is_valid_utf8(text), text)
     parts = read.withColumn("text", refused).withColumn("sound", extract_valid_part(F.col("text")))
     names = [split_path(one.path)[0] for f in stream.fields for one in f.sources if isinstance(one, Key) and one.path]
     scan = F.when(F.col("text").isNotNull(), scan_document("text", "sound", list(dict.fromkeys(names)) or [_MEMBER]))
     scans = parts.withColumn("scan", evaluate_once(scan))
-    rest = F.when(may_have_lone_surrogate(text), "the value has half of a surrogate pair").otherwise(
+    rest = F.when(has_lone_surrogate(text), "the value has half of a surrogate pair").otherwise(
         describe_refusal(text, "the value")
     )
     broken = F.when(F.is_valid_utf8(text), F.coalesce("scan.problem", rest)).otherwise(

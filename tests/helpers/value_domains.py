@@ -121,7 +121,23 @@ def or_null(domain: Domain) -> Domain:
 
 
 # Texts that the pipeline itself uses as marks are among them.
-_TEXTS = ("", "\0", "a\0b", "\U0001f600\uffff", "e\u0301", '"\\/"', " x ", "true", "null", "7", "NaN", '{"a":1}', "''")
+_TEXTS = (
+    "",
+    "\0",
+    "a\0b",
+    "\U0001f600\uffff",
+    "\\\U0001f600",
+    "e\u0301",
+    '"\\/"',
+    " x ",
+    "true",
+    "null",
+    "7",
+    "NaN",
+    '{"a":1}',
+    "''",
+)
+# Texts that the pipeline itself uses as marks.
 _MARKS = (f"{EXACT}1", "\ue001", "end of the value", "end of the key", "\xf1high\xf2w\xf3", "x" * 3000)
 TEXT = Domain((*_TEXTS, "a\nb\r\n", *_MARKS), draw_text)
 LINE_TEXT = Domain((*_TEXTS[1:], *_MARKS), lambda chance: draw_text(chance) or "-")
