@@ -306,7 +306,7 @@ def _find_key_problem(stream: Stream, record: KafkaRecord, own_key: Any, key: st
         same = not stream.compares_decoded_keys or read_record_key(stream, own_key) == key
         return None if same else f"the record's key does not have the {', '.join(stream.key)} of the record"
     same = record.key == key.encode("utf-8", "surrogatepass")
-    return None if same else f"the record's key is not {stream.key_separator.join(stream.key)}"
+    return None if same else f"the record's key differs from {stream.key_separator.join(stream.key)}"
 
 
 class _Violation(NamedTuple):

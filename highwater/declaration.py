@@ -99,7 +99,7 @@ class Stream:
         deletes: which records delete their key; None where none does.
         unknown_fields: treatment of members of a record that no field is taken from.
         rules: conditions of Spark SQL over the fields, by name; a record that violates one is `invalid`. A null
-            condition counts as satisfied. They fail as expressions of fields do.
+            condition counts as satisfied; a record on which one fails is `invalid`.
     """
 
     name: str

@@ -84,8 +84,8 @@ class Field:
             Kafka Connect's JsonConverter writes it.
         of: the elements of an `array` or the values of a `map`, one field whose name says nothing; of a `struct` its
             members, whose sources are paths in the struct.
-        expression: the value as an expression of Spark SQL over the other fields, in the place of a source. An
-            expression that fails, such as a division by zero, fails the slice: use functions that begin with `try_`.
+        expression: the value as an expression of Spark SQL over the other fields, in the place of a source. A
+            record on which it fails, such as by a division by zero, is `malformed`.
         mask: what events get in place of the value: `hash`, the SHA-256 of its text in UTF-8, as 64 lower-case
             hexadecimal digits, null for null; or `drop`, no column. Rules, expressions, lookups and deletes see the
             value itself. Not for key, version and event time.

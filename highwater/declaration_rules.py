@@ -296,11 +296,11 @@ def _find_cluster_problems(stream: Stream) -> list[str]:
 def _find_maintenance_problems(maintenance: Maintenance) -> list[str]:
     found = ["maintenance: live_slices must be 1 or more"] if maintenance.live_slices < 1 else []
     if maintenance.live_for is not None and maintenance.live_for <= timedelta(0):
-        found.append("maintenance: live_for must be longer than nothing")
+        found.append("maintenance: live_for must be above 0")
     if not timedelta(0) < maintenance.horizon <= LONGEST_HORIZON:
-        found.append("maintenance: the horizon must be longer than nothing, and seven days at the most")
+        found.append("maintenance: the horizon must be above 0 and at most 7 days")
     if maintenance.runs_for is not None and maintenance.runs_for < MIN_RUNS_FOR:
-        found.append("maintenance: runs_for must be two days or more: repair goes by the runs of the last one")
+        found.append("maintenance: runs_for must be 2 days or more: repair counts the runs of the last 24 hours")
     return found
 
 

@@ -174,7 +174,7 @@ def ensure_none_retracted(slice_key: str, origins: Collection[Origin], *, allowe
     raise RetractionError(
         f"{len(origins):,} events of {slice_key} were sent, and would be rejected now",
         stored=few + (" and more" if len(origins) > 5 else ""),
-        found="rejected by today's rules, or lost from the table of events; nobody let them go since they were sent",
+        found="rejected by today's rules, or lost from the table of events; no accept-rejects was given since",
         remedy="fix the rule and materialise the slice again; or let them be rejected and retracted: "
         f"highwater accept-rejects {slice_key}",
     )

@@ -111,3 +111,14 @@ def split_path(path: str) -> tuple[str, ...]:
     if not found:
         raise ValueError("a path names one field at least")
     return tuple(found)
+
+
+def describe_source(source: object) -> str:
+    """The place in a record that a field is taken from, for a person."""
+    if isinstance(source, tuple):
+        return ".".join(source)
+    if isinstance(source, Key):
+        return f"{source.path} of the record's key" if source.path else "the record's key"
+    if isinstance(source, Header):
+        return f"header {source.name}"
+    return f"the record's {source.name}" if isinstance(source, Meta) else str(source)

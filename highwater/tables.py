@@ -16,7 +16,7 @@ COMMON = (*BY_SLICE, "current")
 COMMENTS = {
     "raw": "Every record of a slice as Kafka gave it: nothing parsed, nothing dropped.",
     "events": "The records that were parsed, validated and resolved.",
-    "rejects": "The records that were not, each with its reason and its origin.",
+    "rejects": "The records that did not become events, each with its reason and its origin.",
     "dlq": "Which of the rejects were published, and where to: to a tier for a retry, or parked.",
     "current": "One row a key: the event with the highest version.",
     "metrics": "One row a minute of event time: events and amounts by status, and the mean amount over a moving hour.",

@@ -1,4 +1,4 @@
-"""JSON documents that Spark's variant parser refuses or rounds: marks for inexact numbers, declared fields, faults."""
+"""JSON that Spark's variant parser refuses or rounds: marks for inexact numbers, and a scanner of fields and faults."""
 
 # The variant parser builds the whole document, so it also refuses faults of ignored fields: a long number, a deep
 # array, a name that occurs twice. Here one regular expression cuts the document into tokens, and the grammar is

@@ -1,4 +1,4 @@
-"""Columns for new fields of registry schemas, and tables whose columns become wider: by ALTER, or a rewrite."""
+"""Columns for new fields of registry schemas, and tables whose columns become wider."""
 
 from __future__ import annotations
 

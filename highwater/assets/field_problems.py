@@ -14,6 +14,7 @@ from highwater.assets.fields import (
     parse_precision_and_scale,
 )
 from highwater.declaration_parts import UNITS
+from highwater.sources import describe_source
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -106,8 +107,8 @@ def _find_entry_problem(part: FieldPart, entry: Column, named: Column) -> Column
 
 def _format_field_name(declared: Field) -> str:
     """The name of a field, and where its value is looked for if that is elsewhere."""
-    paths = [".".join(one) if isinstance(one, tuple) else str(one) for one in declared.sources]
-    return declared.name if paths == [declared.name] else f"{declared.name} ({', else '.join(paths)})"
+    places = [describe_source(one) for one in declared.sources]
+    return declared.name if places == [declared.name] else f"{declared.name} ({', else '.join(places)})"
 
 
 def _found(part: FieldPart) -> Column:

@@ -191,7 +191,7 @@ def _find_key_problem(stream: Stream) -> Column:
         return F.when(differs, F.lit(f"the record's key does not have the {', '.join(stream.key)} of the record"))
     key = F.col("key").cast("string")
     return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
-        key != build_key(stream), F.lit(f"the record's key is not {describe_expected_key(stream)}")
+        key != build_key(stream), F.lit(f"the record's key differs from {describe_expected_key(stream)}")
     )
 
 
@@ -303,7 +303,7 @@ def _find_value_problem(stream: Stream) -> Column:
     for name, condition in stream.rules.items():
         failed = f"rule {name} fails on this record: {condition}"
         problems.append(_build_violation(build_failure("rule", name), name, failed))
-        problems.append(_build_violation(~F.col(f"rule_{name}"), name, f"rule {name}: not {condition}"))
+        problems.append(_build_violation(~F.col(f"rule_{name}"), name, f"rule {name} is not met: {condition}"))
     return F.coalesce(*problems)
 
 

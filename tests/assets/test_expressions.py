@@ -73,8 +73,8 @@ def test_columns_rules_versions_and_deletes_by_expression(bench: Bench) -> None:
     assert events[1]["email_hash"] is None
     assert {key: row["version"] for key, row in bench.current().items()} == {"a": 2_000_004}
     assert sorted((row["reason"], row["detail"]) for row in bench.rows("rejects")) == [
-        ("invalid", "rule amount_positive: not amount > 0"),
-        ("invalid", "rule sort_is_short: not length(sort) < 10"),
+        ("invalid", "rule amount_positive is not met: amount > 0"),
+        ("invalid", "rule sort_is_short is not met: length(sort) < 10"),
         ("malformed", f"field version is null: {FIELDS[3].expression}"),
     ]
     # The older version of b came after the newer one.

@@ -66,6 +66,9 @@ def micros(text: str) -> int:
     return int((datetime.fromisoformat(text) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) * 1_000_000
 
 
+NO_ID = Malformed("field x (id of the record's key) is missing")
+
+
 # What Spark's parser of variants refuses.
 REFUSED = '{"z": 1, "z": 2}'
 CASES: dict[str, Case] = {
@@ -163,12 +166,12 @@ CASES: dict[str, Case] = {
     "a decimal in a path": at("a.b", '{"a": {"b": 1e-2}}', Decimal("0.01"), "decimal(4,2)"),
     "the key as text": at(Key(), "{}", "k"),
     "a key that is no text": at(Key(), "{}", Malformed("the key is not UTF-8 at byte 1"), key=b"a\xff"),
-    "no key": at(Key(), "{}", Malformed("field x (Key(path='')) is missing"), key=None),
-    "no key, and a member": in_json(Key("id"), Malformed("field x (Key(path='id')) is missing"), None),
+    "no key": at(Key(), "{}", Malformed("field x (the record's key) is missing"), key=None),
+    "no key, and a member": in_json(Key("id"), NO_ID, None),
     "a path into the key": in_json(Key("id"), 1001, b'{"id":1001}'),
-    "a path that the key has not": in_json(Key("id"), Malformed("field x (Key(path='id')) is missing"), b'{"no":1}'),
+    "a path that the key has not": in_json(Key("id"), NO_ID, b'{"no":1}'),
     "a key that is a number in JSON": in_json(Key(), -7, b" -7 "),
-    "a key that is null in JSON": in_json(Key(), Malformed("field x (Key(path='')) is missing"), b"null"),
+    "a key that is null in JSON": in_json(Key(), Malformed("field x (the record's key) is missing"), b"null"),
     "a key that is a text in JSON": in_json(Key(), "a\n", b'"a\\n"', "string"),
     "a key with half of a pair": in_json(
         Key(), Malformed("the key has half of a surrogate pair"), b'"\\ud83d"', "string"
@@ -186,7 +189,7 @@ CASES: dict[str, Case] = {
         Key("id"), Malformed("the key has a name twice in an object"), b'{"id":1,"x":2,"x":2}'
     ),
     "a key that is no JSON": in_json(Key("id"), Malformed("the key: not JSON: unexpected character at byte 0"), b"x"),
-    "an exponent in a key": in_json(Key(), Malformed("field x (Key(path='')) does not fit long"), b"1e2"),
+    "an exponent in a key": in_json(Key(), Malformed("field x (the record's key) does not fit long"), b"1e2"),
     "a long": at(Key(), "{}", -2, "long", key=b"\xff" * 7 + b"\xfe", key_format=BigEndian()),
     "the greatest long": at(Key(), "{}", 2**63 - 1, "long", key=b"\x7f" + b"\xff" * 7, key_format=BigEndian()),
     "an integer": at(Key(), "{}", 258, "integer", key=b"\x00\x00\x01\x02", key_format=BigEndian(4)),

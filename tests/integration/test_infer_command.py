@@ -171,7 +171,7 @@ def test_rules_expressions_and_lookups_are_tried_in_spark(
         ("malformed", None, 6),
     }
     details = {one["offset"]: one["detail"] for one in found["rejects"]}
-    assert details[3] == "rule few: not n < 10"
+    assert details[3] == "rule few is not met: n < 10"
     assert details[4] == "rule spread fails on this record: 100 / (n - 7) <> 0"
     without = run("try", "computed", "--file", str(file), "--no-spark", bootstrap="127.0.0.1:1")
     assert "left out: field whole, field gone, rule few, rule spread, the lookup of id; --spark" in without.output

@@ -86,7 +86,7 @@ def test_entities_whose_fields_hold_the_separator_stay_apart(bench: Bench) -> No
     assert fields == {("a|b", "c"): "EUR", ("a", "b|c"): "CHF", ("a\\", "b"): "SEK"}
     details = {row["origin_offset"]: row["detail"] for row in bench.rows("rejects")}
     assert details == {
-        3: "the record's key is not account_id|payment_id with \\ before each \\ and | of a field",
+        3: "the record's key differs from account_id|payment_id with \\ before each \\ and | of a field",
         4: "field account_id is missing",
     }
     assert not bench.failing()

@@ -282,7 +282,7 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
     parking.park(*written[:4])
     parking.park(written[4], key=None, value=b"\xff")
     assert parking.decide() == [0, 1, 2, 3, 4]
-    assert "nothing was done" in parking.log[-1]
+    assert "nothing was changed" in parking.log[-1]
     tier = parking.stream.tier_topics[0]
     assert published(parking.scene.bootstrap, tier) == []
     parking.decide(dry_run=False, by="ann")

@@ -107,7 +107,7 @@ CHECKS = (
         {
             "slices_tile": "The slice begins where the one before it ends, or after a recorded loss.",
             "offsets_as_planned": (
-                "The commit names the offsets of the plan, and every row has one of them, which no other has."
+                "The commit names the offsets of the plan; every row has one of them, and no two rows the same."
             ),
             "gaps_explained": (
                 "Offsets without a row are aborted records, transaction markers, compacted records or accepted losses, "
@@ -150,8 +150,8 @@ CHECKS = (
         ("events",),
         {
             version_checks.IN_ORDER: (
-                "For every key of the slice, current is at or above the highest version that the slice brought, and of "
-                "two contents of it not the one of a later origin."
+                "For every key of the slice, current is at or above the highest version that the slice brought; where "
+                "two events have that version, it has the one of the earlier origin."
             ),
             version_checks.FOLLOWS_EVENTS: (
                 "Each row of current that the slice wrote equals the winning event of its key."

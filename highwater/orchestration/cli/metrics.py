@@ -17,9 +17,8 @@ from highwater.orchestration.deployment import Deployment
 def metrics(deployment: Deployment, streams: Sequence[str]) -> None:
     """Print metrics of the named STREAMS, or of all, as OpenMetrics text for a scraper.
 
-    With DAGSTER_HOME set it counts failing checks as well. A service that is away leaves out the metrics that rest on
-    it
-    and has highwater_up 0: the text is valid all the same, and the exit status is 75, or 2 where a person has to act.
+    With DAGSTER_HOME set it counts failing checks as well. Without a service the metrics that rest on it are left out
+    and its highwater_up is 0. The text is valid all the same; the exit status is 75, or 2 where a person has to act.
     """
     from highwater.orchestration.reporting.prometheus_metrics import measure
 

@@ -136,7 +136,7 @@ class Report:
         rows = [] if self.retained is None else self.retained.lines
         runs = [] if self.runs is None else [self.runs.line]
         others = [text for text in (self.groups, self.catalog) if text]
-        return [*notes, *rows, *keys, *runs, *others, *([] if self.done else ["a dry run: nothing was done"])]
+        return [*notes, *rows, *keys, *runs, *others, *([] if self.done else ["a dry run: nothing was changed"])]
 
 
 @dataclass

@@ -202,7 +202,7 @@ def redrive_or_discard(
     for line in parked.lines:
         log(line)
     if request.dry_run:
-        log("a dry run: nothing was done")
+        log("a dry run: nothing was changed")
     elif request.because is None:
         find_error = partial(find_vanished_error, ledger, stream)
         for sent in redrive(kafka, lake, stream, parked.places, parked.ends, find_error):

@@ -29,7 +29,7 @@ def compute_margin(stream: Stream, retained_for: timedelta) -> timedelta:
 def fetch_endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState | None = None) -> dict[int, int]:
     """For each partition the offset before which retention takes records within the margin.
 
-    None where the topic keeps all, or its settings may not be read. Retention by size cannot be foreseen.
+    Empty where the topic keeps all, or its settings may not be read. Retention by size cannot be foreseen.
 
     Raises:
         TopicAbsentError: there is no such topic.

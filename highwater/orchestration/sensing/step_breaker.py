@@ -56,9 +56,8 @@ def report_to_breaker(work: Work, table: str, tries_so_far: int) -> Iterator[Non
 def is_counted(error: Exception) -> bool:
     """Whether an error says something of the stream.
 
-    A temporary error does not: a dependency is away, or another run was first. A refused slice was counted at its
-    refusal,
-    and a retraction error shows a fault of the rules, not of new records.
+    A temporary error does not: a dependency is away, or another run was first. A refused slice was counted
+    at its refusal. A retraction error shows a fault of the rules, not of new records.
     """
     return not isinstance(error, TemporaryError | RejectsOverLimitError | RetractionError)
 

@@ -133,7 +133,7 @@ class Planner:
         due: SelectDue | None = None,
         look: PlanAndState | None = None,
     ) -> PlanningResult:
-        """PlanAndState at the stream's topic and record the next offsets to read.
+        """Look at the stream's topic, and record the next offsets to read in the ledger.
 
         Any number of planners may tick at once: each offset is planned by one of them.
 

@@ -68,7 +68,7 @@ def test_a_dry_run_reports_what_each_table_takes_and_changes_nothing(world: Worl
     files = [file.stat().st_size for file in folder.rglob("*.parquet")]
     assert (raw.before.stored, raw.before.stored_bytes) == (len(files), sum(files))
     assert (raw.before.files, raw.before.bytes) == (len(files), sum(files)), "written once"
-    assert "a dry run: nothing was done" in report.lines
+    assert "a dry run: nothing was changed" in report.lines
     assert "keys: DAGSTER_HOME is not set, so none was looked at" in report.lines
     assert {name: world.rows[name] for name in world.rows} == before
 
