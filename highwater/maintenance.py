@@ -19,6 +19,8 @@ LONGEST_LEASES = timedelta(minutes=20)
 SMALL_BYTES = 16 * 1024 * 1024
 # What readers of Parquet expect of a file.
 TARGET_BYTES = 128 * 1024 * 1024
+# Larger files are not joined.
+REWRITTEN_BYTES = TARGET_BYTES // 2
 # A slice that a run takes by itself is written as eight files at the most, up to two million offsets.
 FEWEST_FILES = 9
 # Partitions in one OPTIMIZE, whose names are in its text; and what one maintenance rewrites of a table at the most.
@@ -123,12 +125,13 @@ class TablePartition:
 def select_partitions_to_compact(parts: Iterable[TablePartition]) -> list[str]:
     """The partitions whose files are joined: those with the most small files first, within what one maintenance does.
 
-    A file never holds two partitions. Files of the target size are not rewritten.
+    A file never holds two partitions. The first one is joined whatever its size: it would grow for ever otherwise.
     """
-    found, total = [], 0
+    found: list[str] = []
+    total = 0
     for part in sorted(parts, key=lambda part: (-len(part.small), part.key)):
-        rewritten = sum(size for size in part.files if size < TARGET_BYTES)
-        if len(part.small) < FEWEST_FILES or total + rewritten > MAX_BYTES:
+        rewritten = sum(size for size in part.files if size < REWRITTEN_BYTES)
+        if len(part.small) < FEWEST_FILES or (found and total + rewritten > MAX_BYTES):
             continue
         found.append(part.key)
         total += rewritten
@@ -183,7 +186,7 @@ def group_files_to_merge(files: Iterable[File]) -> list[FileGroup]:
     A group ends between two slices where it can: a slice with files in two groups could not be moved. The last group of
     few files waits until there are more.
     """
-    small = sorted((file for file in files if file.size < TARGET_BYTES // 2), key=lambda file: (file.first, file.path))
+    small = sorted((file for file in files if file.size < REWRITTEN_BYTES), key=lambda file: (file.first, file.path))
     found: list[FileGroup] = []
     mine: list[File] = []
     size, last = 0, ""

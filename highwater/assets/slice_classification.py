@@ -35,11 +35,11 @@ from highwater.assets.parsing import (
 from highwater.assets.retraction_guard import block_sending, ensure_no_retraction, list_exposed_slices
 from highwater.assets.work import Work, do_nothing
 from highwater.envelope import ORIGIN
-from highwater.errors import HighwaterError, SliceHeldError, SupersededAttemptError
+from highwater.errors import SliceHeldError, SupersededAttemptError
 from highwater.reject_reasons import BY_REASON, BY_RULE, REASONS
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.session_settings import session_settings
-from highwater.resources.spark import delta_errors, translate_error
+from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
 from highwater.slice_commits import SliceCommit
 
@@ -196,15 +196,16 @@ def _classify_and_measure(
 
     An expression that fails on a record must not stop the others: the query then runs again with guarded expressions.
     """
+    from pyspark.errors import PySparkException
+
     try:
-        return _hold_and_measure(work.stream, _classify(work, rows, slices, guarded=False))
-    except HighwaterError:
-        raise
-    except Exception as error:
-        if not has_expressions(work.stream) or translate_error(work.stream.name, str(error)) is not None:
+        with delta_errors(f"the split of {work.stream.name}"):
+            return _hold_and_measure(work.stream, _classify(work, rows, slices, guarded=False))
+    except PySparkException as error:
+        if not has_expressions(work.stream):
             raise
         cause = next(iter(str(error).splitlines()), type(error).__name__)
-        work.log(f"an expression fails on a record, such records become rejects: {cause[:300]}")
+        work.log(f"classifying again, so that a record on which an expression fails is a reject: {cause[:300]}")
     with session_settings(work.spark, GUARDED):
         return _hold_and_measure(work.stream, _classify(work, rows, slices, guarded=True))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
-from highwater.maintenance import TARGET_BYTES, File, TablePartition
+from highwater.maintenance import REWRITTEN_BYTES, TARGET_BYTES, File, TablePartition
 from highwater.resources.delta import add_actions, read_commit_info, translate_read_errors
 from highwater.resources.delta_rs_writes import translate_write_errors
 from highwater.resources.session_settings import session_settings
@@ -152,7 +152,10 @@ def join_files(spark: SparkSession, path: str) -> None:
         DependencyAwayError: Spark or the storage is away.
     """
     # By default OPTIMIZE rewrites every file below a gigabyte.
-    sizes = {f"spark.databricks.delta.optimize.{name}FileSize": str(TARGET_BYTES) for name in ("min", "max")}
+    sizes = {
+        "spark.databricks.delta.optimize.minFileSize": str(REWRITTEN_BYTES),
+        "spark.databricks.delta.optimize.maxFileSize": str(TARGET_BYTES),
+    }
     with delta_errors(path), session_settings(spark, sizes):
         spark.sql(f"OPTIMIZE {quote_table(path)}").collect()
 

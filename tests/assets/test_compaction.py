@@ -234,7 +234,8 @@ def test_small_files_of_a_table_without_slices_become_one_and_large_ones_stay(
     path = str(tmp_path / "current")
     write_deltalake(path, pa.table({"key": [str(uuid.uuid4()) for _ in range(3_000)]}))
     [large] = DeltaTable(path).file_uris()
-    monkeypatch.setattr("highwater.resources.table_maintenance.TARGET_BYTES", Path(large).stat().st_size)
+    for name, bytes_ in (("REWRITTEN_BYTES", 1), ("TARGET_BYTES", 2)):
+        monkeypatch.setattr(f"highwater.resources.table_maintenance.{name}", bytes_ * Path(large).stat().st_size)
     for number in range(3):
         write_deltalake(path, pa.table({"key": [f"k{number}"]}), mode="append")
     rows = sorted(DeltaTable(path).to_pyarrow_table()["key"].to_pylist())

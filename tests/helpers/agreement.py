@@ -80,7 +80,7 @@ def _without_logical_types(schema: Any) -> Any:
 
 
 def mutate(value: bytes, chance: random.Random) -> bytes:
-    """Bytes of which one is changed, left out or added."""
+    """The bytes with one changed, left out or added."""
     if not value:
         return bytes([chance.randrange(256)])
     at, byte = chance.randrange(len(value)), bytes([chance.randrange(256)])

@@ -54,7 +54,7 @@ def move(column: Column, *sources: Source) -> Column:
 
 
 def allow_nulls(columns: list[Column], **options: Any) -> list[Column]:
-    """Columns of which every other one may be null."""
+    """Columns; every other one may be null."""
     return [
         replace(one, field=replace(one.field, **options), domain=v.or_null(one.domain)) if at % 2 else one
         for at, one in enumerate(columns)
@@ -73,7 +73,7 @@ def encode_unscaled(number: Decimal) -> str:
 
 
 def count(unit: int) -> Callable[[Any], Any]:
-    """What counts a time, or a time of day, in units of so many microseconds."""
+    """A time, or a time of day, counted in units of a number of microseconds."""
 
     def write(value: datetime | time) -> int:
         moment = value if isinstance(value, datetime) else datetime.combine(v.EPOCH, value)

@@ -36,7 +36,7 @@ def draw_text(chance: random.Random, characters: str = CHARACTERS) -> str:
 
 
 def draw_whole(chance: random.Random, bits: int) -> int:
-    """A whole number of at most so many bits, with few ones as often as with many."""
+    """A whole number with up to this number of bits; short ones are as frequent as long ones."""
     most: int = 2 ** chance.randint(1, bits)
     return chance.randrange(-most, most)
 

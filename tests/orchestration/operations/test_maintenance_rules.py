@@ -94,13 +94,19 @@ def test_small_files_are_joined_where_there_are_many() -> None:
 
 
 def test_bytes_rewritten_by_one_maintenance_are_bounded() -> None:
-    part = TablePartition("huge", (1_000,) * 9 + (120 * 1024**2,) * 110)
+    part = TablePartition("huge", (1_000,) * 9 + (60 * 1024**2,) * 220)
     assert select_partitions_to_compact([part, replace(part, key="huge too")]) == ["huge"]
 
 
-def test_files_of_the_target_size_do_not_keep_small_ones_from_being_joined() -> None:
+def test_large_files_do_not_keep_small_ones_from_being_joined() -> None:
     """They are not rewritten: a table of many of them has small files too."""
-    part = TablePartition("", (1_000,) * 9 + (TARGET_BYTES,) * 1_000)
+    large = (100 * 1024**2,) * 1_000
+    parts = [TablePartition("one", (1_000,) * 10 + large), TablePartition("two", (1_000,) * 9 + large)]
+    assert select_partitions_to_compact(parts) == ["one", "two"]
+
+
+def test_a_table_of_many_small_files_is_joined_whatever_its_size() -> None:
+    part = TablePartition("", (10 * 1024**2,) * 3_000)
     assert select_partitions_to_compact([part]) == [""]
 
 

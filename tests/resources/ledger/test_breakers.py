@@ -1,4 +1,4 @@
-"""The state of breakers in the ledger: one for all processes, whoever changes it at the same time."""
+"""The state of breakers in the ledger: one for all processes, also where several change it at the same time."""
 
 from __future__ import annotations
 
