@@ -75,9 +75,13 @@ def test_a_spark_server_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector may come at any time, in any thread, to one that was closed or could not be prepared."""
     from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Answers
+    from pyspark.sql.connect.logging import logger
 
     shorten_timeouts(monkeypatch, seconds=2)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    # The client logs the error of its last request, and pytest keeps it for the report: with its frames, and so the
+    # session. Its logger is off, until Dagster's setup of logging turns on each that exists.
+    monkeypatch.setattr(logger, "disabled", True)
     made: list[Any] = []
 
     def connected(remote: str) -> Any:
