@@ -45,7 +45,7 @@ test-s3: class-archives ## A lake on an S3 server of this machine: two drivers a
 soak: class-archives ## A million faulty records while 100 processes are killed, then each is accounted for: an hour or two
 	@$(RUN) dev.soak $(ARGS)
 
-soak-producer: class-archives ## Producers for minutes while brokers are killed, hang and are all away; then slices of what they wrote
+soak-producer: class-archives ## Producers for minutes while brokers are killed, hang and are all unavailable; then slices of what they wrote
 	$(RUN) pytest tests/integration/test_acknowledged.py -m long
 
 infer-trial: setup ## Six unknown topics of 100,000 records to tables by a new user's commands, by the clock: half an hour

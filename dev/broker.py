@@ -202,7 +202,7 @@ class EmbeddedCluster(Service):
         heap_mb: the heap of each in MiB; 300 was enough for three.
         extra: further properties of every broker.
         controller_apart: a process more is the only controller. It elects leaders and takes replicas out of sync with
-            all brokers but one away; brokers that are controllers themselves have no quorum then.
+            all brokers but one unavailable; brokers that are controllers themselves have no quorum then.
     """
 
     def __init__(
@@ -236,10 +236,10 @@ class EmbeddedCluster(Service):
         Raises:
             ChildFailedError: one ended, or did not answer in time.
         """
-        away = [broker for broker in (*self._apart, *self.brokers) if not broker.alive]
-        for broker in away:
+        unavailable = [broker for broker in (*self._apart, *self.brokers) if not broker.alive]
+        for broker in unavailable:
             broker.launch()
-        for broker in away:
+        for broker in unavailable:
             broker.wait_ready()
 
     def stop(self) -> None:

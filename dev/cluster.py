@@ -42,7 +42,7 @@ def _report(cluster: EmbeddedCluster, *, again: bool) -> None:
     print(f"HIGHWATER_KAFKA_BOOTSTRAP={cluster.bootstrap}")
     for broker in cluster.brokers:
         print(f"broker {broker.node.id}: process group {broker.pid}, log {broker.log}")
-    after = "it is started again on its data" if again else "it stays away"
+    after = "it is started again on its data" if again else "it stays down"
     print(f"kill one with: kill -KILL -<process group>; {after}. Ctrl-C ends all.", flush=True)
 
 
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-restart",
         dest="again",
         action="store_false",
-        help="leave away what is killed: two away, say, so that writes are refused",
+        help="leave what is killed down: two of three, say, so that writes are refused",
     )
     return parser
 

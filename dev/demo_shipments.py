@@ -126,7 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "no schema registry is configured",
                 remedy=f"start `make up ARGS=--registry` and `source .highwater/env`, or set {SCHEMA_REGISTRY_URL}",
             )
-        # Highwater's client has the words for a registry that is away; the serializer raises its HTTP client's errors.
+        # Highwater's client has the words for a registry that is unavailable; the serializer raises its HTTP client's
+        # errors.
         SchemaRegistry(found.schema_registry_url, found.schema_registry_config).list_subjects()
         target = Target(found.kafka_bootstrap, found.home, found.lake, found.kafka_config)
         shipments = Shipments(target, found.schema_registry_url)

@@ -24,7 +24,7 @@ from dev.orders import ORDERS, customer_ids
 from dev.payments import PAYMENTS
 from dev.processes import signals_raise_interrupt
 from dev.script import Script
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.resources.kafka import Kafka
 from highwater.resources.outbox import Outbox
 from highwater.resources.producer import ReliableProducer
@@ -111,7 +111,7 @@ def generate(source: Source, target: Target, order: Order, stop: Event | None = 
     Raises:
         ConfigurationError: properties that would weaken the producer, rates that make no sense, or a topic with too few
             partitions.
-        DependencyAwayError: the brokers do not answer.
+        DependencyUnavailableError: the brokers do not answer.
         UndeliveredError: records were not delivered; the account names them.
     """
     topic = target.topic or source.name
@@ -283,8 +283,8 @@ class _Writer:
             raise self._away(f"a transaction could not be {open_.fate}: {error.args[0].str()}") from error
         self._account.end_transaction(open_.identity, open_.fate)
 
-    def _away(self, found: str) -> DependencyAwayError:
-        return DependencyAwayError(
+    def _away(self, found: str) -> DependencyUnavailableError:
+        return DependencyUnavailableError(
             f"the broker at {self._target.bootstrap} did not answer in time",
             found=found,
             remedy="check that it runs, then start the generator again",
@@ -312,7 +312,7 @@ def create_topic(target: Target, topic: str, partitions: int) -> None:
     """Create a topic; one that is there must have as many partitions at the least.
 
     Raises:
-        DependencyAwayError: the brokers do not answer.
+        DependencyUnavailableError: the brokers do not answer.
         ConfigurationError: it has fewer, or a property would weaken a guarantee.
     """
     from confluent_kafka import KafkaError, KafkaException
@@ -323,7 +323,7 @@ def create_topic(target: Target, topic: str, partitions: int) -> None:
         admin.create_topics([NewTopic(topic, partitions)], operation_timeout=KAFKA_SECONDS)[topic].result(KAFKA_SECONDS)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"topic {topic} could not be created", found=error.args[0].str(), remedy="check that the broker answers"
             ) from error
     found = _partitions(admin, topic)
@@ -340,7 +340,7 @@ def _partitions(admin: AdminClient, topic: str) -> int:
     """The number of partitions of a topic, once each has a leader: for a moment a new topic shows none at all.
 
     Raises:
-        DependencyAwayError: there is a partition without a leader.
+        DependencyUnavailableError: there is a partition without a leader.
     """
     deadline = time.monotonic() + KAFKA_SECONDS
     while time.monotonic() < deadline:
@@ -348,7 +348,7 @@ def _partitions(admin: AdminClient, topic: str) -> int:
         if found and all(partition.leader >= 0 for partition in found.values()):
             return len(found)
         time.sleep(0.1)
-    raise DependencyAwayError(f"topic {topic} has no leader yet", remedy="check that every broker runs")
+    raise DependencyUnavailableError(f"topic {topic} has no leader yet", remedy="check that every broker runs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dev.intended import Headers
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -73,7 +73,7 @@ def read_topic(bootstrap: str, topic: str, config: Mapping[str, str] | None = No
     """Every committed record of a topic. Nothing is subscribed, and no offset is committed.
 
     Raises:
-        DependencyAwayError: the brokers do not answer, or the topic does not come to its end.
+        DependencyUnavailableError: the brokers do not answer, or the topic does not come to its end.
     """
     from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
@@ -133,8 +133,10 @@ def _read_to_end(consumer: Consumer, topic: str, partitions: set[int]) -> dict[P
     return found
 
 
-def _away(topic: str, found: str) -> DependencyAwayError:
-    return DependencyAwayError(f"topic {topic} could not be read", found=found, remedy="check that the broker answers")
+def _away(topic: str, found: str) -> DependencyUnavailableError:
+    return DependencyUnavailableError(
+        f"topic {topic} could not be read", found=found, remedy="check that the broker answers"
+    )
 
 
 def _record_of(message: Message) -> TopicRecord:

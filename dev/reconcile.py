@@ -46,7 +46,7 @@ def reconcile(
 
     Raises:
         ConfigurationError: there is no account.
-        DependencyAwayError: the brokers do not answer.
+        DependencyUnavailableError: the brokers do not answer.
     """
     file = account_file(home, stream)
     if not file.exists():

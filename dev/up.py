@@ -73,7 +73,7 @@ def writers(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Ca
         return partial(start_generators, burst=BURST if arguments.burst else {})
     if arguments.burst:
         raise ConfigurationError(
-            "--burst asks for records, and no generator runs", remedy="add --generate, or leave --no-generate away"
+            "--burst asks for records, and no generator runs", remedy="add --generate, or remove --no-generate"
         )
     return None
 

@@ -70,7 +70,7 @@ def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Cl
     """Classify a record as the pipeline does, but for lookups, rules and fields that are expressions.
 
     Raises:
-        DependencyAwayError: the registry gave no answer.
+        DependencyUnavailableError: the registry gave no answer.
     """
     if record.value is None and not stream.tombstones_delete:
         return Classification("tombstone")

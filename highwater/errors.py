@@ -51,7 +51,7 @@ class PermanentError(HighwaterError):
 
 
 class TemporaryError(HighwaterError):
-    """A later attempt may succeed: a dependency is away, or another writer was first."""
+    """A later attempt may succeed: a dependency is unavailable, or another writer was first."""
 
 
 class ConfigurationError(PermanentError):
@@ -152,7 +152,7 @@ class ForeignMemberError(PermanentError):
     """Somebody consumes in the group that mirrors a stream's progress (I12)."""
 
 
-class DependencyAwayError(TemporaryError):
+class DependencyUnavailableError(TemporaryError):
     """Kafka, the lake, the ledger or Spark could not be reached; nothing was decided (I15).
 
     Args:
@@ -170,7 +170,7 @@ class DependencyAwayError(TemporaryError):
         self.of = of
 
 
-class NothingFetchedError(DependencyAwayError):
+class NothingFetchedError(DependencyUnavailableError):
     """Kafka gave Spark no record in time, although its offsets are there."""
 
 

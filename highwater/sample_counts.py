@@ -88,7 +88,7 @@ def count_sample(stream: Stream, records: Sequence[KafkaRecord], schemas: Schema
     """Classify each record of a sample, without Spark.
 
     Raises:
-        DependencyAwayError: the schema registry gave no usable answer.
+        DependencyUnavailableError: the schema registry gave no usable answer.
     """
     return count_outcomes(records, [classify(stream, record, schemas) for record in records])
 

@@ -220,7 +220,7 @@ def build_reassignment(facts: TopicFacts, replicas: int) -> str:
         replicas: as many as each shall have.
     """
     if len(facts.broker_ids) < replicas:
-        return "start the brokers that are away, then ask again"
+        return "start the brokers that are unavailable, then ask again"
     plan = [
         {"topic": facts.topic, "partition": partition, "replicas": _select_replicas(facts, partition, held, replicas)}
         for partition, held in sorted(facts.assignment.items())
@@ -245,7 +245,7 @@ def _check_in_sync_minimum(facts: TopicFacts) -> Finding:
         return _build_unreadable_finding(facts, rule)
     least = int(found.value)
     if least >= facts.factor > 1:
-        text = f"{least} of {facts.factor}: one broker away stops writes"
+        text = f"{least} of {facts.factor}: one broker unavailable stops writes"
         return Finding(rule, Level.ERROR, text, found.source, _find_spare_replica(facts, least))
     # Brokers ask for no more replicas than there are.
     in_force = min(least, facts.factor)
@@ -382,7 +382,11 @@ def _check_in_sync_now(facts: TopicFacts) -> Finding:
     if not behind:
         return Finding(rule, Level.OK, "all")
     return Finding(
-        rule, Level.WARNING, f"too few for {_format_partitions(behind)}", "", "look for a broker that is away or slow"
+        rule,
+        Level.WARNING,
+        f"too few for {_format_partitions(behind)}",
+        "",
+        "look for a broker that is unavailable or slow",
     )
 
 

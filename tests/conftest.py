@@ -92,7 +92,7 @@ def _no_configuration_of_the_machine() -> Iterator[None]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers that are away are waited for half a second: for tests in which that only takes time."""
+    """Brokers that are unavailable are waited for half a second: for tests in which that only takes time."""
     for module in ("kafka", "topic_facts"):
         monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 0.5)
 

@@ -194,19 +194,19 @@ def test_a_schema_that_the_registry_does_not_know_yet(bench: Bench) -> None:
     assert not bench.failing()
 
 
-def test_a_registry_that_is_away_rejects_nothing(bench: Bench) -> None:
+def test_a_registry_that_is_unavailable_rejects_nothing(bench: Bench) -> None:
     """The slice fails, and is materialised once the registry is back."""
-    from highwater.errors import DependencyAwayError
+    from highwater.errors import DependencyUnavailableError
 
-    def away(_: int | str) -> None:
-        raise DependencyAwayError("the registry is away", remedy="wait")
+    def unavailable(_: int | str) -> None:
+        raise DependencyUnavailableError("the registry is unavailable", remedy="wait")
 
     bench.stream = on(FORMATS["10-avro-logical-types"], bench.stream.topic)
-    bench.schemas = away
+    bench.schemas = unavailable
     one = records("10-avro-logical-types")[0]
     bench.send(Message(one.key, one.value))
     slice_ = bench.plan(0, p0=(0, 1))
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         bench.materialise(slice_)
     assert bench.rows("events") == []
     bench.schemas = find_schema

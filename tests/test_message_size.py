@@ -36,7 +36,7 @@ from highwater.envelope import (
     open_envelope,
 )
 from highwater.errors import (
-    DependencyAwayError,
+    DependencyUnavailableError,
     RecordTooLargeError,
     SupersededAttemptError,
     UnbalancedError,
@@ -402,12 +402,12 @@ def test_only_a_transaction_that_failed_with_a_record_alone_in_its_batch_is_sent
     from confluent_kafka import KafkaError, KafkaException
 
     transactions = Transactions(Kafka("nowhere:1"), "highwater.pub.orders", "orders", most_bytes=20_000)
-    away = DependencyAwayError("away", remedy="wait")
-    away.__cause__ = KafkaException(KafkaError(getattr(KafkaError, code), "why", False, False, aborts))
+    unavailable = DependencyUnavailableError("away", remedy="wait")
+    unavailable.__cause__ = KafkaException(KafkaError(getattr(KafkaError, code), "why", False, False, aborts))
     records = [Record("orders", b"k", b"v", []), Record("orders", b"k", b"v" * size, [])]
-    assert transactions._may_be_too_large(records, away) is again
-    away.__cause__ = ConnectionError("of no client")
-    assert not transactions._may_be_too_large(records, away)
+    assert transactions._may_be_too_large(records, unavailable) is again
+    unavailable.__cause__ = ConnectionError("of no client")
+    assert not transactions._may_be_too_large(records, unavailable)
 
 
 def test_an_error_of_the_client_that_hits_a_report_is_reported_as_the_clients() -> None:

@@ -132,8 +132,8 @@ def test_how_many_brokers_may_fail_is_reported_the_replicas_in_sync_now(changes:
     assert describe_endurance(replace(SAFE, **changes)).startswith(reported)
 
 
-def test_a_broker_that_is_away_is_one_of_the_cluster_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one of three away the page reported that two of two might fail with reads going on."""
+def test_a_broker_that_is_unavailable_is_one_of_the_cluster_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one of three down the page reported that two of two might fail with reads going on."""
     nodes = [SimpleNamespace(id=number) for number in (1, 2, 3)]
     partition = SimpleNamespace(id=0, replicas=nodes, isr=nodes[:2], leader=nodes[0])
     kafka: Any = SimpleNamespace(
@@ -156,7 +156,7 @@ def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> No
         (with_setting(two, min_insync_replicas="1"), ["kafka-reassign-partitions", "min.insync.replicas=2"]),
         (with_setting(SAFE, min_insync_replicas="3"), ["min.insync.replicas=2"]),
         (replace(two, brokers=2), ["use three brokers or more"]),
-        (replace(two, broker_ids=[1, 2]), ["start the brokers that are away"]),
+        (replace(two, broker_ids=[1, 2]), ["start the brokers that are unavailable"]),
     ):
         remedy = {one.rule: one.remedy for one in check_topic(facts)}["min.insync.replicas"]
         assert ("--verify" in remedy) == (parts == ["kafka-reassign-partitions", "min.insync.replicas=2"])
@@ -166,7 +166,7 @@ def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> No
                 "kafka-reassign-partitions",
                 "min.insync.replicas=2",
                 "use three brokers or more",
-                "start the brokers that are away",
+                "start the brokers that are unavailable",
             )
             if part in remedy
         ] == parts

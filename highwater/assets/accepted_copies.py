@@ -141,7 +141,7 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
         ends: end offsets of the main topic; no event after them was sent then.
 
     Raises:
-        DependencyAwayError: the storage is away.
+        DependencyUnavailableError: the storage is unavailable.
     """
     rewrite_table(lake.build_table_path(stream, TABLE), build_schema(), batches, json.dumps(ends))
 
@@ -150,7 +150,7 @@ def open_copies(lake: Lake, stream: Stream) -> RecordsBeforeRestart | None:
     """The copies of events that had been sent; None of a stream that was never restarted, or publishes nothing.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     table = None if stream.publishes is None else lake.open_stream_table(stream.name, TABLE)
     return None if table is None else RecordsBeforeRestart(table, stream.topic)
@@ -216,7 +216,7 @@ def list_refused_events(work: Work, keys: Sequence[str], rejected: DataFrame) ->
         rejected: the currently rejected records: slice and origin.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     from pyspark.sql import functions as F
 
@@ -237,7 +237,7 @@ def delete_copies(lake: Lake, stream: Stream, origins: Collection[Origin]) -> No
     """Remove the copies of origins with erased keys.
 
     Raises:
-        DependencyAwayError: the storage is away, or another writer was first; it may be tried again.
+        DependencyUnavailableError: the storage is unavailable, or another writer was first; it may be tried again.
     """
     before = open_copies(lake, stream) if origins else None
     if before is None:

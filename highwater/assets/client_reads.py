@@ -35,7 +35,7 @@ def stage_records(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> 
     """Read ranges of a topic into a table of their own; returns its path.
 
     Raises:
-        DependencyAwayError: Kafka or the lake is away.
+        DependencyUnavailableError: Kafka or the lake is unavailable.
         OffsetsExpiredError: the log begins after the start of a range.
     """
     name = f"{datetime.now(UTC):{_MOMENT}}-{uuid.uuid4().hex}"
@@ -53,7 +53,7 @@ def remove(lake: Lake, stream: str, path: str) -> None:
     """Remove one of these tables.
 
     Raises:
-        DependencyAwayError: the storage is away.
+        DependencyUnavailableError: the storage is unavailable.
     """
     remove_folder(lake.root, f"{stream}/{FOLDER}/{path.rpartition('/')[2]}")
 
@@ -69,7 +69,7 @@ def remove_left_over(lake: Lake, stream: str, age: timedelta = LEFT_OVER) -> int
         age: younger ones stay.
 
     Raises:
-        DependencyAwayError: the storage is away.
+        DependencyUnavailableError: the storage is unavailable.
     """
     before = f"{datetime.now(UTC) - age:{_MOMENT}}"
     old = [

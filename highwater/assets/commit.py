@@ -231,7 +231,7 @@ def commit_rows(
 
     Raises:
         SupersededAttemptError: another attempt committed since that look; nothing was written.
-        DependencyAwayError: Spark, the ledger or the lake is away.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable.
     """
     target, keys = build_target(work, table), [slice_commit.key for slice_commit in slice_commits]
     if work.ledger.intents.list_for_table(work.stream.name, table):
@@ -336,7 +336,7 @@ def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) 
 
 
 def _register(work: Work, table: str, catalog: str) -> None:
-    """Register a new table. A catalog that is away fails no slice: maintenance registers missing tables."""
+    """Register a new table. A catalog that is unavailable fails no slice: maintenance registers missing tables."""
     name = build_catalog_name(work.stream.name, table)
     try:
         register(work.spark, catalog, {name: work.lake.build_table_path(work.stream.name, table)})

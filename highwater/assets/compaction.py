@@ -56,7 +56,7 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
         SupersededAttemptError: another writer replaced one of the files, or was first; nothing was written.
         UnbalancedError: the table has another number of rows than before.
         LeaseHeldError: other writers went on for too long; nothing was written.
-        DependencyAwayError: Spark, the ledger or the lake is away.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable.
     """
     assert table in BY_SLICE, "the other tables have no column slice, or partitions of their own"
     with take_commit_turn(work, table) as lease, delta_errors(f"{table} of {work.stream.name}"):

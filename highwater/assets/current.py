@@ -112,7 +112,8 @@ def materialise(work: Work) -> list[SliceReport]:
         TemporaryError: events of a slice are not there yet.
         SupersededAttemptError: other writers were first again and again.
         LeaseHeldError: other merges of the stream went on for too long; nothing was committed.
-        DependencyAwayError: Spark, the ledger or the lake is away; nothing was committed, or the next run completes it.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable; nothing was committed, or the next run
+            completes it.
     """
     work = with_added_fields(work)
     ensure_table(work, TABLE, build_sql_columns(work.stream), STATISTICS_COLUMNS)

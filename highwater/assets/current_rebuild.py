@@ -92,7 +92,7 @@ class RebuildSnapshot:
 
         Raises:
             ConfigurationError: there are no events to compute from.
-            DependencyAwayError: the lake could not be read.
+            DependencyUnavailableError: the lake could not be read.
         """
         if not work.stream.versioned:
             raise ConfigurationError(
@@ -128,7 +128,7 @@ def compare_with_events(work: Work, look: RebuildSnapshot) -> Differences:
     """Compare `current` with the events, row by row.
 
     Raises:
-        DependencyAwayError: Spark or the lake is away.
+        DependencyUnavailableError: Spark or the lake is unavailable.
     """
     from pyspark.sql import functions as F
 
@@ -196,7 +196,7 @@ def rebuild(work: Work) -> int:
         ConfigurationError: there are no events.
         SupersededAttemptError: other writers were first again and again; nothing was written.
         LeaseHeldError: other merges went on for too long; nothing was written.
-        DependencyAwayError: Spark or the lake is away; nothing was written.
+        DependencyUnavailableError: Spark or the lake is unavailable; nothing was written.
     """
     RebuildSnapshot.take(work)  # before a table is made: without events there is nothing to make
     work = with_added_fields(work)

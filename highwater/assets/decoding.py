@@ -53,7 +53,7 @@ def with_json(work: Work, raw: DataFrame) -> DataFrame:
 
     Raises:
         ConfigurationError: the format needs a schema registry, and none is configured.
-        DependencyAwayError: the registry cannot be read (I15).
+        DependencyUnavailableError: the registry cannot be read (I15).
     """
     from pyspark.sql import functions as F
 
@@ -319,7 +319,7 @@ def _resolve_avro_type(spark: SparkSession, text: str | None) -> DataType | str:
     except (AnalysisException, IllegalArgumentException, ParseException, ValueError, TypeError, KeyError) as error:
         return str(error).splitlines()[0][:200]
     except Py4JJavaError as error:
-        # Only what the schema itself is refused for; a Spark that is away says nothing of it (I15).
+        # Only what the schema itself is refused for; a Spark that is unavailable says nothing of it (I15).
         if not str(error.java_exception).startswith(("org.apache.avro", "org.apache.spark.sql.avro")):
             raise
         return str(error.java_exception).splitlines()[0][:200]

@@ -46,7 +46,7 @@ def with_discarded(
         seen: for each of them what its decision rests on.
 
     Raises:
-        DependencyAwayError: the ledger could not be read.
+        DependencyUnavailableError: the ledger could not be read.
     """
     from pyspark.sql import functions as F
 

@@ -43,7 +43,7 @@ def sync_with_ledger(ledger: Ledger, lake: Lake, stream: str) -> int:
     A ledger lacks discards after it was rebuilt, or restored from a backup.
 
     Raises:
-        DependencyAwayError: the ledger or the storage is away.
+        DependencyUnavailableError: the ledger or the storage is unavailable.
     """
     if _read_stored_state(lake, stream) == ledger.discards.count_and_last(stream):
         return 0  # both only grow: so a million of them are not read for each slice
@@ -62,7 +62,7 @@ def read(lake: Lake, stream: str) -> list[Discard]:
     """The rows of the table, oldest first.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     table = lake.open_stream_table(stream, TABLE)
     rows = [] if table is None else query(table, "SELECT * FROM t ORDER BY discarded_at")

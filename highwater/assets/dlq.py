@@ -85,7 +85,8 @@ def materialise(work: Work) -> list[SliceReport]:
         TopicVanishedError: one is not there any more; it is not created again.
         RecordTooLargeError: the parked topic does not even take a reference to a record.
         SupersededAttemptError: another run publishes the same slice, or decided it again.
-        DependencyAwayError: Kafka, Spark or the lake is away; what was published so far is known and not sent again.
+        DependencyUnavailableError: Kafka, Spark or the lake is unavailable; what was published so far is known and not
+            sent again.
     """
     decided = require_upstream_commits(work, rejects.TABLE)
     decisions = decided.slice_commits
@@ -168,7 +169,7 @@ def _open_decided_rejects(work: Work, slice_: Slice, decision: SliceCommit) -> D
     Raises:
         TemporaryError: rejects do not hold the slice any more.
         SupersededAttemptError: another run decided the slice again.
-        DependencyAwayError: the table is gone, or could not be read.
+        DependencyUnavailableError: the table is gone, or could not be read.
     """
     table = work.lake.open_existing_table(work.stream.name, rejects.TABLE)
     held = read_slice_commits(table, [slice_.key])

@@ -65,7 +65,7 @@ def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]
         ends: end offsets of the main topic and of the topics that were read; later records have no copy.
 
     Raises:
-        DependencyAwayError: the storage is away.
+        DependencyUnavailableError: the storage is unavailable.
     """
     rewrite_table(lake.build_table_path(stream, TABLE), build_schema(), batches, json.dumps(ends))
 

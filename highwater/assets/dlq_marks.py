@@ -65,7 +65,7 @@ def list_needless_groups(work: Work) -> list[str]:
     """The stream's groups that count a publication which is complete by the table `dlq`.
 
     Raises:
-        DependencyAwayError: Kafka, the ledger or the lake could not be read.
+        DependencyUnavailableError: Kafka, the ledger or the lake could not be read.
     """
     ours = parse_groups(work.kafka.list_group_names())
     planned = work.ledger.read_plan_times([one.slice_key for one in ours.values()])

@@ -77,7 +77,7 @@ def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
 
     Raises:
         IncompleteReadError: fewer rows were read than the tables' logs count.
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     found, mine = RowsOfKey(), _IS_KEY.format(digest=digest)
     there = _open_readable_tables(lake, stream, digest)
@@ -118,7 +118,7 @@ def ensure_same_keys(lake: Lake, stream: Stream, digest: str) -> None:
 
     Raises:
         ConfigurationError: it is not, so that some of its records would be left.
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     raw_rows, event_rows = lake.open_stream_table(stream.name, "raw"), lake.open_stream_table(stream.name, "events")
     if stream.has_record_key or raw_rows is None or event_rows is None:
@@ -179,7 +179,7 @@ def ensure_key_erased(lake: Lake, stream: Stream, digest: str, keys: Sequence[st
     Raises:
         UnbalancedError: the key is still there.
         IncompleteReadError: fewer rows were read than the tables' logs count.
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     for name in names:
         table = lake.open_stream_table(stream.name, name)
@@ -228,7 +228,7 @@ def erase(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> None:
     Raises:
         SupersededAttemptError: another writer was first; it may be tried again.
         UnbalancedError: the tables do not hold what was decided.
-        DependencyAwayError: Spark, Kafka, the ledger or the lake is away; it may be tried again.
+        DependencyUnavailableError: Spark, Kafka, the ledger or the lake is unavailable; it may be tried again.
     """
     with delta_errors(f"{work.stream.name} without an erased key"):
         _from_raw(work, digest, taken)

@@ -59,7 +59,7 @@ def sync_with_ledger(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool =
         of_keys: erasures of keys alone, for readers of records: records that expired by age may be read again.
 
     Raises:
-        DependencyAwayError: the ledger or the storage is away.
+        DependencyUnavailableError: the ledger or the storage is unavailable.
     """
     there = {_format_name(one.erasure): one for one in read(lake, stream, of_keys=of_keys)}
     known = ledger.erasures.list_recorded(stream, of_keys=of_keys)
@@ -96,7 +96,7 @@ def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[RecordedEras
     """The rows of the table, of keys alone or all of them, oldest first, without numbers, which each ledger issues.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     table = lake.open_stream_table(stream, TABLE)
     which = f"digest <> '{BY_AGE}'" if of_keys else "true"

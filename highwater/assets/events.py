@@ -79,7 +79,7 @@ def materialise(work: Work) -> list[SliceReport]:
         RetractionError: an event that was sent to the accepted topic would be rejected; nothing was committed.
         SliceHeldError: records hold a slice; neither it nor what comes after it was committed.
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
-        DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
+        DependencyUnavailableError: Spark, the lake or the reference table is unavailable; nothing was committed.
     """
     ensure_table(work, TABLE, build_sql_columns(work.stream), select_searched_columns(work.stream))
     read = require_upstream_commits(work, raw.TABLE)

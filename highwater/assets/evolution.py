@@ -70,7 +70,7 @@ def evolve(work: Work, raw: DataFrame, table: str) -> Work:
 
     Raises:
         ConfigurationError: no registry is configured.
-        DependencyAwayError: the registry, the ledger or the lake cannot be read.
+        DependencyUnavailableError: the registry, the ledger or the lake cannot be read.
     """
     known = with_added_fields(work)
     if work.stream.unknown_fields.policy != "add":

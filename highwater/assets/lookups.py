@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from highwater.assets.fields import build_sql_type
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.resources.delta import open_table
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
@@ -34,7 +34,7 @@ def with_lookup(work: Work, rows: DataFrame) -> DataFrame:
 
     Raises:
         ConfigurationError: the table lacks a column, or has it in a type that does not fit.
-        DependencyAwayError: the table cannot be read (I15).
+        DependencyUnavailableError: the table cannot be read (I15).
     """
     from pyspark.sql import functions as F
 
@@ -130,16 +130,16 @@ def ensure_lookup(lake: Lake, lookup: Lookup) -> int:
     """Ensure that the reference table can be opened; returns its version.
 
     Raises:
-        DependencyAwayError: it cannot, or is not there (I15).
+        DependencyUnavailableError: it cannot, or is not there (I15).
     """
     path = lake.build_reference_path(lookup.table)
     try:
         found = open_table(path)
-    except DependencyAwayError as error:
+    except DependencyUnavailableError as error:
         error.of = lookup.dependency
         raise
     if found is None:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"the reference table {lookup.table} is not in the lake",
             found=path,
             remedy=f"write it as a Delta table with the column {lookup.column}, then request the slice again",

@@ -72,7 +72,7 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         TemporaryError: events of a slice are not there yet.
         SupersededAttemptError: other writers were first again and again.
-        DependencyAwayError: the lake is away; nothing was committed.
+        DependencyUnavailableError: the lake is unavailable; nothing was committed.
     """
     for tries in range(1, TRIES + 1):
         try:

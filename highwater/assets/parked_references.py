@@ -32,7 +32,7 @@ def read_original(lake: Lake, stream: Stream, place: Place) -> OriginalRecord | 
     """The record at a place in raw; None if there is none.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     table = lake.open_stream_table(stream.name, "raw")
     if table is None:
@@ -54,7 +54,7 @@ def find_place(lake: Lake, stream: Stream, envelope: Envelope, wanted: OriginalR
 
     Raises:
         UnbalancedError: raw does not hold it.
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     if read_original(lake, stream, origin := Place(*envelope.origin)) == wanted:
         return origin

@@ -73,7 +73,7 @@ def parse_records(work: Work, raw: DataFrame, *, guarded: bool = False) -> DataF
         guarded: a record for which an expression fails is a reject, instead of failing the query.
 
     Raises:
-        DependencyAwayError: the table that the stream looks things up in cannot be read (I15).
+        DependencyUnavailableError: the table that the stream looks things up in cannot be read (I15).
     """
     from pyspark.sql import functions as F
 

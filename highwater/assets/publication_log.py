@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from highwater.envelope import ORIGIN_TYPES
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources.commit_log import get_table_id, read_committed_slices, read_slice_commits
 from highwater.resources.delta import open_table, query
 from highwater.slice_commits import SliceCommit
@@ -107,7 +107,7 @@ def read_published_commits(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     """The commits of those of the slices that were published to their end, at the decision that was published last.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     return select_complete(lake.load_slice_commits(stream.name, TABLE, keys))
 
@@ -122,7 +122,7 @@ def ensure_unchanged(lake: Lake, stream: Stream, keys: Sequence[str], decided: M
         decided: the attempt that is in events, by slice.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     if stream.publishes is None:
         return keys
@@ -134,7 +134,7 @@ def load_last_published(lake: Lake, stream: Stream) -> str | None:
     """The last slice of the main topic that is published; all before it are too. None if none is.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     table = open_table(lake.build_table_path(stream.name, TABLE))
     return None if table is None else read_last_published(table, stream.topic)
@@ -151,7 +151,7 @@ def list_sending_slices(lake: Lake, stream: Stream) -> set[str]:
     """The slices with records in a batch that is written down and not settled: it is being sent, or it broke off.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     batch = load_current_batch(lake, stream)
     if batch is None or not batch.slices:
@@ -164,7 +164,7 @@ def load_current_batch(lake: Lake, stream: Stream) -> BatchUnderWay | None:
     """The batch that is under way, or was the last one: that one has no slices. None if there was none.
 
     Raises:
-        DependencyAwayError: the lake could not be read, or `_sending` is gone.
+        DependencyUnavailableError: the lake could not be read, or `_sending` is gone.
     """
     # In this order: a batch that begins between the two is seen, and one that is settled between them counts as open.
     table, sending = (open_table(lake.build_table_path(stream.name, name)) for name in (TABLE, SENDING))
@@ -173,7 +173,7 @@ def load_current_batch(lake: Lake, stream: Stream) -> BatchUnderWay | None:
     if batch := read_batch(sending, table):
         return batch
     if last := read_last_settled(table):
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"the table {SENDING} of {stream.name} is gone, so the records being sent are unknown",
             stored=f"batch {last} is settled in {TABLE}",
             remedy="restore it; or wait for the next publication, which creates it again if Kafka has no later batch",

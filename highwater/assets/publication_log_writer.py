@@ -27,7 +27,7 @@ from highwater.assets.publication_log import (
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import (
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     SupersededAttemptError,
     TopicAbsentError,
     TopicRecreatedError,
@@ -61,7 +61,7 @@ def delete_origins(work: Work, origins: Mapping[str, Collection[Origin]]) -> Non
 
     Raises:
         SupersededAttemptError: slices of them are being sent, or another writer was first; it may be tried again.
-        DependencyAwayError: the storage or the ledger is away.
+        DependencyUnavailableError: the storage or the ledger is unavailable.
     """
     path = work.lake.build_table_path(work.stream.name, TABLE)
     table = open_table(path) if origins else None
@@ -115,7 +115,7 @@ class PublicationLog:
     Raises:
         ConfigurationError: another topic was published to before.
         TopicRecreatedError: the topic was created again since.
-        DependencyAwayError: the storage is away.
+        DependencyUnavailableError: the storage is unavailable.
     """
 
     def __init__(self, work: Work, topic_id: str) -> None:
@@ -192,14 +192,15 @@ class PublicationLog:
         """Look at the topic a second time: the remedy sends everything again.
 
         Raises:
-            DependencyAwayError: the second look does not show the same topic as the first, or no broker answered.
+            DependencyUnavailableError: the second look does not show the same topic as the first, or no broker
+                answered.
         """
         try:
             again = self._work.kafka.look_again(self._topic).topic_id
         except TopicAbsentError:
             again = "no such topic"
         if again != self._topic_id:
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"two looks at topic {self._topic} disagree",
                 stored=f"first: topic ID {self._topic_id}",
                 found=f"then: {again}",

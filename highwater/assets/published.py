@@ -58,7 +58,7 @@ def materialise(work: Work) -> list[SliceReport]:
         TopicRecreatedError: the topic is not the one that was published to.
         RecordTooLargeError: the topic does not take an event; it and what follows wait.
         SupersededAttemptError: another run publishes the same stream, or a slice was reprocessed meanwhile.
-        DependencyAwayError: Kafka or the lake is away; what was sent so far is known and not sent again.
+        DependencyUnavailableError: Kafka or the lake is unavailable; what was sent so far is known and not sent again.
     """
     decided = require_upstream_commits(work, events.TABLE)
     _ensure_done(work, decided)
@@ -380,4 +380,4 @@ def _fetch_topic_id(work: Work, topic: str) -> str:
     try:
         return str(work.kafka.read_description(topic).topic_id)
     except TopicAbsentError as error:
-        raise work.kafka.build_away_error(f"topic {topic} was just created and is not shown yet") from error
+        raise work.kafka.build_unavailable_error(f"topic {topic} was just created and is not shown yet") from error

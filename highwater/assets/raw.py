@@ -85,7 +85,7 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError, TopicAbsentError: Kafka
             cannot give a slice that was never read.
-        DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
+        DependencyUnavailableError: Kafka, Spark or the lake is unavailable; nothing was committed.
     """
     ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
     committed = CommittedSlices.read(work, TABLE)
@@ -108,7 +108,7 @@ def _load_slices_to_read(work: Work, committed: CommittedSlices, mine: Collectio
     """The offsets of the slices that are left to read, after recorded losses and those to be recorded now.
 
     Raises:
-        DependencyAwayError: Kafka or the ledger is away.
+        DependencyUnavailableError: Kafka or the ledger is unavailable.
     """
     for _ in range(TRIES):
         losses = work.ledger.list_losses(work.stream.name)

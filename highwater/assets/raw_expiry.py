@@ -36,7 +36,7 @@ def expire_rows(work: Work, recorded: Mapping[str, int]) -> list[str]:
 
     Raises:
         SupersededAttemptError: another writer was first; nothing was written.
-        DependencyAwayError: Spark, the ledger or the lake is away; nothing was written.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable; nothing was written.
     """
     committed = CommittedSlices.read(work, raw.TABLE)
     same = [
@@ -64,7 +64,8 @@ def restore_rows(work: Work) -> list[str]:
 
     Raises:
         SupersededAttemptError: another writer was first; nothing was written.
-        DependencyAwayError: Spark, the ledger or the lake is away, or the files are gone; nothing was written.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable, or the files are gone; nothing was
+            written.
     """
     committed = CommittedSlices.read(work, raw.TABLE)
     expired_commits = {

@@ -39,7 +39,7 @@ def with_key(work: Work, raw: DataFrame) -> DataFrame:
 
     Raises:
         ConfigurationError: the format needs a schema registry, and none is configured.
-        DependencyAwayError: the registry cannot be read (I15).
+        DependencyUnavailableError: the registry cannot be read (I15).
     """
     from pyspark.sql import functions as F
 

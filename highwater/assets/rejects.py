@@ -60,7 +60,7 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         TemporaryError: events of a slice are not there yet.
         SupersededAttemptError: newer decisions were committed again and again meanwhile.
-        DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
+        DependencyUnavailableError: Spark, the lake or the reference table is unavailable; nothing was committed.
     """
     work = with_added_fields(work)
     ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)

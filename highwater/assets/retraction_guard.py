@@ -42,7 +42,7 @@ def ensure_no_retraction(work: Work, keys: Sequence[str], accepted: DataFrame, r
 
     Raises:
         RetractionError: an event that was sent would be rejected, and nobody allows that.
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     found: dict[str, dict[Origin, datetime | None]] = {}
     for row in (
@@ -88,7 +88,7 @@ def list_exposed_slices(work: Work, committed: Mapping[str, SliceCommit]) -> set
         committed: the commits of slices in events. A slice without a decision was never sent.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     if work.stream.publishes is None or not committed:
         return set()
@@ -118,7 +118,7 @@ def block_sending(work: Work, check_sent: Callable[[], None]) -> Iterator[Callab
     Raises:
         RetractionError: an event that was sent would be rejected, and nobody allows that.
         LeaseHeldError: somebody else kept the lock, or took it; nothing was committed.
-        DependencyAwayError: the lake or the ledger could not be read.
+        DependencyUnavailableError: the lake or the ledger could not be read.
     """
     with lease_sending(work, ABANDONED_SECONDS) as lease:
         check_sent()

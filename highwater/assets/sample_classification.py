@@ -35,7 +35,7 @@ def classify_records(work: Work, records: Sequence[KafkaRecord]) -> list[Classif
 
     Raises:
         ConfigurationError: an expression cannot be computed, or the lookup's table does not fit.
-        DependencyAwayError: Spark, the registry or the lake is away.
+        DependencyUnavailableError: Spark, the registry or the lake is unavailable.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F

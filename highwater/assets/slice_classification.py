@@ -165,7 +165,7 @@ def classify_slices(
         clock: measures the phase `classify`.
 
     Raises:
-        DependencyAwayError: Spark or the lake is away.
+        DependencyUnavailableError: Spark or the lake is unavailable.
     """
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("classify"):
         seen = {slice_.key: read_current_state(work, slice_, committed.version) for slice_ in slices}

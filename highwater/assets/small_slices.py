@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.assets.origins import select_tier_slices
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources.delta import add_actions, open_table
 from highwater.resources.session_settings import session_settings
 
@@ -53,6 +53,6 @@ def _has_few_rows(path: str) -> bool:
     try:
         table = open_table(path)
         counts = [] if table is None else add_actions(table)["num_records"].to_pylist()
-    except DependencyAwayError:
+    except DependencyUnavailableError:
         return False
     return None not in counts and sum(counts) <= MAX_ROWS

@@ -36,7 +36,7 @@ def _load_undecided(work: Work, seen: Mapping[str, int]) -> Undecided | None:
     """Origins that were not decided in the state that a decision saw; None where an older Highwater recorded no state.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     where = (work.stream.name, work.stream.topic)
     generations, losses = work.ledger.topics.list_generations(*where), work.ledger.list_losses(*where)
@@ -93,7 +93,7 @@ def with_early(
         sent: the slices with published records.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     from pyspark.sql import functions as F
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.work import Work
 from highwater.errors import (
-    DependencyAwayError,
+    DependencyUnavailableError,
     HighwaterError,
     OffsetsExpiredError,
     TopicAbsentError,
@@ -77,12 +77,12 @@ def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | H
     """Ensure that all partitions of the slices' topics have a leader.
 
     Raises:
-        DependencyAwayError: one has none, so nothing can be called lost.
+        DependencyUnavailableError: one has none, so nothing can be called lost.
     """
     for slice_ in slices:
         state = states[slice_.topic]
         if not isinstance(state, HighwaterError) and (leaderless := state.leaderless_partitions):
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"{slice_.key}: partitions {', '.join(map(str, leaderless))} of {slice_.topic} have no leader",
                 remedy="check that every partition has a leader; it is tried again",
             )
@@ -94,11 +94,11 @@ def _ensure_agreed(
     """Ensure that two looks found the same problems.
 
     Raises:
-        DependencyAwayError: they did not.
+        DependencyUnavailableError: they did not.
     """
     for slice_ in slices:
         if type(first[slice_.key]) is not type(second.get(slice_.key)):
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"{slice_.key}: two looks at {slice_.topic} disagree",
                 stored=f"first: {first[slice_.key].problem}",
                 found=f"then: {second[slice_.key].problem if slice_.key in second else 'nothing is missing'}",
@@ -114,7 +114,7 @@ def _find_replaced_slices(
     A log is replaced from some offset to its end, so of each partition only the slice that reaches farthest is asked.
 
     Raises:
-        DependencyAwayError: Kafka holds a later epoch, and could not be asked for its records.
+        DependencyUnavailableError: Kafka holds a later epoch, and could not be asked for its records.
     """
     found: dict[str, HighwaterError] = {}
     for topic in {slice_.topic for slice_ in slices}:
@@ -129,7 +129,7 @@ def _find_replaced_slices(
         }
         divergence = find_divergence(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
         if divergence.unsure:
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"{', '.join(slice_.key for slice_ in topic_slices)}: " + next(iter(divergence.unsure.values())),
                 remedy="check that every partition has a leader; it is tried again",
             )
@@ -145,7 +145,7 @@ def _ensure_led(slices: Sequence[Slice], states: Mapping[str, TopicState | Highw
     without anybody having looked (I16).
 
     Raises:
-        DependencyAwayError: one has none; runs of slices that do not need it go on.
+        DependencyUnavailableError: one has none; runs of slices that do not need it go on.
     """
     for slice_ in slices:
         state = states[slice_.topic]
@@ -155,7 +155,7 @@ def _ensure_led(slices: Sequence[Slice], states: Mapping[str, TopicState | Highw
         ]
         if leaderless:
             # Without `of`: that Kafka were left alone would hold up all other partitions.
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"{slice_.key}: partitions {', '.join(map(str, leaderless))} of {slice_.topic} have no leader",
                 remedy="check that a broker that holds them in sync runs; it is tried again",
             )

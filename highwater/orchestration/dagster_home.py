@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -44,14 +44,14 @@ def translate_errors(problem: str, kinds: type[Exception] = Exception) -> Iterat
 
     Raises:
         ConfigurationError: the configuration cannot be used.
-        DependencyAwayError: everything else.
+        DependencyUnavailableError: everything else.
     """
     try:
         yield
     except HighwaterError:
         raise
     except kinds as error:
-        kind = ConfigurationError if isinstance(error, _import_config_errors()) else DependencyAwayError
+        kind = ConfigurationError if isinstance(error, _import_config_errors()) else DependencyUnavailableError
         raise kind(
             problem,
             found=type(error).__name__,
@@ -73,7 +73,8 @@ def dagster_instance() -> Iterator[dg.DagsterInstance | None]:
     """Dagster's instance, or None where DAGSTER_HOME does not say where it is.
 
     Raises:
-        ConfigurationError, DependencyAwayError: it cannot be opened, or its storage does not answer what it is asked.
+        ConfigurationError, DependencyUnavailableError: it cannot be opened, or its storage does not answer what it is
+            asked.
     """
     home = os.environ.get("DAGSTER_HOME")
     if not home:

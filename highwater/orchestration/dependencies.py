@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError
+from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyUnavailableError
 from highwater.resources.dependency_guards import Guard, build_open_error, is_cooling_down
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def is_lookup_blocked(ledger: Ledger, stream: Stream, now: datetime) -> bool:
     return stream.lookup is not None and is_cooling_down(ledger.breakers.read_dependency(stream.lookup.dependency), now)
 
 
-def is_lookup_away(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
-    """Whether the reference table is away now. If its breaker is due for a probe, this is the probe.
+def is_lookup_unavailable(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
+    """Whether the reference table is unavailable now. If its breaker is due for a probe, this is the probe.
 
     So the return of the table is noticed without a failing slice.
     """
@@ -71,7 +71,7 @@ def is_lookup_away(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
             guard.enter()
         except BreakerOpenError:
             return True
-        except DependencyAwayError as error:
+        except DependencyUnavailableError as error:
             if error.of != guard.name:
                 raise
             return True
@@ -92,11 +92,11 @@ def ensure_lake_exists(ledger: Ledger, lake: Lake) -> None:
     Object stores report that by themselves.
 
     Raises:
-        DependencyAwayError: it is not.
+        DependencyUnavailableError: it is not.
     """
     if not lake.is_root_missing() or not ledger.has_attempts():
         return
-    raise DependencyAwayError(
+    raise DependencyUnavailableError(
         f"the lake's folder {lake.root} is not there",
         stored="slices were committed to it",
         remedy="mount or restore it; if it is gone for good, make an empty folder there, and its slices are read again "

@@ -13,7 +13,7 @@ from highwater.errors import BreakerOpenError, HighwaterError, OutOfTurnError, P
 from highwater.orchestration.redaction import redact_error, redact_secrets
 from highwater.orchestration.resources import list_known_secrets
 
-# Three more tries, about 5, 10 and 20 s after the one before. A dependency that is away for longer is repair's
+# Three more tries, about 5, 10 and 20 s after the one before. A dependency that is unavailable for longer is repair's
 # business: a waiting step holds its worker.
 TRIES_AGAIN = 3
 FIRST_WAIT = 5.0

@@ -89,7 +89,7 @@ def observe_positions(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> lis
 
     Raises:
         TopicVanishedError, TopicAbsentError: the topic is not there any more, or never was.
-        DependencyAwayError: "Kafka" or the ledger does not answer.
+        DependencyUnavailableError: "Kafka" or the ledger does not answer.
     """
     return build_positions(
         read_state(ledger, kafka, stream, stream.topic), ledger.topics.read_planned_ends(stream.name, stream.topic)

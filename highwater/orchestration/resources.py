@@ -156,8 +156,8 @@ class LakeResource(dg.ConfigurableResource["Lake"]):
 class SparkResource(dg.ConfigurableResource["SparkSession"]):
     """Spark: the Connect server of `SPARK_REMOTE`, else a session in the process of the run."""
 
-    # The first step that needs it opens the session, and all steps of a run share it. So a Spark that is away fails the
-    # step, with its retries, and not the whole run before it began.
+    # The first step that needs it opens the session, and all steps of a run share it. So a Spark that is unavailable
+    # fails the step, with its retries, and not the whole run before it began.
     _session: object = PrivateAttr(default=None)
     _classified: SharedFrames = PrivateAttr(default_factory=SharedFrames)
 
@@ -184,7 +184,7 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
         if session is None:
             return
         try:
-            # Where the server is away the error under way has waited for it already.
+            # Where the server is unavailable the error under way has waited for it already.
             try_once(session)  # type: ignore[arg-type]
             interrupt(session)  # type: ignore[arg-type]
         finally:
@@ -209,7 +209,7 @@ def open_session(found: Settings) -> "SparkSession":
 
     Raises:
         ConfigurationError: the session could lose commits to a lake on S3.
-        DependencyAwayError: Spark does not answer.
+        DependencyUnavailableError: Spark does not answer.
     """
     from highwater.resources.object_store import ensure_log_store
     from highwater.resources.spark import connect, delta_errors, prepare

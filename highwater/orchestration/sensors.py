@@ -216,7 +216,7 @@ def _build_sensor(
 def _evaluate(
     context: dg.SensorEvaluationContext, shell: StreamsSensor, streams: Sequence["Stream"], files: "Declarations | None"
 ) -> dg.SensorResult:
-    """One tick over all streams; a dependency that is away is a reason to skip, never an empty look (I15)."""
+    """One tick over all streams; a dependency that is unavailable is a reason to skip, never an empty look (I15)."""
     deadline = time.monotonic() + BUDGET_SECONDS
     now, cursor = datetime.now(UTC), Cursor.parse(context.cursor)
     try:
@@ -254,7 +254,7 @@ def record_instance(instance: dg.DagsterInstance, ledger: "Ledger", streams: Seq
     """Record in the ledger that this Dagster instance works on the streams: two at the same time repeat their work.
 
     Raises:
-        DependencyAwayError: the ledger is away.
+        DependencyUnavailableError: the ledger is unavailable.
     """
     names = [stream.name for stream in streams]
     ledger.instances.record(names, read_instance_id(instance), describe_instance_place(), datetime.now(UTC))
@@ -291,7 +291,7 @@ def _record(
     faults: "Mapping[str, SensorFault]",
     sound: Sequence[str],
 ) -> list[str]:
-    """Record which streams the sensor skips, for status and alerts; returns a line where the ledger is away."""
+    """Record which streams the sensor skips, for status and alerts; returns a line where the ledger is unavailable."""
     changed = [fault for name, fault in faults.items() if known.get(name) != fault]
     try:
         ledger.sensor_faults.replace(shell.name, changed, [name for name in sound if name in known])

@@ -38,7 +38,7 @@ def register(spark: SparkSession, schema: str, tables: Mapping[str, str]) -> lis
 
     Raises:
         ConfigurationError: the catalog has another table under a name, such as that of another lake.
-        DependencyAwayError: Spark or the catalog is away.
+        DependencyUnavailableError: Spark or the catalog is unavailable.
     """
     with delta_errors(f"catalog {schema}"):
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quote(schema)}")
@@ -74,7 +74,8 @@ def drop_missing(spark: SparkSession, schema: str, root: str) -> list[str]:
         The names that were dropped.
 
     Raises:
-        DependencyAwayError: Spark, the catalog or the lake is away; a table that cannot be read is not gone (I15).
+        DependencyUnavailableError: Spark, the catalog or the lake is unavailable; a table that cannot be read is not
+            gone (I15).
     """
     with delta_errors(f"catalog {schema}"):
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quote(schema)}")

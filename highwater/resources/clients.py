@@ -41,7 +41,7 @@ def open_client(
     Raises:
         ConfigurationError: librdkafka does not take them, or their login needs a package that is not installed.
             librdkafka's own error is left behind: the text may repeat a value.
-        DependencyAwayError: no token for the login was issued.
+        DependencyUnavailableError: no token for the login was issued.
     """
     from confluent_kafka import KafkaException
 

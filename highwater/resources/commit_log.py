@@ -17,7 +17,7 @@ from highwater.commit_records import (
     replaces_table,
     select_newest_records,
 )
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources.delta import (
     add_actions,
     count_all_slice_rows,
@@ -115,7 +115,8 @@ def read_committed_slices(
         short: without ranges and counts: lighter where all slices are asked for.
 
     Raises:
-        DependencyAwayError: the lake could not be read, or `_commits` is gone; this is not the same as empty (I15).
+        DependencyUnavailableError: the lake could not be read, or `_commits` is gone; this is not the same as empty
+            (I15).
     """
     wanted = None if keys is None else set(keys)
     where = "true" if wanted is None else f"slice IN ({', '.join(map(quote_text, wanted)) or 'NULL'})"
@@ -152,13 +153,13 @@ def ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others:
         others: records that are known beside `_commits`.
 
     Raises:
-        DependencyAwayError: the table has files of slices without a record, or no record at all.
+        DependencyUnavailableError: the table has files of slices without a record, or no record at all.
     """
     recorded = _read_log_records(log, opened, "true", short=True)[0] if last >= 0 else []
     known = {record.slice_key for record in [*recorded, *others]}
     missing = sorted(list_slices_in_rows(opened) - known) if has_slice_column(opened) else []
     if missing or (not known and opened.file_uris()):
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"commit records of {opened.table_uri} are gone",
             stored=f"its log no longer has what follows version {last}, the last one in {TABLE}",
             found=f"files of {len(missing):,} slices without a record: {', '.join(missing[:5])}" if missing else None,
@@ -214,7 +215,7 @@ def ensure_all_records_seen(table: DeltaTable) -> None:
 
     Raises:
         IncompleteReadError: the query sees fewer rows than the log of `_commits` counts (I15).
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     log = open_log(table)
     if log is not None:
@@ -228,7 +229,7 @@ def ensure_all_rows_seen(table: DeltaTable, keys: Collection[str] | None = None)
     Raises:
         IncompleteReadError: the query sees fewer rows than the commits of the slices, or the table's log, count; or
             not all commit records could be read (I15).
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     if keys is None:
         list_slices_in_rows(table)
@@ -248,7 +249,7 @@ def read_recorded_rows(table: DeltaTable, keys: Collection[str]) -> dict[str, in
 
     Raises:
         IncompleteReadError: not all commit records could be read, or not all rows.
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     ensure_all_records_seen(table)  # a missed record would take the evidence away together with the rows
     records = read_committed_slices(table, keys, short=True).records
@@ -265,7 +266,7 @@ def read_written(table: DeltaTable) -> dict[str, CommitTime]:
     """The rows of each slice, and when it was committed.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     records = read_committed_slices(table, short=True).records
     unknown = [key for key, one in records.items() if one.rows is None]
@@ -409,7 +410,7 @@ def _find_restored_version(opened: DeltaTable, at: int, parameters: Mapping[str,
     A RESTORE to a timestamp names no version. The version that it went back to has the same files.
 
     Raises:
-        DependencyAwayError: Delta's log no longer shows it.
+        DependencyUnavailableError: Delta's log no longer shows it.
     """
     if parameters.get("version") is not None:
         return int(parameters["version"])
@@ -419,7 +420,7 @@ def _find_restored_version(opened: DeltaTable, at: int, parameters: Mapping[str,
             break
         if _list_files(path, version) == _list_files(path, at):
             return version
-    raise DependencyAwayError(
+    raise DependencyUnavailableError(
         f"version {at} of {path} restored an older version, which cannot be found",
         stored=f"RESTORE to {parameters.get('datetime') or parameters.get('timestamp')}",
         found="that version is not in the table's log any more",

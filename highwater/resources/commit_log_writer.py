@@ -56,7 +56,7 @@ def add_missing_records(
 
     Raises:
         SupersededAttemptError: others wrote to `_commits` again and again.
-        DependencyAwayError: the lake could not be read or written.
+        DependencyUnavailableError: the lake could not be read or written.
     """
     import pyarrow as pa
 
@@ -159,7 +159,7 @@ def replace_slices(
 
     Raises:
         SupersededAttemptError: another commit took the version; nothing was written.
-        DependencyAwayError: the storage is away.
+        DependencyUnavailableError: the storage is unavailable.
     """
     base = CommitRecord("", 0, None, uuid.uuid4().hex, run)
     records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]

@@ -33,7 +33,7 @@ def read_state(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> Topi
     Raises:
         TopicVanishedError: it was planned, or published to, and is not there any more.
         TopicAbsentError: it is not there, and never was as far as the ledger knows.
-        DependencyAwayError: Kafka or the ledger is away.
+        DependencyUnavailableError: Kafka or the ledger is unavailable.
     """
     try:
         return kafka.read_topic_state(topic)
@@ -50,7 +50,7 @@ def read_state_if_exists(kafka: Kafka, topic: str) -> TopicState | None:
     """Look again at a topic that was absent a moment ago; None if it is absent still.
 
     Raises:
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     try:
         return kafka.look_again(topic)
@@ -127,7 +127,7 @@ def find_parked_loss(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpir
 
     Raises:
         TopicAbsentError: it is not there.
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     found = _find_loss(stream, kafka.read_topic_state(stream.parked_topic), waiting)
     return found and _find_loss(stream, kafka.look_again(stream.parked_topic), waiting)
@@ -158,7 +158,7 @@ def topic_exists(kafka: Kafka, topic: str) -> bool:
     """Whether a topic is there.
 
     Raises:
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     try:
         kafka.read_topic_state(topic)
@@ -178,7 +178,7 @@ def recreate_topic(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> 
 
     Raises:
         TopicVanishedError: another of the stream's DLQ topics vanished too.
-        TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure_dlq_topics`.
+        TopicDriftError, TopicAbsentError, ConfigurationError, DependencyUnavailableError: as `ensure_dlq_topics`.
     """
     ensure_dlq_topics(kafka, stream, lambda name: None if name == topic else find_vanished_error(ledger, stream, name))
     deadline = time.monotonic() + HEARD_SECONDS

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import LAKE, DependencyAwayError, IncompleteReadError
+from highwater.errors import LAKE, DependencyUnavailableError, IncompleteReadError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
         version: is read, without the log after it; the newest if None.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     from deltalake import DeltaTable
 
@@ -56,7 +56,7 @@ def read_commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
     for a commit that says nothing of itself, its numbers are those of other commits.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
@@ -85,7 +85,7 @@ def is_table(path: str) -> bool:
             _ensure_absent(path)
         return found
     except Exception as error:
-        raise _build_away_error(path, error) from error
+        raise _build_unavailable_error(path, error) from error
 
 
 def _ensure_absent(path: str) -> None:
@@ -109,7 +109,7 @@ def query(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
     """Rows of a query over one table, named `t` in it, read without a JVM.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     return query_all({"t": table}, sql)
 
@@ -118,7 +118,7 @@ def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]
     """Rows of a query over tables, by their names in it, read without a JVM.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     found: list[dict[str, Any]] = run_query(tables, sql).to_pylist()
     return found
@@ -128,7 +128,7 @@ def query_arrow(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
     """Rows of a query over tables as an Arrow table, whose text is of the type `string`.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     import pyarrow as pa
 
@@ -144,7 +144,7 @@ def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[
     """The columns of a query's answer: much lighter than rows where it is long.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     found: dict[str, list[Any]] = run_query(tables, sql).to_pydict()
     return found
@@ -154,7 +154,7 @@ def run_query(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
     """A query's answer as an Arrow table: lighter still, for what goes into another query.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     try:
         return read_columns(_execute_query(tables, sql))
@@ -179,7 +179,7 @@ def add_actions(table: DeltaTable) -> pa.Table:
     """The files of a table as it was opened, with their statistics, by its log.
 
     Raises:
-        DependencyAwayError: the log could not be read.
+        DependencyUnavailableError: the log could not be read.
     """
     try:
         return read_columns(table.get_add_actions(flatten=True))
@@ -212,7 +212,7 @@ def count_all_slice_rows(table: DeltaTable) -> dict[str, int]:
 
     Raises:
         IncompleteReadError: the query saw fewer rows than the table's log counts.
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     found = query(table, "SELECT slice, count(*) AS rows FROM t GROUP BY slice")
     rows = {str(row["slice"]): int(row["rows"]) for row in found}
@@ -225,7 +225,7 @@ def list_slices_in_rows(table: DeltaTable) -> set[str]:
 
     Raises:
         IncompleteReadError: the query saw fewer rows than the table's log counts.
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     return set(count_all_slice_rows(table))
 
@@ -267,7 +267,7 @@ def stream_rows(table: DeltaTable, sql: str) -> Iterator[dict[str, Any]]:
     """Rows of a query over one table, a batch at a time: for results that are not to be held whole.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     return stream_all({"t": table}, sql)
 
@@ -276,7 +276,7 @@ def stream_all(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[dict[str,
     """Rows of a query over several tables, by their names in it, a batch at a time.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     for batch in stream_batches(tables, sql):
         yield from batch.to_pylist()
@@ -286,7 +286,7 @@ def stream_batches(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[pa.Re
     """A query's answer as Arrow batches of some thousand rows each.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     import pyarrow as pa
 
@@ -296,17 +296,17 @@ def stream_batches(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[pa.Re
         raise _build_unreadable_error([str(table.table_uri) for table in tables.values()], error) from error
 
 
-def _build_unreadable_error(paths: Sequence[str], error: Exception) -> DependencyAwayError:
-    """The error for tables that could not be read. The lake is away only if it does not answer for one of them at all.
+def _build_unreadable_error(paths: Sequence[str], error: Exception) -> DependencyUnavailableError:
+    """The error for tables that could not be read: the lake is unavailable only if one gets no answer at all.
 
     A fault of one table alone, such as a missing file, must not open the lake's breaker for all.
     """
     for path in paths:
         try:
             is_table(path)
-        except DependencyAwayError as away:
-            return away
-    found = _build_away_error(", ".join(paths), error)
+        except DependencyUnavailableError as unavailable:
+            return unavailable
+    found = _build_unavailable_error(", ".join(paths), error)
     found.of = None
     return found
 
@@ -317,11 +317,11 @@ def translate_read_errors(path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _build_away_error(path, error) from error
+        raise _build_unavailable_error(path, error) from error
 
 
-def _build_away_error(path: str, error: Exception) -> DependencyAwayError:
-    return DependencyAwayError(
+def _build_unavailable_error(path: str, error: Exception) -> DependencyUnavailableError:
+    return DependencyUnavailableError(
         f"the lake could not be read at {path}",
         found=join_lines(str(error)) or type(error).__name__,
         remedy="check that HIGHWATER_LAKE is reachable and readable, then request the slice again",

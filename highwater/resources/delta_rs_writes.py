@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
+from highwater.errors import LAKE, DependencyUnavailableError, SupersededAttemptError
 from highwater.resources.delta import join_lines, open_table, query, slice_is_one_of, translate_read_errors
 from highwater.resources.object_store import ensure_conditional_put
 
@@ -33,7 +33,7 @@ def open_or_create_table(
         partition_by: the columns that partition it.
 
     Raises:
-        DependencyAwayError: the storage could not be read or written.
+        DependencyUnavailableError: the storage could not be read or written.
     """
     from deltalake import DeltaTable
 
@@ -77,7 +77,7 @@ def create(
         configuration: Delta's table properties.
 
     Raises:
-        DependencyAwayError: the storage could not be written.
+        DependencyUnavailableError: the storage could not be written.
     """
     from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import DeltaError
@@ -124,7 +124,7 @@ def replace_rows_of_slices(
 
     Raises:
         SupersededAttemptError: another commit took the version; nothing was written.
-        DependencyAwayError: the storage is away.
+        DependencyUnavailableError: the storage is unavailable.
     """
     replaced = list(keys)
     return _replace(table, rows, slice_is_one_of(replaced) if replaced else "false", metadata, unlike)
@@ -174,7 +174,7 @@ def append(path: str, rows: pa.Table) -> None:
     A concurrent append does not conflict: neither rests on what the other writes.
 
     Raises:
-        DependencyAwayError: the storage could not be read or written.
+        DependencyUnavailableError: the storage could not be read or written.
     """
     from deltalake import write_deltalake
     from deltalake.exceptions import DeltaError
@@ -194,7 +194,7 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
     """Add rows in the version after the one that was opened; False if another commit took it.
 
     Raises:
-        DependencyAwayError: the storage could not be written.
+        DependencyUnavailableError: the storage could not be written.
     """
     from deltalake import CommitProperties, DeltaTable, write_deltalake
     from deltalake.exceptions import CommitFailedError
@@ -224,7 +224,7 @@ def rewrite_table(
     """Write a table again, batch by batch; each is held alone, and a partly written one starts over.
 
     Raises:
-        DependencyAwayError: the storage could not be written.
+        DependencyUnavailableError: the storage could not be written.
     """
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
@@ -243,7 +243,7 @@ def list_folders_with_files(root: str, folder: str) -> list[str]:
         folder: its path below the root.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import FileSelector, FileType, PyFileSystem
@@ -259,7 +259,7 @@ def remove_folder(root: str, folder: str) -> None:
     """Remove all files in a folder; its path is below the root.
 
     Raises:
-        DependencyAwayError: the storage could not be written.
+        DependencyUnavailableError: the storage could not be written.
     """
     from deltalake.fs import DeltaStorageHandler
 
@@ -271,7 +271,7 @@ def try_storage(root: str) -> None:
     """Do with a table of one row below a root what the pipeline and its maintenance do with theirs.
 
     Raises:
-        DependencyAwayError: it could not be written, read or removed.
+        DependencyUnavailableError: it could not be written, read or removed.
     """
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
@@ -288,7 +288,7 @@ def try_storage(root: str) -> None:
         try:
             step()
         except Exception as error:
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"a table at {path} could not be {done}",
                 found=join_lines(str(error)) or type(error).__name__,
                 remedy=(
@@ -305,7 +305,7 @@ def translate_write_errors(path: str) -> Iterator[None]:
 
     Raises:
         ConfigurationError: the store ignores the condition of a PUT.
-        DependencyAwayError: the storage could not be written.
+        DependencyUnavailableError: the storage could not be written.
     """
     from deltalake.exceptions import DeltaError
 
@@ -313,7 +313,7 @@ def translate_write_errors(path: str) -> Iterator[None]:
         ensure_conditional_put(path)
         yield
     except (DeltaError, OSError) as error:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"the table at {path} could not be written",
             found=join_lines(str(error)) or type(error).__name__,
             remedy="check that HIGHWATER_LAKE may be written, then request the slice again",

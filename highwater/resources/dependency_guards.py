@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pybreaker
 
-from highwater.errors import BreakerOpenError, DependencyAwayError, HighwaterError
+from highwater.errors import BreakerOpenError, DependencyUnavailableError, HighwaterError
 
 if TYPE_CHECKING:
     from highwater.resources.ledger.breakers import Breakers, Dependency
 
-# Three looks at a broker that is away are half a minute of one planner's ticks.
+# Three looks at a broker that is unavailable are half a minute of one planner's ticks.
 FAILURES = 3
 # Ticks come every ten seconds, so a recovery is noticed at most 70 seconds later.
 COOL_DOWN = timedelta(seconds=60)
@@ -102,8 +102,8 @@ class Guard:
 
     Args:
         breakers: the ledger's.
-        name: the dependency, as `DependencyAwayError.of` names it.
-        probe: one short question, which fails when it is away.
+        name: the dependency, as `DependencyUnavailableError.of` names it.
+        probe: one short question, which fails when it is unavailable.
     """
 
     def __init__(self, breakers: Breakers, name: str, probe: Callable[[], object]) -> None:
@@ -115,8 +115,8 @@ class Guard:
         """Ensure that the dependency may be asked: it may be by the probe, which is made here.
 
         Raises:
-            BreakerOpenError: it was away, and the cool-down has not passed; it was not asked.
-            DependencyAwayError: the probe found it still away.
+            BreakerOpenError: it was unavailable, and the cool-down has not passed; it was not asked.
+            DependencyUnavailableError: the probe found it still unavailable.
         """
         storage = LedgerStorage(self._breakers, self.name)
         if storage.row.state == pybreaker.STATE_CLOSED:
@@ -126,9 +126,9 @@ class Guard:
         except pybreaker.CircuitBreakerError:
             raise build_open_error(storage.row) from None
 
-    def record_failure(self, error: DependencyAwayError) -> None:
-        """Count that it was away."""
-        with suppress(pybreaker.CircuitBreakerError, DependencyAwayError):
+    def record_failure(self, error: DependencyUnavailableError) -> None:
+        """Count that it was unavailable."""
+        with suppress(pybreaker.CircuitBreakerError, DependencyUnavailableError):
             _build_breaker(LedgerStorage(self._breakers, self.name, error.problem)).call(_raise, error)
 
     def record_answer(self) -> None:
@@ -192,7 +192,7 @@ def guard_dependencies(*guards: Guard) -> Iterator[None]:
         guard.enter()
     try:
         yield
-    except DependencyAwayError as error:
+    except DependencyUnavailableError as error:
         for guard in guards:
             if guard.name == error.of:
                 _try_to_record(partial(guard.record_failure, error))
@@ -202,6 +202,6 @@ def guard_dependencies(*guards: Guard) -> Iterator[None]:
 
 
 def _try_to_record(record: Callable[[], None]) -> None:
-    """A ledger that is away cannot count; what became of the block matters more."""
+    """A ledger that is unavailable cannot count; what became of the block matters more."""
     with suppress(HighwaterError):
         record()

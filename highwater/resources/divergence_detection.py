@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.batching import split_by_count
 from highwater.divergence import SOUND, Divergence, Fingerprint, PlannedFacts, SeenRecord, compute_digest, has_diverged
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def locate_divergence(
         marks: marks of its plans, the newest first.
 
     Raises:
-        DependencyAwayError: a record could not be read.
+        DependencyUnavailableError: a record could not be read.
     """
     found = sound.end
     for mark in marks:
@@ -125,7 +125,7 @@ def locate_divergence(
 
 def _ensure_time(deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             "the comparison with the plan took too long", remedy="nothing to do: the next one goes on"
         )
 

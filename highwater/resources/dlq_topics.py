@@ -72,7 +72,7 @@ def ensure_dlq_topics(
             than the main topic and may not be grown; found, wanted and the commands for all of them are in the text.
         TopicAbsentError: the main topic is gone.
         ConfigurationError: the cluster forbids reading a topic's settings, or creating one.
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     main = _read_shape(kafka, stream.topic)
     # The owner of a foreign topic may let it grow: that must not stop the rejects of the main topic.
@@ -156,7 +156,7 @@ def ensure_no_drift(
     They should have room for what the stream's foreign topics hold, too; what finds none is parked by reference.
 
     Raises:
-        TopicVanishedError, TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as in
+        TopicVanishedError, TopicDriftError, TopicAbsentError, ConfigurationError, DependencyUnavailableError: as in
             `ensure_dlq_topics`.
     """
     others = _read_existing_shapes(kafka, stream.foreign_topics).values()
@@ -183,7 +183,7 @@ def _ensure_none_vanished(kafka: Kafka, absent: Collection[str], find_vanished_e
         if (error := find_vanished_error(topic)) is not None:
             with suppress(TopicAbsentError):
                 kafka.look_again(topic)
-                raise kafka.build_away_error(f"one broker did not know topic {topic}, another one does")
+                raise kafka.build_unavailable_error(f"one broker did not know topic {topic}, another one does")
             raise error
 
 
@@ -235,10 +235,12 @@ def add_partitions(
 
     Raises:
         TopicDriftError: the cluster refuses it for some of them.
-        DependencyAwayError: no broker answered in time, or the main topic changed between the two looks.
+        DependencyUnavailableError: no broker answered in time, or the main topic changed between the two looks.
     """
     if len(kafka.read_description(stream.topic).partitions) != main.partitions:
-        raise kafka.build_away_error(f"the number of partitions of {stream.topic} changed while it was looked at")
+        raise kafka.build_unavailable_error(
+            f"the number of partitions of {stream.topic} changed while it was looked at"
+        )
     narrow = _list_narrow_topics(kafka, stream, main.partitions, topics)
     refused = _request_partitions(kafka, narrow, main.partitions, only_asked=only_asked)
     if refused:
@@ -295,9 +297,9 @@ def _request_partitions(kafka: Kafka, narrow: Mapping[str, int], wanted: int, *,
                 if fault.name() in _REFUSED:
                     refused[topic] = fault.name()
                 elif fault.name() != "INVALID_PARTITIONS":  # another run was first; they are looked at afterwards
-                    raise kafka.build_away_error(f"topic {topic} could not be grown: {fault.str()}") from error
+                    raise kafka.build_unavailable_error(f"topic {topic} could not be grown: {fault.str()}") from error
     except TimeoutError as error:
-        raise kafka.build_away_error(error) from error
+        raise kafka.build_unavailable_error(error) from error
     finally:
         del admin
     return refused
@@ -309,7 +311,9 @@ def _await_partitions(kafka: Kafka, topics: Iterable[str], wanted: int) -> None:
     for topic in topics:
         while len([p for p in kafka.read_description(topic).partitions if p.leader is not None]) < wanted:
             if time.monotonic() > deadline:
-                raise kafka.build_away_error(f"topic {topic} was grown to {wanted} partitions, which are not shown yet")
+                raise kafka.build_unavailable_error(
+                    f"topic {topic} was grown to {wanted} partitions, which are not shown yet"
+                )
             time.sleep(LOOK_EVERY)
 
 
@@ -386,9 +390,9 @@ def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = 
                 remedy="have it created as docs/dlq.md says, or change the cluster's policy",
             ) from error
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another run was first
-            raise kafka.build_away_error(f"topic {topic} could not be created: {error.args[0].str()}") from error
+            raise kafka.build_unavailable_error(f"topic {topic} could not be created: {error.args[0].str()}") from error
     except TimeoutError as error:
-        raise kafka.build_away_error(error) from error
+        raise kafka.build_unavailable_error(error) from error
     finally:
         del admin
 
@@ -396,7 +400,7 @@ def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = 
 def _read_shape(kafka: Kafka, topic: str) -> TopicShape:
     partitions = kafka.read_description(topic).partitions
     if not partitions:
-        raise kafka.build_away_error(f"topic {topic} was just created and shows no partition yet")
+        raise kafka.build_unavailable_error(f"topic {topic} was just created and shows no partition yet")
     settings = fetch_topic_settings(kafka, topic)
     if settings is None:
         raise ConfigurationError(

@@ -35,7 +35,7 @@ def list_expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> li
 
     Raises:
         TopicAbsentError: there is no such topic.
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     slices = [*unread]
     if not slices:

@@ -54,7 +54,7 @@ def read_group(kafka: Kafka, name: str) -> ConsumerGroup:
     """Ask for a group; one that is not there has no members.
 
     Raises:
-        DependencyAwayError: its coordinator did not answer in time.
+        DependencyUnavailableError: its coordinator did not answer in time.
         ConfigurationError: the broker forbids it.
     """
     from confluent_kafka.admin import AclOperation
@@ -71,7 +71,7 @@ def _with_coordinator(kafka: Kafka, name: str, request: Callable[[], T]) -> T:
     """The answer to a request, which is repeated while the group's coordinator is made or moves.
 
     Raises:
-        ForeignMemberError, DependencyAwayError, ConfigurationError: as the coordinator refused it.
+        ForeignMemberError, DependencyUnavailableError, ConfigurationError: as the coordinator refused it.
     """
     from confluent_kafka import KafkaException
 
@@ -101,7 +101,7 @@ def _request_group(kafka: Kafka, name: str) -> Any:
             return None
         raise
     except TimeoutError as error:
-        raise kafka.build_away_error(error) from error
+        raise kafka.build_unavailable_error(error) from error
     finally:
         del admin
 
@@ -111,7 +111,7 @@ def ensure_no_member(kafka: Kafka, name: str) -> ConsumerGroup:
 
     Raises:
         ForeignMemberError: somebody does; each member is named, with its host.
-        DependencyAwayError: its coordinator did not answer in time.
+        DependencyUnavailableError: its coordinator did not answer in time.
         ConfigurationError: the broker forbids it.
     """
     found = read_group(kafka, name)
@@ -126,7 +126,7 @@ def read_group_offsets(
     """The offsets of a group for these partitions; partitions without an offset are left out.
 
     Raises:
-        DependencyAwayError: its coordinator did not answer in time.
+        DependencyUnavailableError: its coordinator did not answer in time.
         ConfigurationError: the broker forbids it.
     """
     from confluent_kafka import TopicPartition
@@ -151,7 +151,7 @@ def commit(kafka: Kafka, name: str, offsets: Mapping[TopicAndPartition, tuple[in
 
     Raises:
         ForeignMemberError: somebody consumes in it; each member is named, with its host.
-        DependencyAwayError: its coordinator did not answer in time, or a topic is gone meanwhile.
+        DependencyUnavailableError: its coordinator did not answer in time, or a topic is gone meanwhile.
         ConfigurationError: the broker forbids it.
     """
     from confluent_kafka import TopicPartition
@@ -182,7 +182,7 @@ def _commit_once(kafka: Kafka, name: str, wanted: list[TopicPartition]) -> None:
     finally:
         consumer.close()
     if not outcomes:
-        raise kafka.build_away_error(f"group {name}: no answer to a commit in {REQUEST_SECONDS:g} s")
+        raise kafka.build_unavailable_error(f"group {name}: no answer to a commit in {REQUEST_SECONDS:g} s")
     [(fault, answers), *_] = outcomes
     _ensure_no_errors(answers, fault)
 
@@ -204,7 +204,7 @@ def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
     """Delete groups; returns those that are still there, with the reason. A group that is gone already is deleted.
 
     Raises:
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     from confluent_kafka import KafkaException
 
@@ -220,7 +220,7 @@ def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
                     if error.args[0].name() not in _ABSENT:
                         left[name] = error.args[0].name()
     except TimeoutError as error:
-        raise kafka.build_away_error(error) from error
+        raise kafka.build_unavailable_error(error) from error
     finally:
         del admin
     return left
@@ -231,7 +231,7 @@ def _translate_error(kafka: Kafka, name: str, fault: KafkaError) -> HighwaterErr
         return _build_foreign_error(name, fault.str())
     if fault.name() in _DENIED:
         return build_denied_error(name, fault.name())
-    return kafka.build_away_error(f"group {name}: {fault.name()}: {fault.str()}")
+    return kafka.build_unavailable_error(f"group {name}: {fault.name()}: {fault.str()}")
 
 
 def build_denied_error(name: str, found: str) -> ConfigurationError:

@@ -1,8 +1,8 @@
 """Kafka: what a topic holds, and how clients of it are configured."""
 
-# Every request has its own short time-out, so that a sensor's tick ends within seconds when the broker is away. None of
-# them creates a topic: the admin client asks for all topics and never for one by name, which a broker with automatic
-# creation would take as a wish.
+# Every request has its own short time-out, so that a sensor's tick ends within seconds when the broker is unavailable.
+# None of them creates a topic: the admin client asks for all topics and never for one by name, which a broker with
+# automatic creation would take as a wish.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import KAFKA, ConfigurationError, DependencyAwayError, HighwaterError, TopicAbsentError
+from highwater.errors import KAFKA, ConfigurationError, DependencyUnavailableError, HighwaterError, TopicAbsentError
 from highwater.resources.clients import open_client
 from highwater.resources.kafka_options import build_spark_options, redact_values, refuse_weakening
 from highwater.resources.offset_requests import (
@@ -92,20 +92,20 @@ class Kafka:
         """The names of all topics.
 
         Raises:
-            DependencyAwayError: no broker answered in time.
+            DependencyUnavailableError: no broker answered in time.
         """
         from confluent_kafka import KafkaException
 
         try:
             return sorted(self.get_admin().list_topics(timeout=REQUEST_SECONDS).topics)
         except KafkaException as error:
-            raise self.build_away_error(error) from error
+            raise self.build_unavailable_error(error) from error
 
     def list_group_names(self) -> list[str]:
         """The names of all consumer groups.
 
         Raises:
-            DependencyAwayError: no broker answered in time.
+            DependencyUnavailableError: no broker answered in time.
         """
         from confluent_kafka import KafkaException
 
@@ -113,11 +113,11 @@ class Kafka:
         try:
             found: Any = admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS + 1)
         except (KafkaException, TimeoutError) as error:
-            raise self.build_away_error(error) from error
+            raise self.build_unavailable_error(error) from error
         finally:
             del admin
         if found.errors:
-            raise self.build_away_error(found.errors[0])
+            raise self.build_unavailable_error(found.errors[0])
         return sorted(group.group_id for group in found.valid)
 
     def read_topic_state(self, topic: str) -> TopicState:
@@ -126,7 +126,7 @@ class Kafka:
         Raises:
             TopicAbsentError: there is no such topic; the nearest names are given.
             ConfigurationError: this user may not describe it.
-            DependencyAwayError: no broker answered in time, or the topic was replaced while it was looked at.
+            DependencyUnavailableError: no broker answered in time, or the topic was replaced while it was looked at.
         """
         topic_id, leaders = self._read_id_and_leaders(topic)
         led = [p for p, leader in leaders.items() if leader is not None]
@@ -135,7 +135,7 @@ class Kafka:
             topic, led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE
         )
         if self._read_id_and_leaders(topic)[0] != topic_id:
-            raise self.build_away_error(f"topic {topic} was replaced while it was looked at")
+            raise self.build_unavailable_error(f"topic {topic} was replaced while it was looked at")
         return TopicState(
             topic,
             topic_id,
@@ -153,7 +153,7 @@ class Kafka:
         partition without a leader is: a broker that hangs costs its own partitions only.
 
         Raises:
-            DependencyAwayError: no broker answered in time.
+            DependencyUnavailableError: no broker answered in time.
         """
         described, denied = self._read_leaders_by_topic(topics)
         led = [(topic, p) for topic, (_, leaders) in described.items() for p, at in leaders.items() if at is not None]
@@ -186,7 +186,7 @@ class Kafka:
         Topics that do not exist or are described in part are left out.
 
         Raises:
-            DependencyAwayError: no broker answered in time.
+            DependencyUnavailableError: no broker answered in time.
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -209,7 +209,7 @@ class Kafka:
                 if is_whole(answer):
                     found[topic] = find_id_and_leaders(answer)
         except (KafkaException, TimeoutError) as error:
-            raise self.build_away_error(error) from error
+            raise self.build_unavailable_error(error) from error
         finally:
             del admin
         return found, denied
@@ -222,7 +222,7 @@ class Kafka:
         A partition without a leader, or whose broker did not answer in time, has no answer.
 
         Raises:
-            DependencyAwayError: no partition had an answer in time.
+            DependencyUnavailableError: no partition had an answer in time.
         """
         from confluent_kafka import TopicPartition
 
@@ -246,7 +246,7 @@ class Kafka:
         finally:
             del admin
         if late and not any(found):
-            raise self.build_away_error("no partition had an answer in time")
+            raise self.build_unavailable_error("no partition had an answer in time")
         return found, refused
 
     def look_again(self, topic: str) -> TopicState:
@@ -254,7 +254,7 @@ class Kafka:
 
         Raises:
             TopicAbsentError: there is no such topic.
-            DependencyAwayError: no broker answered in time.
+            DependencyUnavailableError: no broker answered in time.
         """
         time.sleep(LOOKS_APART)
         other = copy(self)
@@ -274,7 +274,7 @@ class Kafka:
 
         Raises:
             TopicAbsentError: there is no such topic.
-            DependencyAwayError: no broker answered in time.
+            DependencyUnavailableError: no broker answered in time.
         """
         before = state or self.read_topic_state(topic)
         known = {p: seen.last_stable for p, seen in before.partitions.items() if seen.last_stable is not None}
@@ -298,7 +298,8 @@ class Kafka:
         Raises:
             OffsetsExpiredError: a range starts before the log does, or after its end.
             ConfigurationError: the configuration is refused, or this user may not read the topic.
-            DependencyAwayError: nothing came for this many seconds; a transaction that is open in a range ends so too.
+            DependencyUnavailableError: nothing came for this many seconds; a transaction that is open in a range ends
+                so too.
         """
         from confluent_kafka import TopicPartition
 
@@ -317,7 +318,7 @@ class Kafka:
             finally:
                 consumer.close()
         if open_:
-            raise self.build_away_error(f"{topic} gave nothing for {seconds:g} s")
+            raise self.build_unavailable_error(f"{topic} gave nothing for {seconds:g} s")
 
     def _read_id_and_leaders(self, topic: str) -> tuple[str, dict[int, int | None]]:
         return find_id_and_leaders(self.read_description(topic))
@@ -328,7 +329,7 @@ class Kafka:
         Raises:
             TopicAbsentError: there is no such topic; the nearest names are given.
             ConfigurationError: this user may not describe it.
-            DependencyAwayError: no broker answered in time, or the answer lacks the ID or a partition.
+            DependencyUnavailableError: no broker answered in time, or the answer lacks the ID or a partition.
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -341,16 +342,16 @@ class Kafka:
                 raise self._build_absent_error(topic) from None
             raise self._translate_error(topic, error.args[0]) from error
         except TimeoutError as error:
-            raise self.build_away_error(error) from error
+            raise self.build_unavailable_error(error) from error
         finally:
             del admin
         if not is_whole(found):
-            raise self.build_away_error(f"the answer for topic {topic} lacks the topic ID or a partition")
+            raise self.build_unavailable_error(f"the answer for topic {topic} lacks the topic ID or a partition")
         return found
 
     def _translate_error(self, topic: str, fault: KafkaError) -> HighwaterError:
         if fault.name() != "TOPIC_AUTHORIZATION_FAILED":
-            return self.build_away_error(fault)
+            return self.build_unavailable_error(fault)
         return ConfigurationError(
             f"topic {topic} may not be used by this user at {self.bootstrap}",
             found=fault.str(),
@@ -392,7 +393,7 @@ class Kafka:
         try:
             return request_offsets(admin, partitions, query, REQUEST_SECONDS)
         except KafkaException as error:
-            raise self.build_away_error(error) from error
+            raise self.build_unavailable_error(error) from error
         finally:
             del admin
 
@@ -413,14 +414,15 @@ class Kafka:
                 if error.args[0].code() not in list_no_leader_codes():
                     raise self._translate_error(partition.topic, error.args[0]) from error
             except TimeoutError as error:
-                raise self.build_away_error(error) from error
+                raise self.build_unavailable_error(error) from error
         return found
 
     def get_admin(self) -> AdminClient:
         """A client for questions and changes that have no method here.
 
-        All threads share it, and one that finds the broker away gives it up. So keep it until the answers are in: a
-        client that nobody holds lets go of what it was asked (`_DESTROY`), as if no broker had answered. And let it go
+        All threads share it, and one that finds the broker unavailable gives it up. So keep it until the answers are
+        in: a client that nobody holds lets go of what it was asked (`_DESTROY`), as if no broker had answered. And let
+            it go
         then, for one that an error's traceback holds would go on connecting.
 
         Raises:
@@ -432,7 +434,7 @@ class Kafka:
     def _open_admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
-        found = self._admin  # read once: another thread may find the broker away, and give it up
+        found = self._admin  # read once: another thread may find the broker unavailable, and give it up
         if found is None:
             config = self.build_client_config()
             config.pop("allow.auto.create.topics")  # an admin client has no such property and never creates one
@@ -455,14 +457,14 @@ class Kafka:
         waits = {} if WAITS.keys() & self._config.keys() else WAITS
         return open_client(Consumer, self.build_client_config(**{**waits, **READER, **changes}), given=self._config)
 
-    def build_away_error(self, error: object) -> DependencyAwayError:
+    def build_unavailable_error(self, error: object) -> DependencyUnavailableError:
         """The error for a broker that gave no answer; what the client said of it is repeated without secrets."""
         # A client that knew a controller which is gone waits for that one for minutes; a new one asks who it is now.
         admin, self._admin = self._admin, None
         if admin is not None:
             admin.poll(0)  # only then it says what its connections met
         refusal = "; ".join(self._refusals)
-        return DependencyAwayError(
+        return DependencyUnavailableError(
             f"Kafka at {self.bootstrap} did not answer",
             found=redact_values("; ".join(filter(None, (str(error), refusal))), self._config) or type(error).__name__,
             remedy=f"correct the login in {KAFKA_CONFIG}, as docs/security.md says; it is tried again"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from highwater.errors import KAFKA, ConfigurationError, DependencyAwayError
+from highwater.errors import KAFKA, ConfigurationError, DependencyUnavailableError
 from highwater.settings import KAFKA_CONFIG
 
 MECHANISMS = ("sasl.mechanisms", "sasl.mechanism")
@@ -183,7 +183,7 @@ def build_librdkafka_login(properties: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: a package is missing for the mechanism, or the region of its tokens is unknown.
-        DependencyAwayError: no token was issued.
+        DependencyUnavailableError: no token was issued.
     """
     named = find_mechanism(properties)
     if named == MSK_IAM:
@@ -229,7 +229,7 @@ def _fetch_first_token(generate: Callable[[], tuple[str, float]]) -> tuple[str, 
         return generate()
     except Exception as error:  # noqa: BLE001 - AWS's libraries raise errors of many families
         found = f"{type(error).__name__}: {error}"
-    raise DependencyAwayError(
+    raise DependencyUnavailableError(
         f"AWS gave no token for the SASL mechanism {MSK_IAM}",
         found=found,
         remedy="give this process AWS credentials that AWS's default search finds, as docs/security.md says; it is "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from highwater.errors import LAKE, DependencyAwayError
+from highwater.errors import LAKE, DependencyUnavailableError
 from highwater.resources.commit_log import (
     TableSlices,
     collect_slice_commits,
@@ -55,11 +55,11 @@ class Lake:
         """Ask the storage one short question.
 
         Raises:
-            DependencyAwayError: it did not answer.
+            DependencyUnavailableError: it did not answer.
         """
         try:
             is_table(self.build_table_path(stream, "raw"))
-        except DependencyAwayError as error:
+        except DependencyUnavailableError as error:
             if error.of == LAKE:  # a fault of that table alone is no outage
                 raise
 
@@ -67,7 +67,7 @@ class Lake:
         """The table opened without a JVM, or None if it was never created.
 
         Raises:
-            DependencyAwayError: the lake could not be read; this is not the same as empty (I15).
+            DependencyUnavailableError: the lake could not be read; this is not the same as empty (I15).
         """
         return open_table(self.build_table_path(stream, table))
 
@@ -75,11 +75,11 @@ class Lake:
         """A table that must be there, as one version has it, or the newest.
 
         Raises:
-            DependencyAwayError: it is gone, or could not be read: neither is the same as empty (I15).
+            DependencyUnavailableError: it is gone, or could not be read: neither is the same as empty (I15).
         """
         found = open_table(self.build_table_path(stream, table), version)
         if found is None:
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"the table {table} of {stream} is gone", remedy="restore it, or materialise the slice from raw on"
             )
         return found
@@ -93,7 +93,7 @@ class Lake:
             keys: the slices that are asked for; all if None.
 
         Raises:
-            DependencyAwayError: the lake could not be read; this is not the same as empty (I15).
+            DependencyUnavailableError: the lake could not be read; this is not the same as empty (I15).
         """
         opened = self.open_stream_table(stream, table)
         return TableSlices() if opened is None else read_committed_slices(opened, keys)
@@ -104,7 +104,7 @@ class Lake:
         For named slices, rows are counted in the table if their commit record has no count.
 
         Raises:
-            DependencyAwayError: the lake could not be read.
+            DependencyUnavailableError: the lake could not be read.
         """
         return self.load_commits_and_version(stream, table, keys)[0]
 
@@ -122,7 +122,7 @@ class Lake:
         """The keys of all slices in a table.
 
         Raises:
-            DependencyAwayError: the lake could not be read.
+            DependencyUnavailableError: the lake could not be read.
         """
         opened = self.open_stream_table(stream, table)
         return set() if opened is None else read_slice_keys(opened)
@@ -132,7 +132,7 @@ class Lake:
 
         Raises:
             IncompleteReadError: fewer rows were read than the table's log counts.
-            DependencyAwayError: the lake could not be read.
+            DependencyUnavailableError: the lake could not be read.
         """
         opened = self.open_stream_table(stream, table)
         return set() if opened is None else list_slices_in_rows(opened)
@@ -141,7 +141,7 @@ class Lake:
         """The rows of slices, counted in a table's files; empty without a table.
 
         Raises:
-            DependencyAwayError: the lake could not be read.
+            DependencyUnavailableError: the lake could not be read.
         """
         opened = self.open_stream_table(stream, table)
         return {} if opened is None else count_slice_rows(opened, keys)

@@ -73,7 +73,7 @@ def close_intents(target: Target) -> None:
 
     Raises:
         SupersededAttemptError: the write committed at the same moment; the caller looks again.
-        DependencyAwayError: Spark, the ledger or the lake is away.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable.
     """
     for intent in target.ledger.intents.list_for_table(target.stream, target.table):
         opened = target.open_table()
@@ -154,7 +154,7 @@ def commit_slices(
 
     Raises:
         SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
-        DependencyAwayError: Spark, the ledger or the lake is away. The intent stays for the next run.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable. The intent stays for the next run.
     """
     if seen.unrecorded:  # the write that follows may clean old entries of the log
         _complete(target, target.open_table(), [], {})

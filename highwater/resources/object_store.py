@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
+from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -108,7 +108,7 @@ def ensure_conditional_put(path: str) -> None:
     Raises:
         ConfigurationError: the store let a second PUT replace the first one's object, or deltalake is configured to
             write without the condition.
-        DependencyAwayError: the store could not be asked.
+        DependencyUnavailableError: the store could not be asked.
     """
     if not is_s3(path):
         return
@@ -163,7 +163,7 @@ def _probe(bucket: str, key: str) -> None:
                 found=str(error),
                 remedy=STORE_REMEDY,
             ) from error
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"the object store did not answer a probe at {where}",
             found=str(error),
             remedy="check that HIGHWATER_LAKE is reachable, and that this user may write and delete below it",

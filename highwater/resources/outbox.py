@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
-from highwater.errors import ConfigurationError, DependencyAwayError, KeyStoppedError, RecordRefusedError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, KeyStoppedError, RecordRefusedError
 from highwater.gaps import FORBIDDEN, can_compact
 from highwater.resources.delivery import NOT_SENT, DeliveryEnd
 from highwater.resources.producer import ReliableProducer
@@ -152,7 +152,7 @@ class Outbox:
         time; else it is withheld (`list_withheld`).
 
         Raises:
-            DependencyAwayError: the topic could not be read; nothing may be sent yet.
+            DependencyUnavailableError: the topic could not be read; nothing may be sent yet.
         """
         rows = self._connection.execute('SELECT number, id FROM outbox WHERE "offset" IS NULL').fetchall()
         waiting = {f"{self._name}:{number}".encode(): record_id for number, record_id in rows}
@@ -224,7 +224,7 @@ class Outbox:
 
         Raises:
             ConfigurationError: the producer is transactional.
-            DependencyAwayError: the topic could not be read; nothing was sent.
+            DependencyUnavailableError: the topic could not be read; nothing was sent.
         """
         if producer.transactional:
             raise ConfigurationError(
@@ -358,7 +358,7 @@ def _build_window(topic: str, partition: int, began: int, seen: PartitionState) 
     A position after the end belongs to a log that was truncated: nothing is known of its current records.
     """
     if seen.log_start is None or seen.high_watermark is None:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"topic {topic} partition {partition} has no leader", remedy="nothing was sent; try again when it has one"
         )
     since = began if began <= seen.high_watermark else 0

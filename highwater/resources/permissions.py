@@ -17,7 +17,7 @@ def fetch_allowed_operations(kafka: Kafka, topics: Sequence[str]) -> dict[str, f
     Absent and invisible topics are left out, and so are topics of brokers that do not answer that.
 
     Raises:
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -40,7 +40,7 @@ def fetch_allowed_operations(kafka: Kafka, topics: Sequence[str]) -> dict[str, f
                 if answer.authorized_operations is not None:
                     found[topic] = frozenset(one.name for one in answer.authorized_operations)
     except (KafkaException, TimeoutError) as error:
-        raise kafka.build_away_error(error) from error
+        raise kafka.build_unavailable_error(error) from error
     finally:
         del admin
     return found

@@ -72,7 +72,7 @@ class ReliableProducer:
         properties: made by `build_producer_properties`.
         on_failure: treatment of the later records of a key after one failed for good.
         most_with_client: how many records the client holds at a time, 1 or more. When a key is stopped, or the brokers
-            are away, these count as under way; fewer narrow that, and may be slower.
+            are unavailable, these count as under way; fewer narrow that, and may be slower.
         clients: how many share the work, each with some of the keys and with batches of its own under way. More than
             one is faster where brokers are far away, and only there.
 

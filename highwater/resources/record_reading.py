@@ -65,7 +65,7 @@ def read_records(
 
     Raises:
         OffsetsExpiredError: a range starts before the log does, or after its end.
-        ConfigurationError, DependencyAwayError: the broker reports a fault.
+        ConfigurationError, DependencyUnavailableError: the broker reports a fault.
     """
     from confluent_kafka import KafkaError, TopicPartition
 

@@ -39,7 +39,7 @@ def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> li
     Raises:
         TopicAbsentError: there is no such topic.
         OffsetsExpiredError: retention deleted records during the read.
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     logs = kafka.read_topic_state(topic).list_offset_ranges()
     found: dict[tuple[int, int], KafkaRecord] = {}
@@ -62,7 +62,7 @@ def sample_repeats(
         only: the end of the log that was sampled; None for both.
 
     Raises:
-        TopicAbsentError, OffsetsExpiredError, DependencyAwayError: as for `sample`.
+        TopicAbsentError, OffsetsExpiredError, DependencyUnavailableError: as for `sample`.
     """
     if not needs_repeats(sampled):
         return []

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.resources.kafka_options import redact_values
 from highwater.resources.kafka_tls import read_file_versions
 from highwater.schemas import KINDS, Schema, SchemaReference
@@ -74,7 +74,7 @@ class SchemaRegistry:
 
         Raises:
             ConfigurationError: the client refuses its configuration.
-            DependencyAwayError: the registry gave no usable answer.
+            DependencyUnavailableError: the registry gave no usable answer.
         """
         if schema_id not in self._by_id:
             in_range = 0 <= schema_id <= LARGEST_ID
@@ -89,7 +89,7 @@ class SchemaRegistry:
 
         Raises:
             ConfigurationError: the client refuses its configuration.
-            DependencyAwayError: the registry gave no usable answer.
+            DependencyUnavailableError: the registry gave no usable answer.
         """
         if guid not in self._by_guid:
             answer = self._ask(lambda client: client.get_schema_by_guid(guid), optional=True)
@@ -103,7 +103,7 @@ class SchemaRegistry:
 
         Raises:
             ConfigurationError: the client refuses its configuration.
-            DependencyAwayError: the registry gave no usable answer.
+            DependencyUnavailableError: the registry gave no usable answer.
         """
         # Not `get_latest_version`: the client would remember its answer.
         answer = self._ask(lambda client: client.get_version(subject, "latest"))
@@ -114,11 +114,11 @@ class SchemaRegistry:
 
         Raises:
             ConfigurationError: the client refuses its configuration.
-            DependencyAwayError: the registry gave no usable answer.
+            DependencyUnavailableError: the registry gave no usable answer.
         """
         answer = self._ask(lambda client: client.get_subjects())
         if not isinstance(answer, list) or not all(isinstance(name, str) for name in answer):
-            raise self._build_away_error("the list of subjects is not a list of names")
+            raise self._build_unavailable_error("the list of subjects is not a list of names")
         return sorted(answer)
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class SchemaRegistry:
         """A schema of ours from the client's, with all schemas that it needs."""
         kind = answer.schema_type
         if kind not in KINDS or not isinstance(answer.schema_str, str):
-            raise self._build_away_error(f"a schema of the type {kind!r}, which is none of {', '.join(KINDS)}")
+            raise self._build_unavailable_error(f"a schema of the type {kind!r}, which is none of {', '.join(KINDS)}")
         found: dict[str, SchemaReference] = {}
         if kind != "JSON":
             self._add_references(answer.references, found, set())
@@ -148,7 +148,7 @@ class SchemaRegistry:
             seen.add(one.name)
             answer = self._fetch_version(one.subject, one.version)
             if answer is None or not isinstance(answer.schema.schema_str, str):
-                raise self._build_away_error(
+                raise self._build_unavailable_error(
                     f"{one.name} (subject {one.subject}, version {one.version}) is referenced and unknown"
                 )
             self._add_references(answer.schema.references, found, seen)
@@ -177,7 +177,7 @@ class SchemaRegistry:
             if optional:
                 self.list_subjects()  # raises if it is no registry that answered
                 return None
-        raise self._build_away_error(self._describe_fault(fault), getattr(fault, "http_status_code", None))
+        raise self._build_unavailable_error(self._describe_fault(fault), getattr(fault, "http_status_code", None))
 
     def _open(self) -> SchemaRegistryClient:
         with self._opening:
@@ -212,8 +212,8 @@ class SchemaRegistry:
     def _redact(self, text: str) -> str:
         return redact_values(text, {str(number): secret for number, secret in enumerate(self._secrets)})
 
-    def _build_away_error(self, found: str, status: int | None = None) -> DependencyAwayError:
-        return DependencyAwayError(
+    def _build_unavailable_error(self, found: str, status: int | None = None) -> DependencyUnavailableError:
+        return DependencyUnavailableError(
             f"the schema registry at {self._shown} gave no usable answer", found=found, remedy=_describe_remedy(status)
         )
 

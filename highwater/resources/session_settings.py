@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from highwater.errors import DependencyAwayError, HighwaterError
+from highwater.errors import DependencyUnavailableError, HighwaterError
 from highwater.resources.spark import delta_errors, translate_error
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ _unrestored: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Have settings of a session in force for the block, and restore those with which it was set up.
 
-    After an error which says that Spark is away nothing is restored, since the server would be waited for again; the
-    next block does it. A server that is away only as the block ends is no error: what the block did is done.
+    After an error which says that Spark is unavailable nothing is restored, since the server would be waited for again;
+    the next block does it. A server that is unavailable only as the block ends is no error: what the block did is done.
 
     Args:
         spark: the session.
         wanted: the values by name; of settings that Spark lets a running session change.
 
     Raises:
-        DependencyAwayError: Spark is away as the block begins.
+        DependencyUnavailableError: Spark is unavailable as the block begins.
     """
     _restore(spark, _unrestored.pop(spark, set()) - wanted.keys())
     initial = _initial.setdefault(spark, {})
@@ -46,7 +46,7 @@ def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator
         yield
     except Exception as error:
         known = error if isinstance(error, HighwaterError) else translate_error("", f"{type(error).__name__}: {error}")
-        if isinstance(known, DependencyAwayError):
+        if isinstance(known, DependencyUnavailableError):
             _unrestored.setdefault(spark, set()).update(changed)
         else:
             _restore(spark, changed)
@@ -59,5 +59,5 @@ def _restore(spark: SparkSession, names: Collection[str]) -> None:
         with delta_errors(_SESSION):
             for name in names:
                 spark.conf.set(name, _initial[spark][name])
-    except DependencyAwayError:
+    except DependencyUnavailableError:
         _unrestored.setdefault(spark, set()).update(names)

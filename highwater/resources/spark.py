@@ -13,7 +13,7 @@ from highwater.errors import (
     KAFKA,
     LAKE,
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     HighwaterError,
     NothingFetchedError,
     OffsetsExpiredError,
@@ -85,7 +85,7 @@ _DIVERGED = re.compile(r"HIGHWATER_DIVERGED: [a-z0-9 ]*")
 _CONFLICT = re.compile(r"Concurrent\w+Exception|DELTA_CONCURRENT_\w+|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED")
 _EXPIRED = re.compile(r"OffsetOutOfRange|data may have been lost|KAFKA_DATA_LOSS|Cannot fetch offset")
 _NOTHING_FETCHED = re.compile(r"Cannot fetch record for offset")
-_SPARK_AWAY = re.compile(
+_SPARK_UNAVAILABLE = re.compile(
     r"StatusCode\.UNAVAILABLE|Connection refused|failed to connect|Socket closed|Connection reset"
     r"|INVALID_HANDLE\.|RETRIES_EXCEEDED|SESSION_NOT_FOUND|SESSION_CLOSED|OPERATION_NOT_FOUND|Stream removed"
     r"|incorrect server side session identifier"
@@ -106,14 +106,14 @@ CHANNEL: Sequence[tuple[str, int]] = (
 # See `_give_up_in_time`.
 RETRIES = 9
 LONGEST_BACKOFF_MS = 10_000
-_S3_AWAY = re.compile(
+_S3_UNAVAILABLE = re.compile(
     r"AWSClientIOException|AWSServiceIOException|AWSServiceThrottledException|AWSStatus500Exception|ApiCallTimeout"
     r"|NoAwsCredentialsException|ExpiredToken|UnknownStoreException|UnknownHostException: .*(?:s3a:|awssdk)"
     r"|The log entry \S+ could not be written|object store at \S+ could not be probed"
 )
 _NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): {re.escape(LOG_STORE)}")
 # Spark has time-outs of its own, as for a broadcast.
-_KAFKA_AWAY = re.compile(
+_KAFKA_UNAVAILABLE = re.compile(
     r"kafka\.common\.errors\.\w*TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException"
 )
 _KAFKA_FORBIDS = re.compile(r"Not authorized to access (topic|group)s?: .*")
@@ -162,7 +162,7 @@ def prepare(session: SparkSession) -> SparkSession:
 
 
 def _give_up_in_time(session: SparkSession) -> None:
-    """Let a server that is away fail the slice within a minute.
+    """Let a server that is unavailable fail the slice within a minute.
 
     The client's own policy waits 15 times, up to a minute each: a quarter of an hour in which the run looks alive. Ours
     waits 0.05 s times 2.5ⁿ, 10 s at the most: 9 times, about 35 s in all; then Dagster's retry of the run takes over.
@@ -259,7 +259,7 @@ def translate_error(what: str, text: str) -> HighwaterError | None:
             remedy="allow the user of HIGHWATER_KAFKA_CONFIG to describe and to read the "
             + ("topic" if found[1] == "topic" else "groups that begin with spark-kafka-"),
         )
-    return _translate_unsafe_write(what, text) or _translate_away_error(what, text)
+    return _translate_unsafe_write(what, text) or _translate_unavailable_error(what, text)
 
 
 def _translate_unsafe_write(what: str, text: str) -> HighwaterError | None:
@@ -273,25 +273,32 @@ def _translate_unsafe_write(what: str, text: str) -> HighwaterError | None:
     return None
 
 
-def _translate_away_error(what: str, text: str) -> HighwaterError | None:
+def _translate_unavailable_error(what: str, text: str) -> HighwaterError | None:
     for pattern, name, of, remedy in (
         (
-            _S3_AWAY,
+            _S3_UNAVAILABLE,
             "the lake's storage",
             LAKE,
             "check that HIGHWATER_LAKE may be written, then request the slice again",
         ),
-        (_SPARK_AWAY, "Spark", None, "check that the Spark server runs (SPARK_REMOTE), then request the slice again"),
+        (
+            _SPARK_UNAVAILABLE,
+            "Spark",
+            None,
+            "check that the Spark server runs (SPARK_REMOTE), then request the slice again",
+        ),
         (
             _STORAGE,
             "the lake's storage",
             LAKE,
             "check that HIGHWATER_LAKE may be written, then request the slice again",
         ),
-        (_KAFKA_AWAY, "Kafka", KAFKA, "check that the broker answers, then request the slice again"),
+        (_KAFKA_UNAVAILABLE, "Kafka", KAFKA, "check that the broker answers, then request the slice again"),
     ):
         if found := pattern.search(text):
-            return DependencyAwayError(f"{name} failed at {what}", found=_find_line(text, found), remedy=remedy, of=of)
+            return DependencyUnavailableError(
+                f"{name} failed at {what}", found=_find_line(text, found), remedy=remedy, of=of
+            )
     return None
 
 

@@ -6,7 +6,7 @@ import re
 import uuid
 from typing import TYPE_CHECKING
 
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.resources.jars import LOCK, read_lock
 from highwater.resources.object_store import LOG_STORE, ensure_log_store, is_s3
 from highwater.resources.spark import SESSION_CONF, STATIC_CONF, TIMESTAMPS, is_connect, translate_error
@@ -183,7 +183,7 @@ def explain_error(problem: str, error: Exception, settings: Settings) -> Highwat
     if known := translate_error("the doctor's trial", text):
         return known
     cause = _CAUSE.search(text)
-    return DependencyAwayError(
+    return DependencyUnavailableError(
         problem,
         found=(cause[1] if cause else text.splitlines()[0])[:300],
         remedy="read the log of Spark's driver or server; docs/configuration.md has the settings of Spark",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from highwater import settings as names
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.resources.local_spark import build_jars_conf, find_run_java
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
 
     Raises:
         ConfigurationError: Java, jars or Hadoop's configuration are missing, or the address cannot be read.
-        DependencyAwayError: no place answers.
+        DependencyUnavailableError: no place answers.
     """
     if settings.spark_remote is not None:
         host, port = connect_place(settings.spark_remote)
@@ -50,9 +50,9 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
     kind, places = parse_master_places(master)
     if not places:
         return f"{driver}, on {master}", []
-    away = _ensure_one_answers(kind, places, f"start it, or fix {names.SPARK_MASTER}")
-    answering = next(_format_place(one) for one in places if _format_place(one) not in away)
-    return f"{driver}, a {kind} answers at {answering}", away
+    unavailable = _ensure_one_answers(kind, places, f"start it, or fix {names.SPARK_MASTER}")
+    answering = next(_format_place(one) for one in places if _format_place(one) not in unavailable)
+    return f"{driver}, a {kind} answers at {answering}", unavailable
 
 
 def connect_place(remote: str) -> HostPort:
@@ -120,7 +120,7 @@ def _ensure_one_answers(kind: str, places: Sequence[HostPort], remedy: str) -> l
     """The places that do not answer, if at least one does."""
     silent = {place: problem for place in places if (problem := _connect(place))}
     if len(silent) == len(places):
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"no {kind} answers at {', '.join(map(_format_place, places))}",
             found=", ".join(dict.fromkeys(silent.values())),
             remedy=remedy,

@@ -206,7 +206,7 @@ def write_slices(
 
     Raises:
         SupersededAttemptError: another commit was first; nothing was written.
-        DependencyAwayError: Spark or the storage is away.
+        DependencyUnavailableError: Spark or the storage is unavailable.
     """
     alone = len(keys) == 1
     with delta_errors(path):

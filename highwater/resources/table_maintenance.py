@@ -58,7 +58,7 @@ def read_slice_keys(table: DeltaTable, files: Sequence[File]) -> set[str]:
     """The slices that rows of some files name.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     import pyarrow.parquet as pq
 
@@ -103,7 +103,7 @@ def measure_stock(table: DeltaTable) -> TableSize:
     """The sizes of the table now.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     live, stored = [size for _, size in _list_live_files(table)], _list_stored_files(table)
     return TableSize(len(live), sum(live), len(stored), sum(stored.values()))
@@ -135,7 +135,7 @@ def read_commit_times(table: DeltaTable, versions: Sequence[int]) -> Mapping[int
     """The times at which versions were committed, in UTC; None where Delta's log has them no more.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     said = {version: read_commit_info(table, version) or {} for version in versions}
     return {
@@ -149,7 +149,7 @@ def join_files(spark: SparkSession, path: str) -> None:
 
     Raises:
         SupersededAttemptError: another writer was first; nothing was written.
-        DependencyAwayError: Spark or the storage is away.
+        DependencyUnavailableError: Spark or the storage is unavailable.
     """
     # By default OPTIMIZE rewrites every file below a gigabyte.
     sizes = {
@@ -165,7 +165,7 @@ def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
 
     Raises:
         SupersededAttemptError: another writer was first; nothing was written.
-        DependencyAwayError: the storage is away.
+        DependencyUnavailableError: the storage is unavailable.
     """
     from deltalake.exceptions import CommitFailedError
 
@@ -190,7 +190,7 @@ def list_removable_files(table: DeltaTable, hours: int) -> dict[str, int]:
     checksums of files that stay, and would make an entry in the log; so it is only asked.
 
     Raises:
-        DependencyAwayError: the storage could not be read.
+        DependencyUnavailableError: the storage could not be read.
     """
     with translate_read_errors(str(table.table_uri)):
         found = set(table.vacuum(retention_hours=int(hours), enforce_retention_duration=False, full=True))
@@ -202,7 +202,7 @@ def remove_files(table: DeltaTable, hours: int) -> int:
     """Remove the files of `list_removable_files` with their checksums; returns the number of data files.
 
     Raises:
-        DependencyAwayError: the storage is away; files that were removed by then are gone.
+        DependencyUnavailableError: the storage is unavailable; files that were removed by then are gone.
     """
     gone, opened = list_removable_files(table, hours), _open_storage(table)
     with translate_write_errors(str(table.table_uri)):

@@ -27,7 +27,7 @@ def fetch_topic_facts(
 
     Raises:
         TopicAbsentError: there is no such topic.
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     from confluent_kafka.admin import ResourceType
 
@@ -57,7 +57,7 @@ def fetch_topic_settings(kafka: Kafka, topic: str) -> Mapping[str, Setting] | No
 
     Raises:
         TopicAbsentError: there is no such topic.
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     from confluent_kafka.admin import ResourceType
 
@@ -69,7 +69,7 @@ def has_broker_timestamps(kafka: Kafka, topic: str) -> bool:
 
     Raises:
         TopicAbsentError: there is no such topic.
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     settings = fetch_topic_settings(kafka, topic)
     return settings is not None and settings["message.timestamp.type"].value == "LogAppendTime"
@@ -81,7 +81,7 @@ def _list_brokers(kafka: Kafka) -> list[int]:
     try:
         return list(kafka.get_admin().list_topics(timeout=REQUEST_SECONDS).brokers)
     except KafkaException as error:
-        raise kafka.build_away_error(error) from error
+        raise kafka.build_unavailable_error(error) from error
 
 
 def _fetch_settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | None:
@@ -100,9 +100,9 @@ def _fetch_settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting]
             return None
         if kind == ResourceType.TOPIC and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             kafka.read_description(name)  # raises if it is absent, unless it is just being made
-        raise kafka.build_away_error(error) from error
+        raise kafka.build_unavailable_error(error) from error
     except TimeoutError as error:
-        raise kafka.build_away_error(error) from error
+        raise kafka.build_unavailable_error(error) from error
     finally:
         del admin
     sources = {source.value: source.name for source in ConfigSource}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ class TopicState:
         """The offsets of each partition, up to its last stable offset.
 
         Raises:
-            DependencyAwayError: a partition could not be asked.
+            DependencyUnavailableError: a partition could not be asked.
         """
         found = {}
         for partition, seen in self.partitions.items():
             if seen.log_start is None or seen.last_stable is None:
-                raise DependencyAwayError(
+                raise DependencyUnavailableError(
                     f"partition {partition} of {self.topic} could not be asked",
                     found="it has no leader, or its broker did not answer",
                     remedy="try again when `highwater status` shows a leader for each partition; nothing was written",

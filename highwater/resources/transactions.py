@@ -35,8 +35,8 @@ T = TypeVar("T")
 INIT_SECONDS = 90.0
 CALL_SECONDS = 30.0
 CONNECT_SECONDS = 2.0
-# While a group's coordinator is away, librdkafka waits for a change of any broker's connection and heeds no time limit
-# (its issues 5456 and 5511): minutes, until a broker ends an idle one. Two such changes come within
+# While a group's coordinator is unavailable, librdkafka waits for a change of any broker's connection and heeds no time
+# limit (its issues 5456 and 5511): minutes, until a broker ends an idle one. Two such changes come within
 # `transaction.timeout.ms`, 60 s.
 IDLE_MS = 20_000
 # librdkafka's own default.
@@ -100,7 +100,7 @@ class Transactions:
         group: the consumer group of the mark; it has the name of the transactions if left out.
 
     Raises:
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
         ConfigurationError: the broker forbids it, or the client refuses its configuration.
     """
 
@@ -199,7 +199,8 @@ class Transactions:
             RecordTooLargeError: the broker or the client does not take some of the records, which the error names;
                 nothing of the transaction is visible, and another one may follow.
             ConfigurationError: the broker forbids it; nothing of it is visible.
-            DependencyAwayError: the transaction failed; nothing of it is visible, or the next opening finds it whole.
+            DependencyUnavailableError: the transaction failed; nothing of it is visible, or the next opening finds it
+                whole.
         """
         self._meanwhile = meanwhile
         self._publish(records, mark)
@@ -386,7 +387,7 @@ class Transactions:
                 remedy=f"lower transaction.timeout.ms in {KAFKA_CONFIG}, "
                 "or raise transaction.max.timeout.ms on the brokers",
             )
-        return self._kafka.build_away_error(f"{self._name}: {fault.name()}: {fault.str()}")
+        return self._kafka.build_unavailable_error(f"{self._name}: {fault.name()}: {fault.str()}")
 
     def _find_cause(self, fault: KafkaError) -> KafkaError:
         """The error by which the client or its transaction failed: a later call may learn only that it did."""

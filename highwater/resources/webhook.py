@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 
 SECONDS = 5.0
 # Refusals that are not of what was sent: it came too early, too late, or among too many.
@@ -30,7 +30,7 @@ def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> Non
 
     Raises:
         ConfigurationError: the URL is none of HTTP, or the receiver refuses this one (4xx); it may take another.
-        DependencyAwayError: nobody took it in time.
+        DependencyUnavailableError: nobody took it in time.
     """
     remedy = "check that the receiver of HIGHWATER_ALERTS_URL runs; the next tick tries it again"
     if not url.startswith(("http://", "https://")):
@@ -46,11 +46,11 @@ def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> Non
     except urllib.error.HTTPError as error:
         if 400 <= error.code < 500 and error.code not in _LATER:
             raise _build_refused_error(error.code) from None
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             "the receiver of alerts refused", found=f"status {error.code}", remedy=remedy
         ) from None
     except (OSError, ValueError, HTTPException) as error:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             "the receiver of alerts did not answer", found=type(error).__name__, remedy=remedy
         ) from None
 

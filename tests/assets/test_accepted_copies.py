@@ -457,8 +457,8 @@ def test_a_compacted_topic_does_not_show_what_was_sent(
 def test_all_again_leaves_nothing_of_a_rebuild_that_died(tables: Tables) -> None:
     path = tables.lake.build_table_path("orders", accepted_copies.TABLE)
     accepted_copies.write(tables.lake, "orders", [[copy(3).build_row(SENT_MS)]], {"orders": {0: 9}})
-    away: Any = None
-    store_accepted(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, resend=True)
+    unavailable: Any = None
+    store_accepted(tables.ledger, tables.lake, unavailable, tables.stream, lambda _: None, dry_run=False, resend=True)
     assert read_rows(path, "true") == []
     before = accepted_copies.open_copies(tables.lake, tables.stream)
     assert before is not None

@@ -18,7 +18,7 @@ from highwater.assets.work import Work
 from highwater.breaker import AttemptResult, Circuit
 from highwater.errors import (
     BreakerOpenError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     PermanentError,
     RejectsOverLimitError,
     RetractionError,
@@ -185,9 +185,9 @@ def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[.
 
 
 def test_errors_that_do_not_concern_the_stream_are_no_failures(ledger: Ledger, work: Callable[..., Work]) -> None:
-    away = DependencyAwayError("the reference table is away", remedy="wait")
+    unavailable = DependencyUnavailableError("the reference table is unavailable", remedy="wait")
     for slice_ in (ONE, TWO, THREE, FOUR):
-        fails(work(slice_), away)
+        fails(work(slice_), unavailable)
         fails(work(slice_), RetractionError("events were sent, and would be rejected", remedy="fix the rule"))
         fails(work(slice_), PermanentError("expired", remedy="look"), table="raw")
     ensure_within_limit(work(ONE), [ONE], {}, build_counts(s1=(10, 0)))
@@ -220,13 +220,13 @@ def test_a_probe_that_fails_begins_the_cool_down_again_whatever_failed(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
     open_breaker(ledger, replace(OPEN, probe=ONE.key))
-    fails(work(ONE), DependencyAwayError("Spark is away", remedy="wait"), tries=2)
+    fails(work(ONE), DependencyUnavailableError("Spark is unavailable", remedy="wait"), tries=2)
     assert ledger.breakers.read_circuit("orders").probe == ONE.key, "the step is tried again"
-    fails(work(ONE), DependencyAwayError("Spark is away", remedy="wait"))
+    fails(work(ONE), DependencyUnavailableError("Spark is unavailable", remedy="wait"))
     found = ledger.breakers.read_circuit("orders")
     assert found.probe is None
     assert not found.can_admit_probe(datetime.now(UTC))
-    assert "the probe orders@0000001 failed: Spark is away" in found.text
+    assert "the probe orders@0000001 failed: Spark is unavailable" in found.text
 
 
 def test_an_accepted_reason_opens_the_breaker_no_more_and_others_do(ledger: Ledger, work: Callable[..., Work]) -> None:

@@ -15,7 +15,7 @@ from highwater.assets.discards_table import read, sync_with_ledger
 from highwater.assets.work import Work
 from highwater.envelope import Origin
 from highwater.erasing import to_microseconds
-from highwater.errors import DependencyAwayError, TemporaryError
+from highwater.errors import DependencyUnavailableError, TemporaryError
 from highwater.orchestration.operations import maintenance, rebuilding
 from highwater.orchestration.operations.parked import Parked, ParkedRecord, ParkedRequest, _discard
 from highwater.plans import Discard
@@ -65,7 +65,7 @@ def test_the_table_follows_the_ledger_and_only_grows(ledger: Ledger, lake: Lake,
 
     backup = Ledger(f"sqlite:///{tmp_path / 'backup.sqlite'}")
     backup.discards.add("orders", [replace(a_discard(1), discarded_by="ann"), a_discard(9, 2)])
-    assert sync_with_ledger(backup, lake, "orders") == 1, "a ledger that knows less takes nothing away"
+    assert sync_with_ledger(backup, lake, "orders") == 1, "a ledger that knows less takes nothing unavailable"
     assert {(one.origin.offset, one.discarded_by) for one in backup.discards.list_for_stream("orders")} == {
         (0, "bob"),
         (1, "ann"),
@@ -141,7 +141,7 @@ def test_nothing_is_abandoned_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> 
     with world.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE slices SET attempt = 1")
     gone = Lake(str(tmp_path / "elsewhere"))
-    with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):
+    with pytest.raises(DependencyUnavailableError, match=r"folder .* is not there"):
         _discard(world.ledger, gone, STREAM, parked(2), BY_ANN)
     assert world.ledger.discards.list_for_stream("orders") == []
     assert not Path(gone.root).exists()

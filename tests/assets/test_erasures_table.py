@@ -17,7 +17,7 @@ from highwater.assets.erasures_table import read, sync_with_ledger
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Maintenance, Stream
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure, compute_digest
-from highwater.errors import DependencyAwayError, TemporaryError
+from highwater.errors import DependencyUnavailableError, TemporaryError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.operations import erasing, maintenance, rebuilding
 from highwater.orchestration.operations.erasing import ErasureRequest
@@ -77,7 +77,7 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
 
     other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
     other.erasures.add(Erasure("orders", compute_digest(b"o6"), "asked for", "bob", NOON + timedelta(days=1)))
-    assert sync_with_ledger(other, lake, "orders") == 1, "a ledger that knows less takes nothing away"
+    assert sync_with_ledger(other, lake, "orders") == 1, "a ledger that knows less takes nothing unavailable"
     assert [one.erasure.erased_by for one in read(lake, "orders")] == ["ann", "bob"]
     for _ in range(2):
         restore_plans(other.database, [], [], {}, [], {}, erasures=read(lake, "orders"))
@@ -280,6 +280,6 @@ def test_a_lake_whose_folder_is_gone_is_not_recreated(world: World, what: str) -
         "maintain": lambda: maintenance.maintain(work, None, datetime.now(UTC), dry_run=False),
         "erase": lambda: erasing.erase_key(work, None, asked, datetime.now(UTC)),
     }
-    with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):
+    with pytest.raises(DependencyUnavailableError, match=r"folder .* is not there"):
         acts[what]()
     assert not root.exists()

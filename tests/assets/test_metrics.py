@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import metrics, minute_rows
 from highwater.declaration import Field, Metrics, Stream
-from highwater.errors import DeclarationError, DependencyAwayError, SupersededAttemptError, TemporaryError
+from highwater.errors import DeclarationError, DependencyUnavailableError, SupersededAttemptError, TemporaryError
 from highwater.minutes import (
     Minute,
     Sums,
@@ -279,7 +279,7 @@ def test_a_lake_that_cannot_be_read_is_not_an_empty_one(measured: Measured) -> N
     measured.measure(0)
     for file in (Path(measured.lake.build_table_path("orders", "metrics")) / "_delta_log").iterdir():
         file.write_text("{")
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         measured.measure(0)
 
 

@@ -20,7 +20,7 @@ from highwater.assets import (
 from highwater.declaration import Accepted, Field
 from highwater.errors import (
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     TopicAbsentError,
     TopicRecreatedError,
 )
@@ -258,7 +258,7 @@ def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(
     [(name, mark)] = log.marks.items()
     tables.decide(second, build_orders(0, 2, 4))
     shutil.rmtree(tables.lake.build_table_path("orders", publication_log.SENDING))
-    with pytest.raises(DependencyAwayError, match="the records being sent are unknown"):
+    with pytest.raises(DependencyUnavailableError, match="the records being sent are unknown"):
         publication_log.list_sending_slices(tables.lake, tables.stream)
     log.marks[name] = replace(mark, attempt=mark.attempt + 1, sent=1)
     with pytest.raises(ConfigurationError, match="older than what was sent"):
@@ -339,5 +339,5 @@ def test_one_look_does_not_show_that_the_topic_was_recreated(
         return TopicState(topic, second, {})
 
     monkeypatch.setattr(tables.kafka, "look_again", look_again)
-    with pytest.raises(DependencyAwayError, match="two looks"):
+    with pytest.raises(DependencyUnavailableError, match="two looks"):
         tables.publish(slice_)

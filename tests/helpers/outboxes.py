@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Message
 
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources.kafka import Kafka
 from highwater.resources.outbox import ORIGIN_HEADER, Outbox
 from highwater.resources.producer_records import Record
@@ -29,15 +29,15 @@ class FakeTopicLog:
         self.log_start = 0
         self.high_watermark = 100
         self.policy = "delete"
-        self.away = False
+        self.unavailable = False
         self.records: list[tuple[int, bytes]] = []
 
     def outbox(self, file: Path) -> Outbox:
         return Outbox(file, cast("Kafka", self))
 
     def read_topic_state(self, topic: str) -> TopicState:
-        if self.away:
-            raise DependencyAwayError("away", remedy="none")
+        if self.unavailable:
+            raise DependencyUnavailableError("away", remedy="none")
         end = self.high_watermark
         whole = PartitionState(0, 0, 0, leader=1)
         return TopicState(topic, "id", {0: PartitionState(self.log_start, end, end, leader=1), 1: whole})

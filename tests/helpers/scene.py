@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from assets.streams.orders import STREAM as ORDERS
 from dev.processes import wait_until
 from highwater.declaration import Limits
-from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentError
+from highwater.errors import DependencyUnavailableError, HighwaterError, TopicAbsentError
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.sensing.topic_planner import Planner, PlanningResult
 from highwater.resources.kafka import Kafka
@@ -82,7 +82,7 @@ class Scene:
             self.kafka.read_topic_state(self.topic)
         except TopicAbsentError:
             return True
-        except DependencyAwayError:
+        except DependencyUnavailableError:
             return False
         return False
 

@@ -30,7 +30,7 @@ from highwater.assets import current, dlq, events, metrics, raw, rejects
 from highwater.assets.classified import SharedFrames
 from highwater.assets.work import SliceReport, Work
 from highwater.declaration import Limits
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.slices import OffsetRange, Slice
 from highwater.tables import select_stages
 
@@ -113,7 +113,7 @@ class FakeSilentKafka:
     """A cluster that gives no answer: what is asked of it beside the matter of a test stays unknown."""
 
     def get_admin(self) -> Any:
-        raise DependencyAwayError("nobody answers", remedy="wait")
+        raise DependencyUnavailableError("nobody answers", remedy="wait")
 
     list_topic_names = get_admin
 
@@ -170,7 +170,7 @@ class Bench:
         """As a run does: a dependency that does not answer in time, on a busy machine, is asked again."""
         try:
             return materialise()
-        except DependencyAwayError as error:
+        except DependencyUnavailableError as error:
             self.log.append(f"tried again: {error}")
             return materialise()
 

@@ -15,7 +15,7 @@ import pytest
 from dev.processes import wait_until
 from highwater.assets import publication_log, published
 from highwater.assets.work import Work
-from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentError, TopicRecreatedError
+from highwater.errors import DependencyUnavailableError, HighwaterError, TopicAbsentError, TopicRecreatedError
 from highwater.errors import TopicVanishedError as Vanished
 from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.cli.terminal import PERMANENT
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 ABSENT = TopicAbsentError(f"topic {TARGET!r} does not exist", remedy="create it")
-AWAY = DependencyAwayError("Kafka did not answer", remedy="check that it runs")
+AWAY = DependencyUnavailableError("Kafka did not answer", remedy="check that it runs")
 
 
 class FakeCluster:

@@ -48,7 +48,7 @@ def place_of(bootstrap: str) -> dict[bytes, list[tuple[int, int]]]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
-    """Its controller is apart: with two of three brokers away, the third still learns that it is alone."""
+    """Its controller is apart: with two of three brokers unavailable, the third still learns that it is alone."""
     with EmbeddedCluster(tmp_path, controller_apart=True) as started:
         create_topic(started.bootstrap, TOPIC, PARTITIONS, {"min.insync.replicas": "2"}, replicas=3)
         yield started
@@ -90,11 +90,12 @@ class Sender(threading.Thread):
         producer.close(300)
 
 
-@pytest.mark.parametrize("away", [2.0, pytest.param(60.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("unavailable", [2.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reordered(
-    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path, away: float
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path, unavailable: float
 ) -> None:
-    """Leaders are killed in turn, then two of three replicas are away for some seconds, then all brokers are down.
+    """Leaders are killed in turn, then two of three replicas are unavailable for some seconds, then all brokers are
+    down.
 
     Slices are planned and read meanwhile; together they equal the topic.
     """
@@ -102,10 +103,10 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
     sender = Sender(cluster.bootstrap)
     sender.start()
     for broker in cluster.brokers:
-        time.sleep(away / 2)
+        time.sleep(unavailable / 2)
         assert broker.node.id in leaders(cluster), "a broker without partitions is no leader that falls"
         broker.kill()
-        time.sleep(away / 2)
+        time.sleep(unavailable / 2)
         broker.start()
         wait_until(lambda: in_sync(cluster) == 3, 120, "all replicas in sync")
         take(bench)
@@ -113,10 +114,10 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
         broker.kill()
     wait_until(lambda: in_sync(cluster) == 1, 120, "the third replica to be alone")
     before = len(sender.acknowledged)
-    time.sleep(away)
+    time.sleep(unavailable)
     assert len(sender.acknowledged) - before < RATE, "one replica of two is not enough for an acknowledgement"
     cluster.brokers[2].kill()
-    time.sleep(away)
+    time.sleep(unavailable)
     cluster.start()
     wait_until(lambda: in_sync(cluster) == 3, 120, "all replicas in sync")
     wait_until(lambda: sender.sent >= sender.due - RATE, 120, "the sender to catch up")
@@ -124,7 +125,7 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
     sender.join(400)
     assert sender.failure is None
     assert len(sender.acknowledged) == sender.sent
-    assert sender.sent >= 5 * away * RATE, "with a minute away it sends for five"
+    assert sender.sent >= 5 * unavailable * RATE, "with a minute of no broker it sends for five"
     places = place_of(cluster.bootstrap)
     assert {int(value) for value in places} == {int(number) for number in sender.acknowledged}
     assert all(len(found) == 1 for found in places.values()), "a record occurs twice"

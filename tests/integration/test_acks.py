@@ -1,5 +1,5 @@
 """What weaker settings lose: the losing rows of docs/producers.md, reproduced on a cluster of real brokers. And what
-the audit says of such a cluster while brokers are away.
+the audit says of such a cluster while brokers are unavailable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FETCH_SECONDS = 1.5
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    """Three brokers, and a fourth that is the only controller: it elects leaders with two of them away."""
+    """Three brokers, and a fourth that is the only controller: it elects leaders with two of them down."""
     cluster = EmbeddedCluster(tmp_path_factory.mktemp("acks"), REPLICAS + 1)
     controller = cluster.brokers[-1]
     for broker in cluster.brokers:
@@ -129,24 +129,24 @@ def test_acks_1_lose_what_no_follower_had_when_the_leader_dies(cluster: Embedded
 
 @pytest.mark.long
 def test_an_unclean_election_loses_what_all_that_were_in_sync_had(cluster: EmbeddedCluster) -> None:
-    """Two of three have the records when they die, and the third one, which was away, takes over without them.
+    """Two of three have the records when they die, and the third one, which was unavailable, takes over without them.
 
     So it is with acks=all as with acks=1; with unclean elections off nobody takes over.
     """
-    *in_sync, away = cluster.brokers[:REPLICAS]
+    *in_sync, unavailable = cluster.brokers[:REPLICAS]
     acks = {"unclean.all": "all", "unclean.one": "1", "clean.all": "all"}
     for topic in acks:
-        make_topic(cluster, topic, [*in_sync, away], in_sync=2, unclean=topic.startswith("unclean"))
+        make_topic(cluster, topic, [*in_sync, unavailable], in_sync=2, unclean=topic.startswith("unclean"))
     producers = {topic: begin(cluster, topic, wanted) for topic, wanted in acks.items()}
-    away.kill()
+    unavailable.kill()
     wait_until(lambda: all(len(described(cluster, topic).isrs) == 2 for topic in acks), 60, "its leaving")
     delivered = {topic: reported_delivered(producer, topic, seconds=30) for topic, producer in producers.items()}
     assert delivered == dict.fromkeys(acks, RECORDS)
     for broker in in_sync:
         broker.kill()
-    away.start()
-    wait_until(lambda: leads(cluster, "unclean.all") == away.node.id, 60, "the unclean election")
-    wait_until(lambda: leads(cluster, "unclean.one") == away.node.id, 60, "the other one")
+    unavailable.start()
+    wait_until(lambda: leads(cluster, "unclean.all") == unavailable.node.id, 60, "the unclean election")
+    wait_until(lambda: leads(cluster, "unclean.one") == unavailable.node.id, 60, "the other one")
     assert leads(cluster, "clean.all") == -1
     # With fewer in sync than min.insync.replicas a leader shows readers nothing new (KIP-966). A replica that comes
     # back throws away what the new leader lacks.

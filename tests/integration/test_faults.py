@@ -232,7 +232,7 @@ def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
     for file in in_the_way:
         file.write_text("in the way")
     reported = tried_again(ours.run(key))
-    assert f"DependencyAwayError: the lake's storage failed at {held.path('raw')}; found: " in reported
+    assert f"DependencyUnavailableError: the lake's storage failed at {held.path('raw')}; found: " in reported
     assert "is not a directory" in reported
     assert "remedy: check that HIGHWATER_LAKE may be written" in reported
     assert key not in held.slice_commits("raw")
@@ -259,7 +259,7 @@ def test_a_lake_that_cannot_be_read(ours: Ours) -> None:
     held.path("raw").parent.mkdir(parents=True)
     held.path("raw").write_text("in the way")
     reported = tried_again(ours.run(key))
-    assert "DependencyAwayError: the lake" in reported
+    assert "DependencyUnavailableError: the lake" in reported
     found = ("found: Generic LocalFileSystem error: ", "_delta_log: Not a directory")
     for text in (str(held.path("raw")), *found, "remedy: check that HIGHWATER_LAKE"):
         assert text in reported
@@ -289,7 +289,7 @@ def test_a_locked_ledger(ours: Ours) -> None:
         assert "database is locked" in reported.output
         assert [*held.slices()] == [key]
         shown = tried_again(ours.run(key))
-        assert "DependencyAwayError: " in shown
+        assert "DependencyUnavailableError: " in shown
         assert "does not answer; found: database is locked; remedy: look for a process" in shown
         assert key not in held.slice_commits("raw")
     finally:
@@ -318,7 +318,7 @@ IMPATIENT = {
 }
 
 
-def test_a_broker_that_is_away_before_and_during_a_run(
+def test_a_broker_that_is_unavailable_before_and_during_a_run(
     mortal: EmbeddedBroker,
     spark_server: SparkConnect,
     instance: dg.DagsterInstance,
@@ -336,7 +336,7 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     with monkeypatch.context() as patch:
         killed_while_reading(mortal, patch)
         reported = tried_again(ours.run(key))
-    for text in ("DependencyAwayError: ", "Kafka", "found: ", "remedy: check that the broker"):
+    for text in ("DependencyUnavailableError: ", "Kafka", "found: ", "remedy: check that the broker"):
         assert text in reported
     assert key not in held.slice_commits("raw")
     result = ours.tick()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from highwater import settings
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.resources import KafkaResource
 from highwater.resources.kafka import Kafka
 from highwater.resources.kafka_logins import escape_jaas_value
@@ -168,7 +168,7 @@ def test_a_certificate_is_replaced_without_a_restart(
     monkeypatch.setenv(settings.KAFKA_BOOTSTRAP, listening.mutual)
     monkeypatch.setenv(settings.KAFKA_CONFIG, json.dumps(config))
     monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 2.0)
-    with pytest.raises(DependencyAwayError, match="did not answer"):
+    with pytest.raises(DependencyUnavailableError, match="did not answer"):
         KafkaResource().open().list_topic_names()
     two_files(listening, tmp_path, mine.pkcs8, mine.certificate)
     monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 60.0)
@@ -190,7 +190,7 @@ def test_no_secret_of_a_login_is_shown(
     by_certificate = Kafka(listening.mutual, two_files(listening, tmp_path, mine.pkcs8, mine.certificate))
     for kafka in (right, by_certificate):
         assert by_spark(spark, kafka) == VALUES
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         wrong.list_topic_names()
     assert "invalid_client" in str(caught.value.found), "what the token endpoint answered"
     assert settings.KAFKA_CONFIG in str(caught.value.remedy)

@@ -21,7 +21,7 @@ from dev.processes import wait_until
 from highwater.alerting import Condition
 from highwater.declaration import Limits, Start
 from highwater.errors import (
-    DependencyAwayError,
+    DependencyUnavailableError,
     OffsetsExpiredError,
     TopicAbsentError,
     TopicRecreatedError,
@@ -238,7 +238,7 @@ def test_a_ledger_that_is_locked_plans_nothing_and_goes_on_later(scene: Scene) -
     with sa.create_engine(scene.url, poolclass=sa.NullPool).connect() as other:
         other.exec_driver_sql("BEGIN EXCLUSIVE")
         began = time.monotonic()
-        with pytest.raises(DependencyAwayError) as caught:
+        with pytest.raises(DependencyUnavailableError) as caught:
             scene.tick()
         assert time.monotonic() - began < BOUNDED
         assert "ledger.sqlite" in caught.value.problem
@@ -260,7 +260,9 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         broker.kill()
 
 
-def test_a_broker_that_is_away_is_a_tick_that_fails_in_seconds(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+def test_a_broker_that_is_unavailable_is_a_tick_that_fails_in_seconds(
+    own_broker: EmbeddedBroker, tmp_path: Path
+) -> None:
     scene = Scene(own_broker.bootstrap, "orders", tmp_path)
     scene.create()
     wait_until(lambda: scene.kafka.read_topic_state("orders").partitions[0].known, 30, "a leader")
@@ -269,7 +271,7 @@ def test_a_broker_that_is_away_is_a_tick_that_fails_in_seconds(own_broker: Embed
     own_broker.kill()
     for kafka in (scene.kafka, Kafka(own_broker.bootstrap)):
         began = time.monotonic()
-        with pytest.raises(DependencyAwayError) as caught:
+        with pytest.raises(DependencyUnavailableError) as caught:
             Planner(scene.ledger, kafka).tick(scene.stream, datetime.now(UTC))
         assert time.monotonic() - began < BOUNDED
         assert own_broker.bootstrap in caught.value.problem

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from highwater.errors import DependencyAwayError, TopicAbsentError
+from highwater.errors import DependencyUnavailableError, TopicAbsentError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.reporting import audit as audit_page
@@ -106,7 +106,7 @@ class FakeCluster:
         late = (0, self.world.topics.ends["orders"][0])
         if self.late and topic == "orders" and late[1] in ranges.get(0, ()):
             if self.hidden:
-                raise DependencyAwayError("Kafka did not answer", found="not authorized", remedy="allow it")
+                raise DependencyUnavailableError("Kafka did not answer", found="not authorized", remedy="allow it")
             yield FakeRecord(late, {"timestamp": NOON, "key": b"k", "value": b"{}"})
 
     def reported(self, _: object, kind: Any, name: str) -> Mapping[str, Setting]:

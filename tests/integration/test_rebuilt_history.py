@@ -16,7 +16,7 @@ from dev.planted import plant
 from highwater.assets import raw
 from highwater.assets.work import Work
 from highwater.divergence import Fingerprint, compute_digest
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
@@ -154,13 +154,14 @@ def test_a_partition_without_a_leader_is_not_read_and_holds_up_no_other(tmp_path
     expired = a_slice(2, {0: (0, 9), 1: (10, 20)})
     deployed = Deployed(tmp_path, FakeLeaderlessCluster("nowhere:1"))
     deployed.ledger.topics.open_generation(Generation("orders", "orders", "id", 0, {0: 0, 1: 0}, NOON))
-    with pytest.raises(DependencyAwayError, match="partitions 1 of orders have no leader") as caught:
+    with pytest.raises(DependencyUnavailableError, match="partitions 1 of orders have no leader") as caught:
         deployed.materialise(both)
     assert both.key in str(caught.value)
-    assert caught.value.of is None, "Kafka as a whole is not away"
+    assert caught.value.of is None, "Kafka as a whole is not unavailable"
     assert deployed.materialise(other) == {}
-    # The loss of the expired one would be destructive to record: nothing is called lost while a leader is away (I15).
-    with pytest.raises(DependencyAwayError, match="have no leader"):
+    # The loss of the expired one would be destructive to record: nothing is called lost while a leader is unavailable
+    # (I15).
+    with pytest.raises(DependencyUnavailableError, match="have no leader"):
         deployed.materialise(both, expired)
     deployed.commit(expired)
     stored = deployed.materialise(expired, other)

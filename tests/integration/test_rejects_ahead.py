@@ -16,7 +16,7 @@ import pytest
 from highwater.assets import dlq, rejects
 from highwater.assets.dlq_sending import RejectToSend
 from highwater.assets.work import do_nothing
-from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError, UnbalancedError
+from highwater.errors import DependencyUnavailableError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.transactions import PublicationMark
 from tests.helpers.accepted import Event, FakeTransactionLog, Tables
@@ -213,7 +213,7 @@ def test_rejects_of_which_rows_were_deleted_are_not_published(early: ReadBefore)
 
 def test_rejects_that_are_gone_once_they_are_to_be_sent_are_an_error(early: ReadBefore) -> None:
     path = early.tables.lake.build_table_path("orders", "rejects")
-    with pytest.raises(DependencyAwayError, match="table rejects of orders is gone"):
+    with pytest.raises(DependencyUnavailableError, match="table rejects of orders is gone"):
         early.published(lambda: shutil.rmtree(path))
 
 

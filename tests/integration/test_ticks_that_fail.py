@@ -16,7 +16,7 @@ from dagster import instance_for_test
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Limits
 from highwater.errors import (
-    DependencyAwayError,
+    DependencyUnavailableError,
     OffsetsExpiredError,
     PermanentError,
     TopicTruncatedError,
@@ -141,17 +141,17 @@ def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(
     assert any("is paused by ann" in line for line in tick.lines)
 
 
-def test_planned_slices_of_a_tier_are_requested_while_a_later_tier_is_away(
+def test_planned_slices_of_a_tier_are_requested_while_a_later_tier_is_unavailable(
     ledger: Ledger, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its keys and runs were dropped with the tick, and waited for repair."""
     stream = replace(STREAM, tiers=tuple(timedelta(seconds=n) for n in (10, 20)))
     slice_ = Slice("orders", FIRST, "A", 0, 0, {0: OffsetRange(0, 5)}, NOW)
-    away = [SECOND]
+    unavailable = [SECOND]
 
     def plan_tier(ledger: Ledger, _: object, __: object, topic: str, *___: object, **____: object) -> Any:
-        if topic in away:
-            raise DependencyAwayError("partition 1 could not be asked", remedy="wait")
+        if topic in unavailable:
+            raise DependencyUnavailableError("partition 1 could not be asked", remedy="wait")
         ledger.add([slice_])
         return SimpleNamespace(slices=[slice_], lines=[], errors={}, skipped={})
 
@@ -162,6 +162,6 @@ def test_planned_slices_of_a_tier_are_requested_while_a_later_tier_is_away(
     tick = stream_ticks.plan_retries(instance, resources, stream)
     assert (list(tick.keys), len(tick.requests), tick.idle) == ([slice_.key], 1, False)
     assert any(line.startswith(f"{SECOND} is planned by a later tick: partition 1") for line in tick.lines)
-    away.append(FIRST)
-    with pytest.raises(DependencyAwayError):
+    unavailable.append(FIRST)
+    with pytest.raises(DependencyUnavailableError):
         stream_ticks.plan_retries(instance, resources, stream)

@@ -17,7 +17,7 @@ from dev.processes import wait_until
 from highwater.assets import unreadable_slices
 from highwater.declaration import Foreign
 from highwater.errors import (
-    DependencyAwayError,
+    DependencyUnavailableError,
     HighwaterError,
     TopicAbsentError,
     TopicRecreatedError,
@@ -360,8 +360,8 @@ class FakeSlowCluster(FakeTopics):
     def look_again(self, topic: str) -> TopicState:
         return super().read_topic_state(topic)
 
-    def build_away_error(self, error: object) -> DependencyAwayError:
-        return DependencyAwayError(str(error), remedy="wait")
+    def build_unavailable_error(self, error: object) -> DependencyUnavailableError:
+        return DependencyUnavailableError(str(error), remedy="wait")
 
 
 @pytest.mark.parametrize("topic", [TIER, PARKED])
@@ -382,7 +382,7 @@ def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_pat
         return late is not None and late.over
 
     assert not isinstance(status(), TopicVanishedError)
-    with pytest.raises(DependencyAwayError, match="one broker did not know"):
+    with pytest.raises(DependencyUnavailableError, match="one broker did not know"):
         alert()
     kafka.missing, kafka.there = "", {name: one for name, one in WHOLE.items() if name != topic}
     assert isinstance(status(), TopicVanishedError)

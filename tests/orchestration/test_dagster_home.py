@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from dev.processes import LOOPBACK, free_port
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.dagster_home import ask_instance, dagster_instance
 from highwater.orchestration.reporting import doctor
@@ -65,7 +65,7 @@ def test_explain_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, h
 
 @pytest.mark.usefixtures("impatient")
 def test_the_audit_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, home: int) -> None:
-    """It ended with status 1 and a traceback. Kafka, which is away here too, is reported beside it."""
+    """It ended with status 1 and a traceback. Kafka, which is unavailable here too, is reported beside it."""
     reported = scene.run("audit", "orders")
     assert reported.exit_code == home, reported.output
     assert reported.stdout.count("error: Dagster could not be asked: ") == 1
@@ -106,10 +106,10 @@ def test_the_doctor_refuses_a_home_that_dagster_refuses(tmp_path: Path, monkeypa
         doctor._check_dagster({"DAGSTER_HOME": "."})
 
 
-def test_storage_that_does_not_answer_a_command_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_does_not_answer_a_command_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What else goes wrong beside an instance keeps its own error."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    with pytest.raises(DependencyAwayError, match="does not answer") as caught, dagster_instance():
+    with pytest.raises(DependencyUnavailableError, match="does not answer") as caught, dagster_instance():
         raise OperationalError(SECRET, {}, Exception(SECRET))
     assert SECRET not in str(caught.value)
     with pytest.raises(ZeroDivisionError), dagster_instance():

@@ -10,12 +10,12 @@ import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster_shared.serdes import serialize_value
 
-from highwater.errors import DependencyAwayError, HighwaterError, OffsetsExpiredError
+from highwater.errors import DependencyUnavailableError, HighwaterError, OffsetsExpiredError
 from highwater.orchestration.failures import FIRST_WAIT, TRIES_AGAIN, translate_errors, wait_seconds
 from highwater.orchestration.redaction import HIDDEN, redact_error, select_secret_values
 from highwater.orchestration.resources import read_settings
 
-AWAY = DependencyAwayError("Kafka is away", found="refused", remedy="check that it runs")
+AWAY = DependencyUnavailableError("Kafka is unavailable", found="refused", remedy="check that it runs")
 EXPIRED = OffsetsExpiredError("gone", stored="[0, 5)", found="7", remedy="accept the loss")
 
 
@@ -94,7 +94,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("secret", [SECRET, "staple-of-the-ledger"])
-@pytest.mark.parametrize("kind", [RuntimeError, DependencyAwayError, OffsetsExpiredError])
+@pytest.mark.parametrize("kind", [RuntimeError, DependencyUnavailableError, OffsetsExpiredError])
 @pytest.mark.parametrize("depth", [0, 2])
 def test_no_secret_reaches_what_dagster_stores(
     configured: None, secret: str, kind: type[Exception], depth: int

@@ -1,4 +1,4 @@
-"""OpenLineage: the events of a step as a receiver gets them, and a receiver that is away or hangs."""
+"""OpenLineage: the events of a step as a receiver gets them, and a receiver that is unavailable or hangs."""
 
 from __future__ import annotations
 
@@ -151,14 +151,14 @@ def test_a_receiver_that_hangs_holds_up_no_step(
     assert "2 OpenLineage events were not delivered within 0.05 s" in caplog.text
 
 
-def test_a_receiver_that_is_away_fails_no_step(
+def test_a_receiver_that_is_unavailable_fails_no_step(
     receiver: Receiver, sender: Sender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     del receiver
-    away = f"http://user:hunter2@{LOOPBACK}:{free_port()}"
-    monkeypatch.setenv("OPENLINEAGE_URL", away)
+    unavailable = f"http://user:hunter2@{LOOPBACK}:{free_port()}"
+    monkeypatch.setenv("OPENLINEAGE_URL", unavailable)
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", away)
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", unavailable)
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
     with emit_lineage(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
         report([SliceReport(FIRST, 1, 9, 0)])

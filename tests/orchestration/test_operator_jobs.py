@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration import failures
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import maintenance
@@ -157,7 +157,7 @@ def test_a_stream_that_cannot_be_maintained_delays_no_other(defs: dg.Definitions
 
 
 def test_temporary_errors_are_retried_for_their_stream_alone(defs: dg.Definitions, maintained: FakeMaintenance) -> None:
-    maintained.faults = {"orders": [DependencyAwayError("Spark does not answer", remedy="start it")] * 2}
+    maintained.faults = {"orders": [DependencyUnavailableError("Spark does not answer", remedy="start it")] * 2}
     done, _, seen, _ = maintain(defs)
     assert (done, seen) == (True, {"orders": 1, "others": 1})
     assert [name for name, _ in maintained.seen] == ["orders", "others", "orders", "orders"]

@@ -133,7 +133,7 @@ def test_retries_that_dagster_lacks_are_reported_and_not_requested(
         assert (again.keys(), raw) == ([whole.key, other.key], {whole.key})
 
 
-def test_a_new_instance_requests_nothing_of_history_while_the_lake_is_away(
+def test_a_new_instance_requests_nothing_of_history_while_the_lake_is_unavailable(
     ticking: Callable[..., Ticking], tmp_path: Path
 ) -> None:
     """I15: a lake that cannot be read is not one that lacks the slices; new slices are planned and read meanwhile."""
@@ -215,7 +215,7 @@ def test_the_group_follows_what_is_done(ticking: Callable[..., Ticking]) -> None
     assert [one.offset for one in found.values()] == [10, 10]
 
 
-def test_a_broker_that_is_away_skips_the_tick_within_seconds(
+def test_a_broker_that_is_unavailable_skips_the_tick_within_seconds(
     ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = ticking()

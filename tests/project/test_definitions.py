@@ -52,7 +52,7 @@ print(json.dumps({
 """
 
 
-# Kafka is away, which is reported within a moment.
+# Kafka is unavailable, which is reported within a moment.
 ASKING = """
 import sys
 import highwater.resources.kafka, highwater.resources.topic_facts

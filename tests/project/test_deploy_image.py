@@ -172,9 +172,10 @@ def test_the_image_of_linked_packages_answers(tmp_path: Path) -> None:
     assert (tmp_path / "tree/opt/highwater/jars/spark" / LOG_STORE_JAR.name).is_file()
     assert os.access(tmp_path / "tree/opt/highwater/entrypoint.sh", os.X_OK)
 
-    away = {"HIGHWATER_KAFKA_BOOTSTRAP": f"127.0.0.1:{free_port()}", "DAGSTER_HOME": ""}
+    unavailable = {"HIGHWATER_KAFKA_BOOTSTRAP": f"127.0.0.1:{free_port()}", "DAGSTER_HOME": ""}
     found = {
-        one["tried"]: one["state"] for one in json.loads(image.call("highwater", "doctor", "--json", **away).stdout)
+        one["tried"]: one["state"]
+        for one in json.loads(image.call("highwater", "doctor", "--json", **unavailable).stdout)
     }
     assert {name: found[name] for name in ("declarations", "ledger", "lake", "Spark", "Kafka", "Dagster")} == {
         **dict.fromkeys(("declarations", "ledger", "lake", "Spark"), "ok"),

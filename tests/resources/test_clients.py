@@ -26,7 +26,7 @@ from dev.java import find_java
 from dev.processes import LOOPBACK, free_port
 from highwater import settings
 from highwater.assets import raw
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.orchestration.resources import ProducerResource
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.orchestration.sensing import offset_mirror
@@ -127,7 +127,7 @@ def test_a_reader_of_ours_commits_nothing_and_never_jumps(
     monkeypatch.setattr("highwater.resources.transactions.build_publishing_properties", lambda *_: {})
     kafka = Kafka("ours:1")
     kafka._config = dict(HOSTILE)
-    with suppress(DependencyAwayError):
+    with suppress(DependencyUnavailableError):
         CLIENTS[client](kafka)
     [got] = made["Consumer"]
     assert {name: got[name] for name in HOSTILE if name not in {"acks", "enable.idempotence"}} == {
@@ -359,7 +359,7 @@ def test_a_client_proves_itself_by_a_certificate(spark: SparkSession, tmp_path: 
         slice_ = bench.plan(0, p0=(0, 1), p1=(0, 1))
         raw.materialise(bench.work(slice_))
         assert len(bench.rows("raw")) == 2
-        with pytest.raises(DependencyAwayError, match="did not answer"):
+        with pytest.raises(DependencyUnavailableError, match="did not answer"):
             Kafka(listening.mutual, stranger).read_topic_state("orders")
         # Our own look would refuse it first; here Spark alone has nothing to show.
         bench.kafka.build_spark_options = Kafka(listening.mutual, stranger).build_spark_options  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ from highwater.commit_records import (
     select_newest_records,
     to_user_metadata,
 )
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources import commit_log, numbered_commits
 from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.delta import query
@@ -200,7 +200,7 @@ def test_rows_of_a_slice_without_a_record_are_an_error_where_an_entry_was_cleane
     path = lake.build_table_path("orders", table)
     plant(path, pa.table({"slice": [ONE, TWO], "value": ["a", "b"]}), [SliceCommit(SLICE, 1, 1)])
     clean_planted_log(path)
-    with pytest.raises(DependencyAwayError, match=f"1 slices without a record: {TWO}"):
+    with pytest.raises(DependencyUnavailableError, match=f"1 slices without a record: {TWO}"):
         lake.load_commits("orders", table)
 
 

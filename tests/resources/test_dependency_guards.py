@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from dev.processes import LOOPBACK, wait_until
 from highwater.assets.lookups import ensure_lookup
-from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
+from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyUnavailableError, HighwaterError, PermanentError
 from highwater.orchestration.dependencies import build_step_guards, list_lookup_guards
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import read_stream_status
@@ -50,12 +50,12 @@ class FakeDependency:
 
     def __init__(self, url: str, name: str = KAFKA) -> None:
         self.url, self.name, self.ledger = url, name, Ledger(url)
-        self.asked, self.away = 0, False
+        self.asked, self.unavailable = 0, False
 
     def ask(self) -> None:
         self.asked += 1
-        if self.away:
-            raise DependencyAwayError(f"{self.name} did not answer", remedy="wait", of=self.name)
+        if self.unavailable:
+            raise DependencyUnavailableError(f"{self.name} did not answer", remedy="wait", of=self.name)
 
     def guard(self) -> Guard:
         """As another process has it: nothing is kept beside the ledger."""
@@ -67,7 +67,7 @@ class FakeDependency:
                 self.ask()
         except BreakerOpenError:
             return "refused"
-        except DependencyAwayError:
+        except DependencyUnavailableError:
             return "away"
         return "done"
 
@@ -84,22 +84,22 @@ def cool_down(url: str, name: str = KAFKA) -> None:
 
 
 def test_while_it_is_open_nobody_asks_and_then_one_does(thing: FakeDependency) -> None:
-    thing.away = True
+    thing.unavailable = True
     assert [thing.work() for _ in range(FAILURES)] == ["away"] * FAILURES
     asked = thing.asked
     assert [thing.work() for _ in range(50)] == ["refused"] * 50
     assert thing.asked == asked == FAILURES
     cool_down(thing.url)
     assert [thing.work() for _ in range(20)] == ["away", *["refused"] * 19]
-    assert thing.asked == asked + 1, "the probe found it away, and the cool-down began again"
-    thing.away = False
+    assert thing.asked == asked + 1, "the probe found it unavailable, and the cool-down began again"
+    thing.unavailable = False
     cool_down(thing.url)
     assert [thing.work() for _ in range(3)] == ["done"] * 3
     assert Ledger(thing.url).breakers.read_dependency(KAFKA).state == "closed"
 
 
 def test_one_of_many_processes_makes_the_probe(thing: FakeDependency) -> None:
-    thing.away = True
+    thing.unavailable = True
     for _ in range(FAILURES):
         thing.work()
     cool_down(thing.url)
@@ -138,10 +138,10 @@ def test_a_probe_whose_process_died_is_made_again_after_a_cool_down(thing: FakeD
 
 def test_another_error_counts_neither_way(thing: FakeDependency) -> None:
     """What failed by something else may not have asked at all."""
-    thing.away = True
+    thing.unavailable = True
     for _ in range(FAILURES - 1):
         thing.work()
-    for error in (PermanentError("broken", remedy="look"), DependencyAwayError("lake", remedy="wait", of=LAKE)):
+    for error in (PermanentError("broken", remedy="look"), DependencyUnavailableError("lake", remedy="wait", of=LAKE)):
         with pytest.raises(HighwaterError), guard_dependencies(thing.guard()):
             raise error
     assert Ledger(thing.url).breakers.read_dependency(KAFKA).failures == FAILURES - 1
@@ -151,10 +151,10 @@ def test_another_error_counts_neither_way(thing: FakeDependency) -> None:
 
 def test_an_answer_begins_the_count_again(thing: FakeDependency) -> None:
     for _ in range(4):
-        thing.away = True
+        thing.unavailable = True
         for _ in range(FAILURES - 1):
             assert thing.work() == "away"
-        thing.away = False
+        thing.unavailable = False
         assert thing.work() == "done"
 
 
@@ -170,10 +170,10 @@ def test_it_does_what_a_counter_and_a_flag_would(tmp_path_factory: pytest.TempPa
             if is_open:
                 cool_down(thing.url)
             continue
-        thing.away = step == "fails"
+        thing.unavailable = step == "fails"
         if is_open and not cooled:
             assert thing.work() == "refused"
-        elif thing.away:
+        elif thing.unavailable:
             assert thing.work() == "away"
             in_a_row, asked = in_a_row + 1, asked + 1
             is_open, cooled = is_open or in_a_row == FAILURES, False
@@ -215,7 +215,7 @@ def listener() -> Iterator[CountingListener]:
     made.close()
 
 
-def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
+def test_a_broker_that_is_unavailable_gets_no_connection_while_its_breaker_is_open(
     listener: CountingListener, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 2.0)
@@ -232,7 +232,7 @@ def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
             stream_ticks.plan_stream(instance, resources, STREAM)
         except BreakerOpenError as error:
             return str(error)
-        except DependencyAwayError:
+        except DependencyUnavailableError:
             return "away"
         return "planned"
 
@@ -272,7 +272,7 @@ def settled(listener: CountingListener) -> int:
     return before
 
 
-def counting(monkeypatch: pytest.MonkeyPatch, *, away: Callable[[str], bool]) -> list[str]:
+def counting(monkeypatch: pytest.MonkeyPatch, *, unavailable: Callable[[str], bool]) -> list[str]:
     """The questions to the storage, which fails where the test says so."""
     from deltalake import DeltaTable
 
@@ -281,8 +281,8 @@ def counting(monkeypatch: pytest.MonkeyPatch, *, away: Callable[[str], bool]) ->
 
     def is_deltatable(path: str, *rest: Any) -> bool:
         asked.append(path)
-        if away(path):
-            raise OSError("the storage is away")
+        if unavailable(path):
+            raise OSError("the storage is unavailable")
         return bool(real(path, *rest))
 
     monkeypatch.setattr(DeltaTable, "is_deltatable", staticmethod(is_deltatable))
@@ -290,40 +290,40 @@ def counting(monkeypatch: pytest.MonkeyPatch, *, away: Callable[[str], bool]) ->
     return asked
 
 
-def test_a_lake_that_is_away_is_not_asked_while_its_breaker_is_open(
+def test_a_lake_that_is_unavailable_is_not_asked_while_its_breaker_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_away = [True]
-    asked = counting(monkeypatch, away=lambda _: is_away[0])
+    is_unavailable = [True]
+    asked = counting(monkeypatch, unavailable=lambda _: is_unavailable[0])
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         ours = Repairing(tmp_path, instance, [a_slice(1, 100)])
         for _ in range(FAILURES):
-            with pytest.raises(DependencyAwayError):
+            with pytest.raises(DependencyUnavailableError):
                 ours.tick()
         before = len(asked)
         for _ in range(5):
             with pytest.raises(BreakerOpenError, match="lake is not asked"):
                 ours.tick()
         assert len(asked) == before
-        is_away[0] = False
+        is_unavailable[0] = False
         cool_down(f"sqlite:///{tmp_path / 'ledger.sqlite'}", LAKE)
         assert ours.tick()[0]
 
 
-def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
+def test_a_reference_table_that_is_unavailable_is_not_asked_and_raw_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         first, second = a_slice(1, 100), a_slice(2, 100)
         ours = Repairing(tmp_path, instance, [first, second])
         commit_empty(ours.lake, [first], "raw")
-        asked = counting(monkeypatch, away=lambda _: False)
+        asked = counting(monkeypatch, unavailable=lambda _: False)
         [guard] = list_lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
             from highwater.assets.lookups import ensure_lookup
 
             assert STREAM.lookup is not None
-            with pytest.raises(DependencyAwayError, match="reference/customers"), guard_dependencies(guard):
+            with pytest.raises(DependencyUnavailableError, match="reference/customers"), guard_dependencies(guard):
                 ensure_lookup(ours.lake, STREAM.lookup)
         asked.clear()
         requests, tick = ours.tick()
@@ -344,7 +344,7 @@ def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
 
 def test_nothing_is_a_probe_while_the_reference_table_is_left_alone() -> None:
     asked = {"lacking": {"a": UNDECIDED, "b": UNREAD}, "main": {"a", "b"}, "accepted": {"a"}, "refused": (), "busy": ()}
-    found = stop(OPEN, now=OPEN.until, away=True, **asked)  # type: ignore[arg-type]
+    found = stop(OPEN, now=OPEN.until, unavailable=True, **asked)  # type: ignore[arg-type]
     assert (set(found.waiting), set(found.raw_alone), found.probe) == ({"a"}, {"b"}, None)
 
 
@@ -355,10 +355,10 @@ def test_status_reports_of_what_is_left_alone(
     ledger = Ledger(url)
     since = datetime(2026, 3, 1, 12, tzinfo=UTC)
     for name in (KAFKA, "lookup reference/others"):
-        ledger.breakers.change(name, lambda row: replace(row, state="open", since=since, why="it was away"))
+        ledger.breakers.change(name, lambda row: replace(row, state="open", since=since, why="it was unavailable"))
     status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{listener.port}"), STREAM, {})
     [line] = [line for line in status.lines if "breaker of" in line]
-    assert "kafka is open since 2026-03-01 12:00:00 UTC: it was away; it is asked again from 12:01:00 on" in line
+    assert "kafka is open since 2026-03-01 12:00:00 UTC: it was unavailable; it is asked again from 12:01:00 on" in line
     assert status.to_plain()["dependencies"] == [line.strip()]
 
 
@@ -370,7 +370,7 @@ def test_the_cool_down_ends_by_the_clock(thing: FakeDependency) -> None:
     assert not dependency_guards.is_cooling_down(Dependency(KAFKA), now)
 
 
-# Dependencies that are away or there
+# Dependencies that are unavailable or there
 
 
 def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it
         assert ours.tick()[0] == [], "exhausted"
         [guard] = list_lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
-            with pytest.raises(DependencyAwayError), guard_dependencies(guard):
+            with pytest.raises(DependencyUnavailableError), guard_dependencies(guard):
                 ensure_lookup(ours.lake, STREAM.lookup)  # type: ignore[arg-type]
         url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
         for _ in range(2):
@@ -405,7 +405,7 @@ def test_a_row_of_an_older_ledger_is_read(url: str) -> None:
 
 
 def test_one_broken_table_is_not_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every error of a table counted as the lake away, and its breaker stopped all streams."""
+    """Every error of a table counted as the lake unavailable, and its breaker stopped all streams."""
     lake = Lake(str(tmp_path / "lake"))
     customers(lake)
     path = Path(lake.build_reference_path("reference/customers"))
@@ -413,11 +413,11 @@ def test_one_broken_table_is_not_the_lake(tmp_path: Path, monkeypatch: pytest.Mo
     assert table is not None
     for file in path.glob("*.parquet"):
         file.unlink()
-    with pytest.raises(DependencyAwayError) as raised:
+    with pytest.raises(DependencyUnavailableError) as raised:
         query(table, "SELECT * FROM t")
     assert raised.value.of is None
-    counting(monkeypatch, away=lambda _: True)
-    with pytest.raises(DependencyAwayError) as raised:
+    counting(monkeypatch, unavailable=lambda _: True)
+    with pytest.raises(DependencyUnavailableError) as raised:
         query(table, "SELECT * FROM t")
     assert raised.value.of == LAKE
 
@@ -430,10 +430,10 @@ def test_a_table_that_may_not_be_looked_at_is_not_absent(open_folder: Path, shut
     folder = Path(lake.root, shut)
     folder.chmod(0)
     try:
-        with as_nobody(), pytest.raises(DependencyAwayError) as raised:
+        with as_nobody(), pytest.raises(DependencyUnavailableError) as raised:
             lake.open_stream_table("pay", "raw")
         assert raised.value.of == (None if shut else LAKE), "a table's own fault leaves the lake to the other streams"
-        with as_nobody(), nullcontext() if shut else pytest.raises(DependencyAwayError):
+        with as_nobody(), nullcontext() if shut else pytest.raises(DependencyUnavailableError):
             lake.ensure_answering("pay")
     finally:
         folder.chmod(0o755)
@@ -475,7 +475,7 @@ def test_a_lake_whose_folder_is_gone_is_not_an_empty_one(tmp_path: Path) -> None
         assert ours.tick()[0], "a lake that nothing was committed to may be begun"
         ours.ledger.allocate_attempts([a_slice(1, 100).key])
         for _ in range(FAILURES):
-            with pytest.raises(DependencyAwayError, match="the lake's folder") as raised:
+            with pytest.raises(DependencyUnavailableError, match="the lake's folder") as raised:
                 ours.tick()
         assert raised.value.of == LAKE
         for _ in range(2):
@@ -492,8 +492,8 @@ def test_a_lake_whose_folder_is_gone_is_not_an_empty_one(tmp_path: Path) -> None
 
 
 def cool_down_and_probe(folder: Path, ours: Repairing) -> None:
-    """The probe finds it still away; the next tick shows the breaker again."""
+    """The probe finds it still unavailable; the next tick shows the breaker again."""
     cool_down(f"sqlite:///{folder / 'ledger.sqlite'}", LAKE)
-    with pytest.raises(DependencyAwayError, match="the lake's folder"):
+    with pytest.raises(DependencyUnavailableError, match="the lake's folder"):
         ours.tick()
     ours.tick()

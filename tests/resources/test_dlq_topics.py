@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from highwater.declaration import Accepted
 from highwater.envelope import MAX_BYTES
-from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, TopicDriftError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, TopicAbsentError, TopicDriftError
 from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import (
     TopicShape,
@@ -119,10 +119,10 @@ def test_partitions_are_added_only_where_two_looks_agree(monkeypatch: pytest.Mon
     """They are never removed again."""
     seen = iter([9, 2])
     description = lambda _: SimpleNamespace(partitions=[None] * next(seen))  # noqa: E731
-    away = lambda why: DependencyAwayError(str(why), remedy="wait")  # noqa: E731
-    kafka: Any = SimpleNamespace(read_description=description, build_away_error=away)
+    unavailable = lambda why: DependencyUnavailableError(str(why), remedy="wait")  # noqa: E731
+    kafka: Any = SimpleNamespace(read_description=description, build_unavailable_error=unavailable)
     main = TopicShape(len(kafka.read_description("orders").partitions), 1, {})
-    with pytest.raises(DependencyAwayError, match="changed while it was looked at"):
+    with pytest.raises(DependencyUnavailableError, match="changed while it was looked at"):
         add_partitions(kafka, make_stream("orders"), main, [])
 
 
@@ -155,8 +155,8 @@ class FakeRefusingCluster:
                 self.partitions[one.topic] = one.new_total_count
         return found
 
-    def build_away_error(self, error: object) -> DependencyAwayError:
-        return DependencyAwayError(str(error), remedy="wait")
+    def build_unavailable_error(self, error: object) -> DependencyUnavailableError:
+        return DependencyUnavailableError(str(error), remedy="wait")
 
 
 @pytest.mark.parametrize("only_asked", [True, False])
@@ -197,7 +197,7 @@ def test_topics_that_another_run_grew_or_that_cannot_be_asked_now_are_no_drift()
     kafka: Any = FakeRefusingCluster(dict.fromkeys(stream.published_topics, KafkaError.INVALID_PARTITIONS))
     add_partitions(kafka, stream, TopicShape(9, 1, {}), [], only_asked=True)
     kafka = FakeRefusingCluster(dict.fromkeys(stream.published_topics, KafkaError.NOT_CONTROLLER))
-    with pytest.raises(DependencyAwayError, match="could not be grown"):
+    with pytest.raises(DependencyUnavailableError, match="could not be grown"):
         add_partitions(kafka, stream, TopicShape(9, 1, {}), [])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from highwater.errors import ConfigurationError, DependencyAwayError, ForeignMemberError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, ForeignMemberError, HighwaterError
 from highwater.mirroring import MirrorMark
 from highwater.resources import groups
 from highwater.resources.kafka import Kafka
@@ -144,10 +144,10 @@ def test_a_coordinator_that_moves_is_asked_again(request_: Callable[[Kafka], Non
     [
         ("GROUP_AUTHORIZATION_FAILED", ConfigurationError),
         ("TOPIC_AUTHORIZATION_FAILED", ConfigurationError),
-        ("NOT_COORDINATOR", DependencyAwayError),
-        ("COORDINATOR_LOAD_IN_PROGRESS", DependencyAwayError),
-        ("UNKNOWN_TOPIC_OR_PART", DependencyAwayError),
-        ("_WAIT_COORD", DependencyAwayError),
+        ("NOT_COORDINATOR", DependencyUnavailableError),
+        ("COORDINATOR_LOAD_IN_PROGRESS", DependencyUnavailableError),
+        ("UNKNOWN_TOPIC_OR_PART", DependencyUnavailableError),
+        ("_WAIT_COORD", DependencyUnavailableError),
     ],
 )
 def test_refusals_of_the_coordinator_are_translated(
@@ -177,6 +177,6 @@ def test_members_are_named_where_they_are_the_reason(
 
 def test_a_commit_without_an_answer_ends() -> None:
     consumer = FakeConsumer("silent")
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         groups.commit(FakeCluster(consumer), GROUP, OFFSETS)
     assert (len(consumer.wanted), consumer.closed) == (1, 1)

@@ -14,7 +14,7 @@ from dev.broker import EmbeddedBroker
 from dev.processes import LOOPBACK, free_port, wait_until
 from highwater.assets import raw
 from highwater.errors import (
-    DependencyAwayError,
+    DependencyUnavailableError,
     TopicAbsentError,
 )
 from highwater.resources.kafka import Kafka
@@ -112,7 +112,7 @@ def test_a_broker_that_hangs_costs_its_partitions_only() -> None:
     timed_out = -185
     found, asked = seen(["a", "b"], {("a", 1): timed_out, ("b", 0): TimeoutError()})
     assert (found, asked) == ({"a": [0], "b": [1]}, REQUESTS)
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         seen(["a"], {("a", 0): timed_out, ("a", 1): TimeoutError()})
 
 
@@ -190,7 +190,7 @@ def test_answers_that_contradict_each_other_or_name_nothing_are_none() -> None:
 )
 def test_a_description_that_is_not_whole_is_no_description(changes: dict[str, Any]) -> None:
     """A topic without an ID passed for another topic, and one without its partitions had lost them."""
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         answering(**changes).read_topic_state("orders")
 
 
@@ -265,7 +265,7 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
     assert kafka.read_topic_states(["absent-states"]) == TopicStates({})
     with pytest.raises(TopicAbsentError):
         kafka.read_offsets_at("absent-time", 0)
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         list(kafka.read("absent-read", {0: OffsetRange(0, 1)}, seconds=3))
     # Spark's driver asks for the ends by an admin client, which creates nothing; so no task comes to consume.
     short = {"kafka.default.api.timeout.ms": "4000", "kafka.request.timeout.ms": "3000"}
@@ -279,10 +279,10 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
     assert topics() == {"control"}
 
 
-def test_a_broker_that_is_away_is_reported_within_seconds() -> None:
+def test_a_broker_that_is_unavailable_is_reported_within_seconds() -> None:
     kafka = Kafka(f"{LOOPBACK}:{free_port()}")
     began = time.monotonic()
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         kafka.read_topic_state("orders")
     assert time.monotonic() - began < BOUNDED
     assert kafka.bootstrap in caught.value.problem
@@ -296,7 +296,7 @@ def test_secrets_stay_inside() -> None:
         {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN", "sasl.username": "u"}
         | {"sasl.password": SECRET},
     )
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         kafka.read_topic_state("orders")
     chain: BaseException | None = caught.value
     texts = [repr(kafka), str(kafka)]

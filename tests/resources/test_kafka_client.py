@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from highwater.errors import DependencyAwayError, HighwaterError
+from highwater.errors import DependencyUnavailableError, HighwaterError
 from highwater.resources.dlq_topics import TopicShape, _create
 from highwater.resources.groups import _request_group
 from highwater.resources.kafka import Kafka
@@ -21,7 +21,8 @@ from highwater.resources.topic_facts import fetch_topic_settings
 
 
 class FakeAdmin:
-    """A test double for an admin client: while somebody waits for its answer, another thread finds the broker away."""
+    """A test double for an admin client: while somebody waits for its answer, another thread finds the broker
+    unavailable."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka
@@ -51,7 +52,7 @@ class FakeAdmin:
         kafka, alive = self.kafka, weakref.ref(self)
 
         def result(_: float) -> Any:
-            kafka.build_away_error("no broker answered another thread")
+            kafka.build_unavailable_error("no broker answered another thread")
             assert alive() is not None, "nobody holds the client that was asked"
             sound = {"topic_id": "T" * 22, "partitions": [SimpleNamespace(id=0, leader=None)], "offset": 0}
             return SimpleNamespace(
@@ -105,7 +106,7 @@ def test_the_error_of_a_question_holds_no_client(question: str, monkeypatch: pyt
         return client
 
     monkeypatch.setattr("highwater.resources.kafka.open_client", silent)
-    with pytest.raises(DependencyAwayError) as reported:
+    with pytest.raises(DependencyUnavailableError) as reported:
         QUESTIONS[question](kafka)
     assert [one() for one in made] == [None], reported.traceback
 
@@ -131,5 +132,5 @@ def test_the_next_question_opens_a_new_client(monkeypatch: pytest.MonkeyPatch) -
     kafka = Kafka("nowhere:1")
     first = kafka.get_admin()
     assert kafka.get_admin() is first
-    assert isinstance(kafka.build_away_error("nobody answers"), HighwaterError)
+    assert isinstance(kafka.build_unavailable_error("nobody answers"), HighwaterError)
     assert kafka.get_admin() is not first

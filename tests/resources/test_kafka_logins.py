@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dev.processes import LOOPBACK, free_port
 from highwater import settings
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration.redaction import select_secret_values
 from highwater.orchestration.resources import KafkaResource, list_known_secrets
 from highwater.resources.kafka import Kafka
@@ -127,7 +127,7 @@ def test_amazon_msk_without_its_package_or_a_region_says_what_is_missing(monkeyp
     assert caught.value.remedy == "set AWS_REGION"
 
 
-def test_credentials_that_are_away_are_no_fault_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_that_are_unavailable_are_no_fault_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waited for 10 s, and its error said neither what was missing nor that it may be back later."""
 
     def fails(_: str) -> None:
@@ -136,7 +136,7 @@ def test_credentials_that_are_away_are_no_fault_of_the_configuration(monkeypatch
     provider = SimpleNamespace(generate_auth_token=fails)
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", SimpleNamespace(MSKAuthTokenProvider=provider))
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    with pytest.raises(DependencyAwayError, match="OSError: no credentials"):
+    with pytest.raises(DependencyUnavailableError, match="OSError: no credentials"):
         Kafka("broker:9092", {"security.protocol": "SASL_SSL", "sasl.mechanisms": "AWS_MSK_IAM"}).list_topic_names()
 
 
@@ -208,7 +208,7 @@ def test_secrets_of_every_login_are_hidden_in_what_dagster_stores() -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_login_that_fails_is_named_beside_the_request_that_nobody_answered() -> None:
-    """It said that the brokers are to be looked at, which were well: the token endpoint was away."""
+    """It said that the brokers are to be looked at, which were well: the token endpoint was unavailable."""
     endpoint = f"http://{LOOPBACK}:{free_port()}/token"
     config = {
         "security.protocol": "SASL_PLAINTEXT",
@@ -218,12 +218,12 @@ def test_a_login_that_fails_is_named_beside_the_request_that_nobody_answered() -
         "sasl.oauthbearer.client.secret": PHRASE,
         "sasl.oauthbearer.token.endpoint.url": endpoint,
     }
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         Kafka(f"{LOOPBACK}:{free_port()}", config).list_topic_names()
     assert "Could not connect to server" in str(caught.value.found)
     assert settings.KAFKA_CONFIG in str(caught.value.remedy)
     assert PHRASE not in str(caught.value)
     plain = Kafka(f"{LOOPBACK}:{free_port()}")
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         plain.list_topic_names()
     assert settings.KAFKA_BOOTSTRAP in str(caught.value.remedy)

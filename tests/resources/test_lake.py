@@ -15,7 +15,7 @@ import pytest
 from dev.planted import plant
 from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources import commit_log
 from highwater.resources.commit_log import CommitTime, read_written
 from highwater.resources.commit_log_writer import add_missing_records
@@ -123,11 +123,11 @@ def test_a_table_is_read_as_a_version_has_it_and_one_that_is_gone_is_not_empty(l
     write_deltalake(newest, newest.to_pyarrow_table(), mode="append")
     assert [lake.open_existing_table(STREAM, TABLE, version).version() for version in (0, 1, None)] == [0, 1, 1]
     assert [len(query(lake.open_existing_table(STREAM, TABLE, n), "SELECT 1 FROM t")) for n in (0, 1)] == [3, 6]
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         lake.open_existing_table(STREAM, TABLE, 2)
     shutil.rmtree(lake.build_table_path(STREAM, TABLE))
     for version in (0, None):
-        with pytest.raises(DependencyAwayError, match="the table raw of orders is gone"):
+        with pytest.raises(DependencyUnavailableError, match="the table raw of orders is gone"):
             lake.open_existing_table(STREAM, TABLE, version)
 
 

@@ -14,7 +14,7 @@ from highwater.assets.commit import build_target
 from highwater.commit_records import (
     parse_number,
 )
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources import commit_log, commit_log_writer, numbered_commits
 from highwater.resources.delta import query
 from highwater.resources.ledger import Ledger
@@ -191,7 +191,7 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
         clean_log(bench)
     before = table_of(bench).version()
     if aged:
-        with pytest.raises(DependencyAwayError, match="are gone"):
+        with pytest.raises(DependencyUnavailableError, match="are gone"):
             bench.lake.load_commits(bench.stream.name, "current")
     [report] = current.materialise(bench.work(first))
     assert report.note == "already followed the events"

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from dev import log_store
 from dev.object_store import ObjectStore
 from dev.processes import LOOPBACK, free_port
-from highwater.errors import LAKE, ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.orchestration import resources
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.reporting import doctor
@@ -148,9 +148,9 @@ def test_a_refusal_of_the_driver_is_one_of_ours(text: str, problem: str) -> None
         "java.io.IOException: The log entry s3a://lake/_delta_log/1.json could not be written: Connection refused",
     ],
 )
-def test_a_store_that_is_away_is_not_taken_for_spark(text: str) -> None:
+def test_a_store_that_is_unavailable_is_not_taken_for_spark(text: str) -> None:
     error = translate_error("s3a://lake/orders/raw", text)
-    assert isinstance(error, DependencyAwayError)
+    assert isinstance(error, DependencyUnavailableError)
     assert error.of == LAKE
 
 
@@ -184,15 +184,15 @@ def test_nothing_is_written_to_a_store_that_ignores_conditions(store: ObjectStor
     assert doctor._check_lake(f"{bucket}/lake").endswith("read and removed; a second PUT of an object is refused")
 
 
-def test_a_store_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{free_port()}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(DependencyAwayError, match="did not answer a probe") as away:
+    with pytest.raises(DependencyUnavailableError, match="did not answer a probe") as unavailable:
         ensure_conditional_put(f"s3a://away-{uuid.uuid4().hex}/orders/raw")
-    assert away.value.of == LAKE
-    assert "planted" not in str(away.value)
+    assert unavailable.value.of == LAKE
+    assert "planted" not in str(unavailable.value)
 
 
 class FakeStore:
@@ -221,11 +221,11 @@ class FakeStore:
         ([412], None),
         ([200, 412], None),
         ([200, 200], ConfigurationError),
-        # Runs tried it again and again: a store that does not know the condition counted as one that is away.
+        # Runs tried it again and again: a store that does not know the condition counted as one that is unavailable.
         ([501], ConfigurationError),
         ([200, 501], ConfigurationError),
-        ([403], DependencyAwayError),
-        ([200, 503], DependencyAwayError),
+        ([403], DependencyUnavailableError),
+        ([200, 503], DependencyUnavailableError),
     ],
 )
 def test_a_probe_leaves_nothing_whatever_the_store_answers(

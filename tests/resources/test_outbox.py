@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from highwater.errors import ConfigurationError, DependencyAwayError, UndeliveredError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, UndeliveredError
 from highwater.resources.delivery import NOT_SENT
 from highwater.resources.outbox import Outbox
 from highwater.resources.producer import ReliableProducer
@@ -121,7 +121,7 @@ def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
 
 
 def test_a_file_has_one_process_that_sends_from_it(tmp_path: Path) -> None:
-    """Nothing kept a second one away, and both sent all of it."""
+    """Nothing kept a second one unavailable, and both sent all of it."""
     file = tmp_path / "outbox.sqlite"
     box = Outbox(file, NOBODY)
     with pytest.raises(ConfigurationError, match=r"outbox.sqlite is open already; .*outbox.sqlite.lock; remedy: end"):
@@ -149,7 +149,7 @@ def test_the_first_send_looks_by_itself_for_what_a_dead_process_had_sent(tmp_pat
     box.send(cast("Any", receiver), lambda record_id, outcome: found.append(f"{record_id} {outcome.error}"))
     assert receiver.given == ["a", "c"]
     assert found == ["b None", "a None", "c None"]
-    log.away = True  # it looks once
+    log.unavailable = True  # it looks once
     box.put([("d", RECORD)])
     box.send(cast("Any", receiver))
     assert receiver.given == ["a", "c", "d"]
@@ -159,8 +159,8 @@ def test_nothing_is_sent_while_the_topic_cannot_be_read(tmp_path: Path) -> None:
     file, log = tmp_path / "outbox.sqlite", FakeTopicLog()
     die_amid(file, log, ["a"], arrived=["a"])
     box, receiver = log.outbox(file), FakeProducer()
-    log.away = True
+    log.unavailable = True
     for _ in range(2):
-        with pytest.raises(DependencyAwayError):
+        with pytest.raises(DependencyUnavailableError):
             box.send(cast("Any", receiver))
     assert receiver.given == []

@@ -13,7 +13,7 @@ import pytest
 from dev.broker import EmbeddedBroker
 from dev.processes import LOOPBACK, free_port, wait_until
 from highwater.declaration import Accepted
-from highwater.errors import ConfigurationError, DependencyAwayError, TopicDriftError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, TopicDriftError
 from highwater.orchestration.reporting import doctor
 from highwater.resources.dlq_topics import check_accepted, ensure_accepted, ensure_dlq_topics, ensure_no_drift
 from highwater.resources.kafka import Kafka
@@ -161,13 +161,13 @@ def test_the_cause_of_a_failed_transaction_is_named_whatever_call_meets_it() -> 
     found._producer = MagicMock(begin_transaction=MagicMock(side_effect=cause))
     assert "forbids this user a topic" in str(found._translate_error(late))
     found._producer = MagicMock(begin_transaction=MagicMock(side_effect=late))
-    assert isinstance(found._translate_error(late), DependencyAwayError)
+    assert isinstance(found._translate_error(late), DependencyUnavailableError)
     found._producer = MagicMock()
-    assert isinstance(found._translate_error(late), DependencyAwayError)
+    assert isinstance(found._translate_error(late), DependencyUnavailableError)
     assert found._producer.abort_transaction.called, "what the question began is ended"
 
 
-def test_a_transaction_that_is_longer_than_the_broker_allows_is_no_broker_away(guarded: tuple[str, str]) -> None:
+def test_a_transaction_that_is_longer_than_the_broker_allows_is_no_broker_unavailable(guarded: tuple[str, str]) -> None:
     kafka = Kafka(guarded[0], {"transaction.timeout.ms": "3600000"})
     with (
         pytest.raises(ConfigurationError, match=r"does not allow transactions of 3600000 ms") as caught,
@@ -177,7 +177,7 @@ def test_a_transaction_that_is_longer_than_the_broker_allows_is_no_broker_away(g
     assert "or raise transaction.max.timeout.ms on the brokers" in str(caught.value.remedy)
 
 
-def test_a_topic_whose_name_collides_is_no_broker_away(guarded: tuple[str, str]) -> None:
+def test_a_topic_whose_name_collides_is_no_broker_unavailable(guarded: tuple[str, str]) -> None:
     free, _ = guarded
     create_topic(free, "clash", 1, {})
     create_topic(free, "clash_parked", 1, {})

@@ -20,7 +20,7 @@ from dev.proxy import Proxy
 from highwater.assets import raw
 from highwater.errors import (
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     NothingFetchedError,
     OffsetsExpiredError,
 )
@@ -77,7 +77,7 @@ def test_a_range_is_read_to_its_end_although_no_record_may_stand_there(
 
 
 @pytest.mark.slow
-def test_a_range_that_retention_took_is_distinguished_from_a_broker_that_is_away(
+def test_a_range_that_retention_took_is_distinguished_from_a_broker_that_is_unavailable(
     kafka: Kafka, topic: TopicFactory, bootstrap: str
 ) -> None:
     from confluent_kafka import TopicPartition
@@ -289,5 +289,5 @@ def test_users_without_access_to_groups_can_read() -> None:
     assert reading(Report(KafkaError.GROUP_AUTHORIZATION_FAILED), record) == [record]
     with pytest.raises(ConfigurationError, match=r"allow the user of \S+ to describe and to read topic orders"):
         reading(Report(KafkaError.TOPIC_AUTHORIZATION_FAILED), record)
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         reading(Report(KafkaError._TRANSPORT), record)

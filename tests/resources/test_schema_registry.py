@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from dev.processes import LOOPBACK, free_port
 from dev.registry import EmbeddedRegistry
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.formats import Avro
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
@@ -197,7 +197,7 @@ def test_a_registry_without_guids_knows_none(registry: SchemaRegistry) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_registry_is_away_and_known_schemas_stay(tmp_path: Path) -> None:
+def test_a_stopped_registry_is_unavailable_and_known_schemas_stay(tmp_path: Path) -> None:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     with EmbeddedRegistry(tmp_path) as server:
@@ -207,7 +207,7 @@ def test_a_stopped_registry_is_away_and_known_schemas_stay(tmp_path: Path) -> No
     assert not server.alive
 
     assert registry.fetch_schema(known) == before == Schema(known, "AVRO", MONEY)
-    with pytest.raises(DependencyAwayError, match=r"HIGHWATER_SCHEMA_REGISTRY_URL") as caught:
+    with pytest.raises(DependencyUnavailableError, match=r"HIGHWATER_SCHEMA_REGISTRY_URL") as caught:
         registry.fetch_schema(known + 1)
     assert "refused" in str(caught.value)
 
@@ -262,7 +262,7 @@ def test_a_refused_login_is_reported_without_the_password(status: int) -> None:
 
     with answering(refuse) as url:
         registry = SchemaRegistry(url, {"basic.auth.user.info": f"reader:{PASSWORD}"})
-        with pytest.raises(DependencyAwayError, match="HIGHWATER_SCHEMA_REGISTRY_CONFIG") as caught:
+        with pytest.raises(DependencyUnavailableError, match="HIGHWATER_SCHEMA_REGISTRY_CONFIG") as caught:
             registry.fetch_schema(1)
 
     assert f"status {status}" in str(caught.value)
@@ -292,7 +292,7 @@ def test_a_login_opens_the_registry(config: dict[str, str], login: bytes) -> Non
 
     with answering(answer) as url:
         assert SchemaRegistry(url, {**config, **AT_ONCE}).fetch_schema(1) == Schema(1, "AVRO", MONEY)
-        with pytest.raises(DependencyAwayError):
+        with pytest.raises(DependencyUnavailableError):
             SchemaRegistry(url, AT_ONCE).fetch_schema(1)
 
 
@@ -309,14 +309,14 @@ def test_a_registry_behind_tls_is_known_by_its_authority(tmp_path: Path) -> None
         assert SchemaRegistry(url, trusting).fetch_schema(1) == Schema(1, "AVRO", MONEY)
         strange: list[dict[str, str]] = [{"ssl.ca.location": str(tmp_path / "other")}, {}]
         for config in strange:
-            with pytest.raises(DependencyAwayError, match=r"(?i)certificate"):
+            with pytest.raises(DependencyUnavailableError, match=r"(?i)certificate"):
                 SchemaRegistry(url, {**config, **AT_ONCE}).fetch_schema(1)
 
 
 def test_a_password_in_the_address_is_not_reported() -> None:
     with answering(lambda _: (401, b"{}")) as url:
         registry = SchemaRegistry(url.replace("//", f"//reader:{PASSWORD}@"), AT_ONCE)
-        with pytest.raises(DependencyAwayError) as caught:
+        with pytest.raises(DependencyUnavailableError) as caught:
             registry.list_subjects()
 
     assert url in str(caught.value)
@@ -343,9 +343,9 @@ def test_an_answer_that_no_registry_gives_is_not_taken_for_an_unknown_schema(sta
     """A record that names an unknown schema is rejected; a proxy's page must never lead to that (I15)."""
     with answering(lambda _: (status, body)) as url:
         registry = SchemaRegistry(url, AT_ONCE)
-        with pytest.raises(DependencyAwayError):
+        with pytest.raises(DependencyUnavailableError):
             registry.fetch_schema(1)
-        with pytest.raises(DependencyAwayError):
+        with pytest.raises(DependencyUnavailableError):
             registry.fetch_schema_by_guid("5b9a4b3c-0000-4000-8000-000000000000")
 
 
@@ -356,7 +356,10 @@ def test_a_missing_reference_is_not_taken_for_an_unknown_schema() -> None:
             return 200, json.dumps({"schema": ORDER, "references": referenced}).encode()
         return 404, b'{"error_code": 40402, "message": "Version not found."}'
 
-    with answering(answer) as url, pytest.raises(DependencyAwayError, match=r"shop\.Money .subject money, version 3"):
+    with (
+        answering(answer) as url,
+        pytest.raises(DependencyUnavailableError, match=r"shop\.Money .subject money, version 3"),
+    ):
         SchemaRegistry(url, AT_ONCE).fetch_schema(1)
 
 
@@ -374,7 +377,7 @@ def test_a_schema_is_read_by_its_guid_once() -> None:
     assert asked == [f"/schemas/guids/{guid}"]
 
 
-def test_a_silent_registry_is_away_within_the_time_out() -> None:
+def test_a_silent_registry_is_unavailable_within_the_time_out() -> None:
     released = threading.Event()
 
     def answer(_: BaseHTTPRequestHandler) -> tuple[int, bytes]:
@@ -383,7 +386,7 @@ def test_a_silent_registry_is_away_within_the_time_out() -> None:
 
     with answering(answer) as url:
         began = time.monotonic()
-        with pytest.raises(DependencyAwayError, match="ReadTimeout"):
+        with pytest.raises(DependencyUnavailableError, match="ReadTimeout"):
             SchemaRegistry(url, {"timeout": 1, **AT_ONCE}).list_subjects()
         took = time.monotonic() - began
         released.set()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import ADAPTIVE
 from highwater.resources.spark_tables import AS_PLANNED
@@ -36,8 +36,8 @@ def test_a_setting_is_restored_after_the_block_and_after_its_error() -> None:
 
 
 @pytest.mark.parametrize("wanted", [AS_PLANNED, {}])
-def test_next_block_restores_settings_after_spark_was_away(wanted: dict[str, str]) -> None:
-    """A server that is away would be waited for again, for a minute."""
+def test_next_block_restores_settings_after_spark_was_unavailable(wanted: dict[str, str]) -> None:
+    """A server that is unavailable would be waited for again, for a minute."""
     session = session_with("true")
     fail(session, "StatusCode.UNAVAILABLE")
     assert session.conf.get(ADAPTIVE) == "false"
@@ -54,27 +54,27 @@ def test_a_session_that_was_set_up_so_is_left_so() -> None:
 
 
 class FailingConf(FakeConf):
-    """Settings after a server that is away while `away` is set."""
+    """Settings after a server that is unavailable while `unavailable` is set."""
 
-    away = False
+    unavailable = False
 
     def set(self, name: str, value: str) -> None:
-        if self.away:
+        if self.unavailable:
             raise OSError("StatusCode.UNAVAILABLE")
         super().set(name, value)
 
 
-def test_a_spark_that_is_away_as_a_block_begins_is_named_and_as_it_ends_fails_nothing() -> None:
+def test_a_spark_that_is_unavailable_as_a_block_begins_is_named_and_as_it_ends_fails_nothing() -> None:
     session = session_with("true")
     conf = FailingConf({ADAPTIVE: "true"})
     vars(session)["conf"] = conf
-    conf.away = True
-    with pytest.raises(DependencyAwayError), session_settings(session, AS_PLANNED):
+    conf.unavailable = True
+    with pytest.raises(DependencyUnavailableError), session_settings(session, AS_PLANNED):
         raise AssertionError("it began")
-    conf.away = False
+    conf.unavailable = False
     with session_settings(session, AS_PLANNED):
-        conf.away = True
+        conf.unavailable = True
     assert session.conf.get(ADAPTIVE) == "false"
-    conf.away = False
+    conf.unavailable = False
     with session_settings(session, {}):
         assert session.conf.get(ADAPTIVE) == "true"

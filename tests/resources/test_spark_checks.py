@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyspark
 import pytest
 
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.resources import spark_checks
 from highwater.resources.object_store import LOG_STORE, LOG_STORE_SETTING
 from highwater.resources.spark import SESSION_CONF, STATIC_CONF
@@ -108,7 +108,7 @@ def test_the_class_of_the_log_store_has_a_remedy_of_its_own() -> None:
 
 def test_a_table_that_is_not_there_is_what_the_lake_should_answer() -> None:
     assert "on the class path" in spark_checks.check_lake(fake(), LOCAL)
-    with pytest.raises(DependencyAwayError, match="The specified bucket does not exist"):
+    with pytest.raises(DependencyUnavailableError, match="The specified bucket does not exist"):
         spark_checks.check_lake(
             fake(faults={"delta": "NoSuchBucketException: The specified bucket does not exist"}), S3
         )

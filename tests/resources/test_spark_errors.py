@@ -8,7 +8,7 @@ from highwater.errors import (
     KAFKA,
     LAKE,
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     OffsetsExpiredError,
     SupersededAttemptError,
 )
@@ -38,7 +38,7 @@ NOT_WRITTEN = {
 
 @pytest.mark.parametrize("cause", NOT_WRITTEN.values(), ids=NOT_WRITTEN.keys())
 def test_write_errors_belong_to_the_lake_and_are_retried(cause: str) -> None:
-    with pytest.raises(DependencyAwayError) as caught, delta_errors(TABLE):
+    with pytest.raises(DependencyUnavailableError) as caught, delta_errors(TABLE):
         raise OSError(TASK + cause + "\n\tat java.base/java.io.FileOutputStream.open0(Native Method)")
     error = caught.value
     assert error.of == LAKE
@@ -58,10 +58,10 @@ def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
         TABLE,
         TASK + "org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized to access topics: [orders]",
     )
-    assert isinstance(denied, ConfigurationError), "a broker that answered is not away"
+    assert isinstance(denied, ConfigurationError), "a broker that answered is not unavailable"
     assert str(denied.found).endswith("[orders]")
     late = translate_error(TABLE, TASK + "org.apache.kafka.common.errors.TimeoutException: no answer in 60000ms")
-    assert isinstance(late, DependencyAwayError)
+    assert isinstance(late, DependencyUnavailableError)
     assert late.of == KAFKA
     store = "java.net.UnknownHostException: getFileStatus on s3a://lake/orders: no address"
     assert getattr(translate_error(TABLE, TASK + store), "of", None) == LAKE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dev.processes import LOOPBACK, free_port
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.resources import java, spark_places
 from highwater.resources.java import Java
 from highwater.resources.local_spark import find_run_java
@@ -31,31 +31,35 @@ def on_master(home: Path, master: str) -> Settings:
 def test_a_connect_server_that_listens_is_found() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-        text, away = reach(Settings.from_environment({"SPARK_REMOTE": f"sc://{LOOPBACK}:{port}/;token=planted"}), {})
-    assert (text, away) == (f"a server answers at {LOOPBACK}:{port}", [])
-    with pytest.raises(DependencyAwayError, match="no Spark Connect server answers") as caught:
+        text, unavailable = reach(
+            Settings.from_environment({"SPARK_REMOTE": f"sc://{LOOPBACK}:{port}/;token=planted"}), {}
+        )
+    assert (text, unavailable) == (f"a server answers at {LOOPBACK}:{port}", [])
+    with pytest.raises(DependencyUnavailableError, match="no Spark Connect server answers") as caught:
         reach(Settings.from_environment({"SPARK_REMOTE": f"sc://{LOOPBACK}:{free_port()}/;token=planted"}), {})
     assert "planted" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["spark://", "k8s://", "k8s://http://", "k8s://https://"])
-def test_a_master_that_nobody_serves_is_away(kind: str, tmp_path: Path) -> None:
+def test_a_master_that_nobody_serves_is_unavailable(kind: str, tmp_path: Path) -> None:
     """The doctor said ok for spark://127.0.0.1:1."""
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-        text, away = reach(on_master(tmp_path, f"{kind}{LOOPBACK}:{port}"), {})
+        text, unavailable = reach(on_master(tmp_path, f"{kind}{LOOPBACK}:{port}"), {})
     assert text.endswith(f" answers at {LOOPBACK}:{port}")
-    assert away == []
-    with pytest.raises(DependencyAwayError, match=rf"no .* answers at {LOOPBACK}:\d+; found: ConnectionRefusedError"):
+    assert unavailable == []
+    with pytest.raises(
+        DependencyUnavailableError, match=rf"no .* answers at {LOOPBACK}:\d+; found: ConnectionRefusedError"
+    ):
         reach(on_master(tmp_path, f"{kind}{LOOPBACK}:{free_port()}"), {})
 
 
 def test_one_master_of_a_list_is_enough_and_the_others_are_named(tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         here, gone = f"{LOOPBACK}:{server.getsockname()[1]}", f"{LOOPBACK}:{free_port()}"
-        text, away = reach(on_master(tmp_path, f"spark://{gone},{here}"), {})
+        text, unavailable = reach(on_master(tmp_path, f"spark://{gone},{here}"), {})
     assert text.endswith(f"a Spark master answers at {here}")
-    assert away == [gone]
+    assert unavailable == [gone]
 
 
 def test_ports_are_those_of_the_url_or_the_usual_ones() -> None:

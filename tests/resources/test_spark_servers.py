@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dev.processes import LOOPBACK, free_port, wait_until
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.resources import close_session, open_session
 from highwater.resources.spark import close, connect, delta_errors
 from highwater.resources.spark_tables import write_slices
@@ -41,21 +41,21 @@ def stopped() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_spark_server_that_hangs_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_server_that_hangs_at_a_commit_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request before the write was reported in Spark's words, and counted against the stream's breaker."""
     shorten_timeouts(monkeypatch, seconds=2)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
     with stopped() as remote:
         session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
-        with pytest.raises(DependencyAwayError, match="Spark failed at a/table"):
+        with pytest.raises(DependencyUnavailableError, match="Spark failed at a/table"):
             write_slices("a/table", session.range(1), [slice_.key], {}, replace=True, files=1, spread="id")
         close_session(session)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_spark_server_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_server_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""
     shorten_timeouts(monkeypatch, seconds=2)
     # Set by PySpark for all that follows in this process.
@@ -63,12 +63,15 @@ def test_a_spark_server_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> N
     with stopped() as remote:
         session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
         began = time.monotonic()
-        with pytest.raises(DependencyAwayError, match="Spark failed at a table") as caught, delta_errors("a table"):
+        with (
+            pytest.raises(DependencyUnavailableError, match="Spark failed at a table") as caught,
+            delta_errors("a table"),
+        ):
             session.sql("SELECT 1").collect()
         assert "SPARK_REMOTE" in str(caught.value.remedy)
         close_session(session)
         assert time.monotonic() - began < BOUNDED
-        with pytest.raises(DependencyAwayError, match="Spark failed at 127"):
+        with pytest.raises(DependencyUnavailableError, match="Spark failed at 127"):
             open_session(Settings.from_environment({SPARK_REMOTE: remote}))
 
 
@@ -89,11 +92,11 @@ def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypat
         return made[-1]
 
     monkeypatch.setattr("highwater.resources.spark.connect", connected)
-    away = f"sc://{LOOPBACK}:{free_port()}"
-    with pytest.raises(DependencyAwayError):
-        open_session(Settings.from_environment({SPARK_REMOTE: away}))
+    unavailable = f"sc://{LOOPBACK}:{free_port()}"
+    with pytest.raises(DependencyUnavailableError):
+        open_session(Settings.from_environment({SPARK_REMOTE: unavailable}))
     assert made.pop().is_stopped, "it is not left to the collector"
-    over = connect(away)
+    over = connect(unavailable)
     close(over)
     seen = weakref.ref(over)
     # Made by the session of another that works meanwhile.

@@ -1,4 +1,4 @@
-"""Transactions whose coordinator dies, is away, or gives them up since they hung: each record is there once."""
+"""Transactions whose coordinator dies, is unavailable, or gives them up since they hung: each record is there once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
-from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.errors import DependencyUnavailableError, SupersededAttemptError
 from highwater.resources import transactions
 from highwater.resources.kafka import Kafka
 from highwater.resources.producer_records import Record
@@ -65,10 +65,10 @@ def test_while_no_coordinator_answers_the_run_fails_and_the_next_one_goes_on(
         sender.commit(records(replicated, 0, 3), PublicationMark(1, 3))
         for name in ("CALL_SECONDS", "INIT_SECONDS"):
             monkeypatch.setattr(transactions, name, 2.0)
-        with once_sent(monkeypatch, cluster.kill), pytest.raises(DependencyAwayError, match=NAME) as caught:
+        with once_sent(monkeypatch, cluster.kill), pytest.raises(DependencyUnavailableError, match=NAME) as caught:
             sender.commit(records(replicated, 3, 6), PublicationMark(1, 6))
         assert caught.value.remedy
-    with pytest.raises(DependencyAwayError, match=NAME), opened(cluster.bootstrap, replicated):
+    with pytest.raises(DependencyUnavailableError, match=NAME), opened(cluster.bootstrap, replicated):
         pass
     cluster.start()
     monkeypatch.undo()

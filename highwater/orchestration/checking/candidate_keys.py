@@ -85,7 +85,7 @@ class CandidateKeys:
         """The keys with one of the traits, as a table with the column `key`; None if there are none.
 
         Raises:
-            DependencyAwayError: the lake could not be read.
+            DependencyUnavailableError: the lake could not be read.
         """
         import pyarrow as pa
         from deltalake import DeltaTable, write_deltalake

@@ -74,7 +74,7 @@ def compare_with_topic(
     """Compare slices that are in raw; in memory is one slice's digests at a time.
 
     Raises:
-        DependencyAwayError: the lake or the ledger could not be read.
+        DependencyUnavailableError: the lake or the ledger could not be read.
     """
     wanted = list(slices)
     slice_commits = lake.load_slice_commits(stream.name, "raw", [slice_.key for slice_ in wanted])

@@ -83,7 +83,7 @@ def check_events_as_recorded(
         schemas: finds the registry's schemas, for formats that need them.
 
     Raises:
-        DependencyAwayError: the ledger, the lake or the registry could not be read.
+        DependencyUnavailableError: the ledger, the lake or the registry could not be read.
     """
     raw, events = lake.open_stream_table(stream.name, "raw"), lake.open_stream_table(stream.name, "events")
     if raw is None or events is None:

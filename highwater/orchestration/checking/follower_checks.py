@@ -37,7 +37,7 @@ def check_rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Se
     """For each slice whether its rejects are the rows of dlq, and as many as were published.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     rejects, dlq = lake.open_stream_table(stream.name, "rejects"), lake.open_stream_table(stream.name, "dlq")
     if rejects is None:
@@ -141,7 +141,7 @@ def check_current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]
     row, of no lower version.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     events, current = lake.open_stream_table(stream.name, "events"), lake.open_stream_table(stream.name, "current")
     if events is None or current is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from highwater.erasing import compute_digest as compute_key_digest
 from highwater.erasing import compute_erasure_times, to_milliseconds
-from highwater.errors import DependencyAwayError, OffsetsExpiredError, TopicAbsentError
+from highwater.errors import DependencyUnavailableError, OffsetsExpiredError, TopicAbsentError
 from highwater.gaps import (
     FORBIDDEN,
     Gaps,
@@ -70,7 +70,7 @@ def check_gaps_explained(ledger: Ledger, kafka: Kafka, found: RawSlices) -> dict
     """For each slice whether its offsets are rows of raw and gaps that something explains.
 
     Raises:
-        DependencyAwayError: the ledger or, where gaps are met for the first time, Kafka could not be read.
+        DependencyUnavailableError: the ledger or, where gaps are met for the first time, Kafka could not be read.
     """
     recorded, erased = (
         ledger.gaps.read_for_slices([*found.slice_commits]),
@@ -230,7 +230,7 @@ def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswe
     """Look at the gaps, and at nothing that lies far from them.
 
     Raises:
-        DependencyAwayError: Kafka did not answer, or a partition has no leader: nothing is known then (I15).
+        DependencyUnavailableError: Kafka did not answer, or a partition has no leader: nothing is known then (I15).
     """
     if not gaps:
         return GapAnswer()
@@ -246,7 +246,7 @@ def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswe
     for partition in gaps:
         seen = state.partitions.get(partition)
         if seen is None or seen.log_start is None or seen.last_stable is None:
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"{slice_.topic} partition {partition} has no leader, so the gaps of {slice_.key} are not checked",
                 remedy="bring its broker back; it is tried again",
             )
@@ -263,7 +263,7 @@ def _read_gap_answer(kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswer:
         # A reader of committed records sees none that the other does not see.
         served = _read(kafka, slice_.topic, merge_places(uncommitted), committed=True)
     except OffsetsExpiredError as error:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"retention took offsets of {slice_.key} while its gaps were looked at",
             found=error.found,
             remedy="nothing to do: it is looked again",

@@ -55,7 +55,7 @@ def check_record_keys(
         schemas: those of the registry, for key formats that have them there.
 
     Raises:
-        DependencyAwayError: the lake or the registry could not be read.
+        DependencyUnavailableError: the lake or the registry could not be read.
     """
     raw, events = lake.open_stream_table(stream.name, "raw"), lake.open_stream_table(stream.name, "events")
     if raw is None or events is None:

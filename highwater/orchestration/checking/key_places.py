@@ -128,7 +128,7 @@ def read_key_places(lake: Lake, stream: Stream, periods: Sequence[PartitionCount
         periods: periods of its main topic; empty if nothing was planned.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     raw = lake.open_stream_table(stream.name, "raw")
     if raw is None or not periods:

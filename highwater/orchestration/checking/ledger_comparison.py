@@ -20,7 +20,7 @@ def compare(ledger: Ledger, lake: Lake, stream: Stream) -> list[str]:
     """Rows that the ledger lacks, or holds otherwise than the commits of a stream's tables say, in sentences.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     # The lake first: whatever is committed was planned before.
     there, slice_commits = read_table_slices(lake, stream), read_stream_commits(lake, stream)

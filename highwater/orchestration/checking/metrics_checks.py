@@ -50,7 +50,7 @@ def check_metrics_follow_events(
     A minute in which a slice has events that metrics do not follow yet is left out: that slice's run computes it.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     return {name: _check_metrics(ledger, lake, stream, keys) for name in select_check_names(stream)}
 

@@ -183,7 +183,7 @@ def read_missing_versions(
         reclaim_numbers: how often origins were reclaimed from the DLQ.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     # Events as the questions see them: a slice that was decided meanwhile would count as decided, and lack its events.
     opened = {

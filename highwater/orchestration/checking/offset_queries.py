@@ -66,7 +66,7 @@ def read_raw_offsets(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[
     """The rows of slices in one version of raw.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     slices, raw = ledger.get(keys), lake.open_stream_table(stream.name, "raw")
     return (
@@ -80,7 +80,7 @@ def read_raw_rows(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, RawRows
     """For each slice the offsets that raw has rows of.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     planned = {slice_.key: slice_ for slice_ in slices}
     found = {key: RawRows() for key in planned}

@@ -37,7 +37,7 @@ def check_offsets_accounted(ledger: Ledger, lake: Lake, stream: Stream, keys: Se
     """For each slice whether every record of raw is in one place, by slice commits, by counts and origin by origin.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     tables = {name: table for name in CONSERVED if (table := lake.open_stream_table(stream.name, name)) is not None}
     slice_commits = {name: with_row_counts(table, read_slice_commits(table, keys)) for name, table in tables.items()}

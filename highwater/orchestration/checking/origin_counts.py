@@ -106,7 +106,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> OriginEnds:
     """Count the ends of all origins that raw holds, or held until they expired.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     tables = _open_tables(lake, stream, "dlq", "rejects", "events", "raw")
     if "raw" not in tables:
@@ -158,7 +158,7 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool 
         published: only those that are known to be on the parked topic.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     tables = _open_tables(lake, stream, "dlq", "rejects", "events")
     counted = _TableCounts(tables, stream, [], ledger.list_losses(stream.name, stream.topic))

@@ -22,7 +22,7 @@ def read_table_slices(lake: Lake, stream: Stream) -> dict[str, set[str]]:
     """For each table the slices that its rows name.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     found: dict[str, set[str]] = {}
     for name in _BY_SLICE:

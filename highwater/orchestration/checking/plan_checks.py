@@ -26,7 +26,7 @@ def check_slices_tile(ledger: Ledger, stream: Stream, keys: Sequence[str]) -> di
     """For each slice whether it begins where the one before it ends, or after a recorded loss.
 
     Raises:
-        DependencyAwayError: the ledger could not be read.
+        DependencyUnavailableError: the ledger could not be read.
     """
     slices = ledger.get(keys)
     generations = _read_generations(ledger, stream, slices)
@@ -46,7 +46,7 @@ def list_all_tiling_faults(ledger: Ledger, stream: Stream, slices: Iterable[Slic
     """The places at which the slices of a stream, all of them given, do not tile.
 
     Raises:
-        DependencyAwayError: the ledger could not be read.
+        DependencyUnavailableError: the ledger could not be read.
     """
     groups: dict[tuple[str, int], list[Slice]] = {}
     for slice_ in sorted(slices, key=lambda one: one.ordinal):

@@ -60,7 +60,7 @@ def check_events_published(
     A slice that waits for its turn, or was reprocessed since, passes: the sensor sends it later.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     if stream.publishes is None:
         return {}
@@ -204,7 +204,7 @@ def describe_publication(lake: Lake, stream: Stream) -> str:
     """The offset up to which a stream is published, in a sentence; empty for one that publishes nothing.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     if stream.publishes is None:
         return ""

@@ -99,7 +99,7 @@ def compare_sent_records(kafka: Kafka, lake: Lake, stream: Stream, slices: Seque
     """Count what was sent of slices, topic by topic, from an hour before the first of them was planned on.
 
     Raises:
-        DependencyAwayError: the lake could not be read; a topic that could not be is reported as such.
+        DependencyUnavailableError: the lake could not be read; a topic that could not be is reported as such.
     """
     if not slices:
         return []

@@ -41,7 +41,7 @@ def check_record_counts(
         keys: the slices.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     rows = {name: _count_rows(table, keys) for name, table in tables.items()}
     return {
@@ -68,7 +68,7 @@ def check_version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict
     """For each slice whether `current` is at or above every version that the slice brought, and by the rule.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     events, current = lake.open_stream_table(stream.name, "events"), lake.open_stream_table(stream.name, "current")
     if events is None or current is None:
@@ -196,7 +196,7 @@ def compare_highest_versions(lake: Lake, stream: Stream, attempts: SliceAttempts
         conflicts: whether a version has several contents; only then `current` may hold the wrong one of them.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     events, current = lake.open_stream_table(stream.name, "events"), lake.open_stream_table(stream.name, "current")
     if events is None or current is None:
@@ -242,7 +242,7 @@ def read_stream_commits(lake: Lake, stream: Stream, keys: Sequence[str] | None =
     """For each table with commits of slices the slices that are in it, of these slices or of all.
 
     Raises:
-        DependencyAwayError: the lake could not be read; a table that was never created is empty.
+        DependencyUnavailableError: the lake could not be read; a table that was never created is empty.
     """
     return {
         name: lake.load_slice_commits(stream.name, name, keys) for name in select_stages(stream) if name != "current"
@@ -253,7 +253,7 @@ def read_attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None)
     """The attempts in the stream's tables, of these slices or of all.
 
     Raises:
-        DependencyAwayError: the lake could not be read; a table that was never created is empty.
+        DependencyUnavailableError: the lake could not be read; a table that was never created is empty.
     """
     return read_commit_attempts(lake, stream, read_stream_commits(lake, stream, keys), keys)
 
@@ -270,7 +270,7 @@ def list_processed_slices(lake: Lake, stream: Stream, keys: Sequence[str]) -> se
     """The slices that are done but for `current` and `metrics`: read, decided, and their rejects published.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     found = _build_attempts(read_stream_commits(lake, stream, keys))
     return {key for key in keys if set(found.select_missing_tables(key)) <= {"metrics"}}

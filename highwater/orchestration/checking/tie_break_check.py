@@ -106,7 +106,7 @@ def read_later_origins(
         among: the events that are compared.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     both = [tables["e"], tables["c"]]
     fields = select_content_fields(build_evolved_stream(stream, tables["e"]))

@@ -24,7 +24,7 @@ def check_published_topics(
 ) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
     """Check each of the topics that is there; the errors say why one could not be looked at.
 
-    After the first that could not be, none is asked: a broker that is away is waited for once.
+    After the first that could not be, none is asked: a broker that is unavailable is waited for once.
 
     Args:
         kafka: is looked at.

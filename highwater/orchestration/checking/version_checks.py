@@ -55,7 +55,7 @@ def check_versions(lake: Lake, stream: Stream, keys: Sequence[str]) -> Results:
     """For each check of events alone the result on each slice.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     return _run_checks(lake, stream, keys, select_check_names(stream))
 
@@ -66,7 +66,7 @@ def check_version_gaps(
     """The result of `no_version_missing` on each slice, with how often origins were reclaimed from the DLQ.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     return _run_checks(lake, stream, keys, select_missing_check_names(stream), reclaim_numbers)
 
@@ -77,7 +77,7 @@ def check_stream_versions(
     """The result of each check of versions on all that the stream's tables hold; `reclaim_numbers` as above.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     if not stream.versioned:
         return {}

@@ -64,7 +64,7 @@ def audit(
     With DAGSTER_HOME set it counts failing checks as well. With --slices N it reads the newest N slices of each stream
     from Kafka again and compares them with raw, record by record. With --versions it looks for versions that fall,
     contradict each other, or are missing, over all slices. With --keys it shows keys in several partitions, and
-    whether producers hash differently. Exit status 2 if a fault needs a person, 75 if only a service is away.
+    whether producers hash differently. Exit status 2 if a fault needs a person, 75 if only a service is unavailable.
     """
     from highwater.orchestration.checking.check_results import count_failing_slices
     from highwater.orchestration.reporting.audit import audit as audit_stream

@@ -59,7 +59,7 @@ def main(context: click.Context, declarations: Path | None) -> None:
     Settings are read from the environment: HIGHWATER_HOME, HIGHWATER_LAKE, HIGHWATER_LEDGER_URL,
     HIGHWATER_KAFKA_BOOTSTRAP, HIGHWATER_KAFKA_CONFIG, HIGHWATER_ALERTS_URL, SPARK_REMOTE or HIGHWATER_SPARK_MASTER,
     DAGSTER_HOME. Exit status: 0 done, 2 something has to be fixed, 75 a service
-    is away and trying again may help.
+    is unavailable and trying again may help.
     """
     warn = partial(click.echo, err=True)
     context.obj = Deployment(read_process_settings(), declarations, warn)

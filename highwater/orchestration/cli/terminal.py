@@ -1,7 +1,7 @@
 """The terminal: the connections of a command, and how it prints values, tables and errors."""
 
-# Exit status: 0 done; 2 an error that needs a person, or wrong arguments; 75 a dependency is away (EX_TEMPFAIL of
-# sysexits.h), so that a script may try again.
+# Exit status: 0 done; 2 an error that needs a person, or wrong arguments; 75 a dependency is unavailable (EX_TEMPFAIL
+# of sysexits.h), so that a script may try again.
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def explain(deployment: Deployment, *, slice_key: str, as_json: bool) -> None:
 def locate(deployment: Deployment, *, topic: str, partition: int, offset: int, as_json: bool) -> None:
     """Follow the record at OFFSET of PARTITION of TOPIC: its slice, its row in raw, and how its origin ended.
 
-    TOPIC is a main topic, a tier or a parked topic. If Kafka is needed and away, the known facts are still printed, and
-    the exit status is 75.
+    TOPIC is a main topic, a tier or a parked topic. If Kafka is needed and unavailable, the known facts are still
+    printed, and the exit status is 75.
     """
     from highwater.orchestration.reporting.locating import find_stream
     from highwater.orchestration.reporting.locating import locate as locate_record

@@ -12,7 +12,7 @@ from highwater.declaration import Stream
 from highwater.divergence import Divergence
 from highwater.errors import (
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     OffsetsExpiredError,
     PartitionsRemovedError,
     PermanentError,
@@ -263,7 +263,7 @@ SelectUnread = Callable[[Sequence[Slice]], Sequence[Slice]]
 
 
 def build_unread_filter(lake: Lake, stream: Stream) -> SelectUnread:
-    """Returns the slices without a commit in raw; may raise DependencyAwayError."""
+    """Returns the slices without a commit in raw; may raise DependencyUnavailableError."""
 
     def filter_unread(slices: Sequence[Slice]) -> Sequence[Slice]:
         held = lake.load_slice_commits(stream.name, "raw")
@@ -305,8 +305,8 @@ def accept_loss(
     Raises:
         ConfigurationError: the topic was never planned, or single partitions of a recreated one are named.
         TopicAbsentError: the topic does not exist.
-        DependencyAwayError: Kafka, the lake or the ledger is away, a partition has no leader, or two looks at the topic
-            do not agree on the loss; nothing was recorded.
+        DependencyUnavailableError: Kafka, the lake or the ledger is unavailable, a partition has no leader, or two
+            looks at the topic do not agree on the loss; nothing was recorded.
         TemporaryError: the topic was planned on in the meantime; nothing was recorded.
     """
     planned = ledger.topics.read_planned_topic(stream.name, stream.topic)
@@ -363,7 +363,7 @@ def _read_divergence_offsets(
 
 def _ensure_led(state: TopicState) -> None:
     if state.leaderless_partitions:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"topic {state.topic}: a loss cannot be confirmed now",
             found=describe_missing_leaders(state),
             remedy="nothing was recorded; check that every partition has a leader, then try again",
@@ -382,7 +382,7 @@ def _ensure_acceptances_agree(
 
     fell = [p for p in first.partitions if has_lower_offset(first, second, p)]
     if fell or build_comparison_key(found) != build_comparison_key(again):
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"two looks at topic {second.topic} do not agree on the loss",
             stored=f"first: {'; '.join(found.lines) or 'nothing is lost'}",
             found=f"then: {'; '.join(again.lines) or 'nothing is lost'}",
@@ -395,7 +395,7 @@ def _ensure_sure(stream: Stream, compared: Divergence, partitions: Partitions) -
     """Ensure that every partition that is meant could be compared: what was not looked at is not accepted (I15)."""
     for partition, reason in compared.unsure.items():
         if partitions is None or partition in partitions:
-            raise DependencyAwayError(
+            raise DependencyUnavailableError(
                 f"topic {stream.topic} partition {partition}: {reason}",
                 remedy="nothing was recorded; check that the partition has a leader, then try again",
             )

@@ -102,7 +102,7 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
         SupersededAttemptError: runs were first again and again; the same again goes on.
         UnbalancedError: the tables of a slice do not hold what was decided, or the key is still there afterwards.
         IncompleteReadError: not all rows could be read, so nobody knows whether the key is among them.
-        DependencyAwayError: something is away; the same again goes on.
+        DependencyUnavailableError: something is unavailable; the same again goes on.
     """
     request.check_complete()
     stream, ledger = work.stream, work.ledger

@@ -14,7 +14,7 @@ import dagster as dg
 
 from highwater.assets.publication_log import ensure_unchanged
 from highwater.batching import split_by_count
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.maintenance import LiveKey, select_candidates, select_keys_to_retire
 from highwater.orchestration.asset_keys import PUBLISHED, build_table_key, build_table_keys
 from highwater.orchestration.checking import slice_status
@@ -66,7 +66,8 @@ def retire(
     """Retire the keys that the stream's `Maintenance` does not keep, or report which.
 
     Raises:
-        DependencyAwayError: the ledger or the lake is away, or what names keys is unknown; no key was retired.
+        DependencyUnavailableError: the ledger or the lake is unavailable, or what names keys is unknown; no key was
+            retired.
     """
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
     planned, recalled = ledger.read_plan_times(live), ledger.retired.read_recall_times(stream.name)
@@ -92,7 +93,7 @@ def list_complete_slices(lake: Lake, stream: Stream, keys: Sequence[str]) -> set
     """The slices that are complete in all tables and, of a stream that publishes its events, are sent.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     found: set[str] = set()
     for some in split_by_count(keys, PAGE):
@@ -116,7 +117,7 @@ def list_keys_in_use(
         now: in UTC.
 
     Raises:
-        DependencyAwayError: Dagster has something unfinished that does not name its keys.
+        DependencyUnavailableError: Dagster has something unfinished that does not name its keys.
     """
     from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
@@ -155,8 +156,8 @@ def _select_backfill_keys(stream: Stream, backfill: PartitionBackfill) -> frozen
     return frozenset(key for subset in ours for key in subset.get_partition_keys())
 
 
-def _build_unknown_keys_error(stream: Stream, why: str) -> DependencyAwayError:
-    return DependencyAwayError(
+def _build_unknown_keys_error(stream: Stream, why: str) -> DependencyUnavailableError:
+    return DependencyUnavailableError(
         f"no key of {stream.name} was retired: unfinished runs or backfills may name some",
         found=why,
         remedy="nothing to do: it is tried again when they have ended",

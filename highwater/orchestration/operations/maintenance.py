@@ -168,7 +168,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
 
     Raises:
         ConfigurationError: the declared horizon is shorter than what a run may need; nothing was done.
-        DependencyAwayError: Spark, the ledger or the lake is away; what was done by then stays.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable; what was done by then stays.
     """
     stream, rule = work.stream, compute_minimum_horizon(instance, now)
     rule.ensure_enough(stream.maintenance.horizon)

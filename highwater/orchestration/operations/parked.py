@@ -188,7 +188,7 @@ def redrive_or_discard(
         RecordTooLargeError: the first tier does not take some of them, which stay parked; the others are sent.
         UnbalancedError: raw does not hold some that are parked by reference; the others are sent.
         LeaseHeldError: retries are being decided for minutes; nothing was discarded.
-        DependencyAwayError: Kafka, the ledger or the lake is away.
+        DependencyUnavailableError: Kafka, the ledger or the lake is unavailable.
     """
     ensure_named(
         request.by, "discard-parked" if request.because is not None else "redrive-parked", dry_run=request.dry_run
@@ -222,7 +222,7 @@ def read_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice
 
     Raises:
         TopicVanishedError: the parked topic is not there any more.
-        DependencyAwayError: Kafka, the ledger or the lake could not be read.
+        DependencyUnavailableError: Kafka, the ledger or the lake could not be read.
     """
     known = count_parked(ledger, lake, stream, published=True)
     try:

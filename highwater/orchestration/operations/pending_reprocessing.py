@@ -56,7 +56,7 @@ def list_pending_slices(ledger: Ledger, lake: Lake, stream: Stream) -> list[Recl
     It costs one question to the ledger, and where anything was ever reclaimed a look at the commits of those slices.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     acts = ledger.reclaims.read_acts_by_slice(stream.name)
     seen = _load_reclaim_numbers(lake, stream, sorted(acts)) if acts else {}

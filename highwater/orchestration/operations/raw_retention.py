@@ -110,8 +110,8 @@ def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, dr
         dry_run: do nothing; only report what would be done.
 
     Raises:
-        DependencyAwayError: Spark, the ledger or the lake is away, or what names slices is unknown; what was taken
-            by then is recorded.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable, or what names slices is unknown; what
+            was taken by then is recorded.
     """
     age = work.stream.retention.raw
     if age is None:
@@ -181,7 +181,7 @@ def read_dlq_slices(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
     """The slices with a rejected record that was neither accepted nor discarded; also the slice that read it.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     # Downstream first, so that what was decided meanwhile is not taken for what was not.
     tables = {name: lake.open_stream_table(stream.name, name) for name in ("dlq", "rejects", "events")}

@@ -107,7 +107,7 @@ def store_accepted(
     Raises:
         ConfigurationError: the topic holds what this stream did not send, or is compacted.
         SupersededAttemptError: another run publishes the stream.
-        DependencyAwayError: Kafka, the lake or the ledger is away.
+        DependencyUnavailableError: Kafka, the lake or the ledger is unavailable.
     """
     topic = "" if stream.publishes is None or resend else stream.publishes.topic
     if not dry_run and lake.open_stream_table(stream.name, accepted_copies.TABLE) is not None:

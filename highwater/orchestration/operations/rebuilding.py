@@ -227,7 +227,7 @@ def read_plans_from_lake(lake: Lake, kafka: Kafka, stream: Stream, known: Sequen
 
     Raises:
         IncompleteReadError: not all rows that the tables' logs count could be read.
-        DependencyAwayError: the lake or Kafka could not be read.
+        DependencyUnavailableError: the lake or Kafka could not be read.
     """
     slice_commits, now = read_stream_commits(lake, stream), datetime.now(UTC)
     raw, dlq = slice_commits["raw"], slice_commits["dlq"]
@@ -344,7 +344,7 @@ def rebuild_from_lake(
 
     Raises:
         ConfigurationError: the ledger holds slices of the stream: nothing is written over them.
-        DependencyAwayError: the lake, Kafka or the ledger is away.
+        DependencyUnavailableError: the lake, Kafka or the ledger is unavailable.
     """
     held = sum(count for (name, _), count in ledger.count_slices().items() if name == stream.name)
     if held:

@@ -235,8 +235,8 @@ def rebuild_from_kafka(
             be read, or it is to be written and nobody is named.
         TopicAbsentError: the main topic is not there.
         SupersededAttemptError: somebody publishes accepted events meanwhile.
-        DependencyAwayError: Kafka, the lake or the ledger is away, or a partition has no leader; the ledger is still
-            empty.
+        DependencyUnavailableError: Kafka, the lake or the ledger is unavailable, or a partition has no leader; the
+            ledger is still empty.
         LeaseHeldError: somebody planned the stream meanwhile.
     """
     ensure_named(by, "rebuild-all", dry_run=dry_run)

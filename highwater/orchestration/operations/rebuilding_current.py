@@ -23,7 +23,7 @@ def rebuild_from_events(work: Work, *, dry_run: bool) -> Differences:
     Raises:
         ConfigurationError: there are no events to compute from.
         SupersededAttemptError: other writers were first again and again; nothing was written.
-        DependencyAwayError: Spark, the ledger or the lake is away; nothing was written.
+        DependencyUnavailableError: Spark, the ledger or the lake is unavailable; nothing was written.
     """
     found = current_rebuild.compare_with_events(work, current_rebuild.RebuildSnapshot.take(work))
     for line in found.lines:

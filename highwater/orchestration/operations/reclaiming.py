@@ -167,7 +167,7 @@ def reclaim_records(
         ConfigurationError: it is to be recorded, and nobody is named or no reason is given; or nothing is published to
             a topic that is meant.
         LeaseHeldError: retries are being decided; nothing was recorded.
-        DependencyAwayError: the ledger or the lake is away; nothing was recorded.
+        DependencyUnavailableError: the ledger or the lake is unavailable; nothing was recorded.
     """
     ensure_named(request.by, "reclaim", dry_run=request.dry_run)
     if not request.dry_run and not request.because:
@@ -246,7 +246,7 @@ def read_records_on_dlq(
 
     Raises:
         ConfigurationError: nothing is published to one of the topics.
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     in_dlq = _read_dlq_records(lake, stream)
     _ensure_published_to(stream, on, {one.next_topic for one in in_dlq.values()})

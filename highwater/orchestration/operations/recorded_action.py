@@ -24,7 +24,7 @@ def recorded_action(ledger: Ledger, operators: Collection[str] | None, action: O
 
     Raises:
         ConfigurationError: nobody is named, or the name is not listed; nothing was written, the record included.
-        DependencyAwayError: the ledger is away; nothing was written.
+        DependencyUnavailableError: the ledger is unavailable; nothing was written.
     """
     ensure_may_act(action.action, action.by, operators)
     number = ledger.operator_actions.begin(action)
@@ -37,5 +37,5 @@ def recorded_action(ledger: Ledger, operators: Collection[str] | None, action: O
 
 
 def _end_action(ledger: Ledger, number: int, outcome: str) -> None:
-    with suppress(HighwaterError):  # the action is over: a ledger that is away now leaves the outcome open
+    with suppress(HighwaterError):  # the action is over: a ledger that is unavailable now leaves the outcome open
         ledger.operator_actions.end(number, outcome)

@@ -98,7 +98,7 @@ def redrive(
         RecordTooLargeError: the tier does not take some of them, which stay parked; all others were sent.
         UnbalancedError: raw does not hold some that are parked by reference; all others were sent.
         SupersededAttemptError: another one sends the same stream's records back.
-        DependencyAwayError: Kafka or the lake is away.
+        DependencyUnavailableError: Kafka or the lake is unavailable.
     """
     if not stream.tiers:
         raise ConfigurationError(

@@ -101,7 +101,8 @@ def _find_vanished_error(inputs: StreamInputs, topic: str) -> TopicVanishedError
     """The error for a topic that was absent a moment ago; None where it may be absent.
 
     Raises:
-        DependencyAwayError: Kafka or the ledger is away, or the brokers disagree on whether the topic exists.
+        DependencyUnavailableError: Kafka or the ledger is unavailable, or the brokers disagree on whether the topic
+            exists.
     """
     try:
         read_state(inputs.ledger, inputs.kafka, inputs.stream, topic)
@@ -109,7 +110,7 @@ def _find_vanished_error(inputs: StreamInputs, topic: str) -> TopicVanishedError
         return gone
     except TopicAbsentError:
         return None
-    raise inputs.kafka.build_away_error(f"one broker did not know topic {topic}, another one does")
+    raise inputs.kafka.build_unavailable_error(f"one broker did not know topic {topic}, another one does")
 
 
 def _measure_retry_age(inputs: StreamInputs) -> Condition | None:
@@ -140,7 +141,7 @@ def _measure_tier_lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta,
 
     Raises:
         TopicVanishedError: the tier is not there any more.
-        DependencyAwayError: Kafka or the ledger is away.
+        DependencyUnavailableError: Kafka or the ledger is unavailable.
     """
     stream = inputs.stream
     try:

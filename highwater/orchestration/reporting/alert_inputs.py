@@ -40,7 +40,7 @@ class StreamInputs:
         """The number of records that wait for a person, counted once.
 
         Raises:
-            DependencyAwayError: the lake is away.
+            DependencyUnavailableError: the lake is unavailable.
         """
         return count_parked(self.ledger, self.lake, self.stream)
 
@@ -49,7 +49,7 @@ class StreamInputs:
 
         Raises:
             TopicAbsentError: there is no such topic.
-            DependencyAwayError: Kafka or the ledger is away.
+            DependencyUnavailableError: Kafka or the ledger is unavailable.
         """
         if topic not in self._ages:
             self._ages[topic] = measure_unread_ages(self.ledger, self.kafka, self.stream, topic, self.in_raw)

@@ -57,9 +57,9 @@ def tick(
 ) -> TickResult:
     """Measure all streams, and send the alerts that begin and end.
 
-    If something is away and cannot be measured, its alert stays as it is (I15), as do alerts of streams for which no
-    time is left. An alert that cannot be sent is sent at a later tick; one that the receiver refuses delays no other.
-    Two ticks at once follow each other.
+    If something is unavailable and cannot be measured, its alert stays as it is (I15), as do alerts of streams for
+    which no time is left. An alert that cannot be sent is sent at a later tick; one that the receiver refuses delays no
+    other. Two ticks at once follow each other.
 
     Args:
         ledger: has the open alerts and the lease of the tick; measured too.
@@ -71,7 +71,7 @@ def tick(
         resting: streams that are not measured now, since nothing of them changed.
 
     Raises:
-        DependencyAwayError: the ledger is away.
+        DependencyUnavailableError: the ledger is unavailable.
         LeaseHeldError: another tick is under way.
     """
     now = datetime.now(UTC)
@@ -152,8 +152,8 @@ def _measure_stream(
                 found = condition(inputs)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
-            # A dependency that is away has a breaker, and an absent topic stops planning: both have alerts of their
-            # own.
+            # A dependency that is unavailable has a breaker, and an absent topic stops planning: both have alerts of
+            # their own.
             if not isinstance(error, TemporaryError | TopicAbsentError):
                 unknown.append(error.problem)
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from highwater.errors import DependencyAwayError, HighwaterError, PermanentError, UnbalancedError
+from highwater.errors import DependencyUnavailableError, HighwaterError, PermanentError, UnbalancedError
 from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.checking.key_places import read_key_places
 from highwater.orchestration.checking.origin_counts import count_ends
@@ -58,7 +58,7 @@ def audit(
     others: Sequence[ProducerFacts] = (),
     dagster_error: HighwaterError | None = None,
 ) -> Audit:
-    """Make the page. Kafka that is away is a problem on it; ledger and lake must answer.
+    """Make the page. Kafka that is unavailable is a problem on it; ledger and lake must answer.
 
     Args:
         ledger, kafka, lake: the connections.
@@ -72,7 +72,7 @@ def audit(
         dagster_error: why Dagster could not be asked.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     # The lake before the plan: a slice that is committed in between appears at worst as unfinished.
     ends, in_tables = count_ends(ledger, lake, stream), read_attempts(lake, stream)
@@ -146,17 +146,17 @@ def audit(
 def find_audit_error(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
     """The error that a command or a run ends with that made these pages; None if they have none.
 
-    Only where all that is wrong is that something was away is it a temporary one.
+    Only where all that is wrong is that something was unavailable is it a temporary one.
     """
     errors = [f"{page.stream}: {text}" for page in pages for text in page.errors]
     if not errors:
         return None
-    away = [error for page in pages for error in page.away]
-    if len(away) == len(errors):
-        return DependencyAwayError(
+    unavailable = [error for page in pages for error in page.unavailable]
+    if len(unavailable) == len(errors):
+        return DependencyUnavailableError(
             "the audit could not look at everything, and found no error in the rest",
             found=errors[0],
-            remedy=away[0].remedy,
+            remedy=unavailable[0].remedy,
         )
     return UnbalancedError(f"the audit found {len(errors)} errors", found=errors[0], remedy=remedy)
 
@@ -165,7 +165,7 @@ def _deduplicate_errors(errors: Iterable[HighwaterError]) -> dict[str, Highwater
     """A failure of several looks is reported once, also where each client has its own words for it."""
     distinct: dict[tuple[type, str], HighwaterError] = {}
     for error in errors:
-        same = error.problem if isinstance(error, DependencyAwayError) else str(error)
+        same = error.problem if isinstance(error, DependencyUnavailableError) else str(error)
         distinct.setdefault((type(error), same), error)
     return {str(error): error for error in distinct.values()}
 
@@ -263,7 +263,7 @@ def _measure_ages(
     """The ages of waiting records; the reason why they could not be asked is in the status."""
     nothing = RecordAges({}, sure=False)
     try:
-        # A broker that is away is waited for once.
+        # A broker that is unavailable is waited for once.
         return measure_unread_ages(ledger, kafka, stream, stream.topic, read) if status.partitions else nothing
     except HighwaterError:
         return nothing

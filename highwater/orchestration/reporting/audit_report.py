@@ -155,7 +155,7 @@ class Audit:
         return found
 
     @property
-    def away(self) -> list[HighwaterError]:
+    def unavailable(self) -> list[HighwaterError]:
         """The errors that pass by waiting: something could not be read, no fault was found."""
         return [error for error in self.problems.values() if isinstance(error, TemporaryError)]
 

@@ -106,7 +106,7 @@ def measure_unread_ages(
 
     Raises:
         TopicAbsentError: there is no such topic.
-        DependencyAwayError: Kafka or the ledger is away.
+        DependencyUnavailableError: Kafka or the ledger is unavailable.
     """
     state, planned = kafka.read_topic_state(topic), ledger.topics.read_planned_topic(stream.name, topic)
     # Planned ends of another topic under the same name say nothing of this one.

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from highwater import settings as names
 from highwater.errors import (
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     HighwaterError,
     PermanentError,
     TopicAbsentError,
@@ -262,7 +262,7 @@ def _check_lake(root: str) -> str:
         file.write_text("")
         file.unlink()
     except OSError as error:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"nothing can be written to {at}",
             found=error.strerror,
             remedy="make it writable for this user, or set HIGHWATER_LAKE to another place",
@@ -273,7 +273,7 @@ def _check_lake(root: str) -> str:
 def _check_reference_table(path: str, wanted: Sequence[str]) -> str:
     table = open_table(path)
     if table is None:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"there is no table at {path}", remedy="write it; until then slices that need it fail, and are tried again"
         )
     columns = [field.name for field in table.schema().fields]
@@ -366,7 +366,7 @@ def _check_receiver(url: str) -> str:
         with socket.create_connection((parts.hostname, port), CONNECT_SECONDS):
             return f"somebody listens at port {port}; nothing was posted"
     except (OSError, ValueError) as error:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             "nobody listens where alerts are posted",
             found=type(error).__name__,
             remedy=f"start the receiver, or fix {names.ALERTS_URL}",

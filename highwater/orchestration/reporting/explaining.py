@@ -264,7 +264,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
     Raises:
         UnknownSliceError: it was never planned.
         IncompleteReadError: a table has files of the slice, and a read of the commit records did not return its commit.
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     [slice_] = ledger.get([key])
     # The rows first: a commit between the two reads has its record.

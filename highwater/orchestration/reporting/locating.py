@@ -131,7 +131,7 @@ def locate(
         offset: the offset.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     if topic == stream.parked_topic:
         return [_on_parked(ledger, kafka, lake, stream, partition, offset)]
@@ -388,7 +388,7 @@ def _find_lookup_error(error: HighwaterError) -> HighwaterError | None:
 
 
 def _find_unreadable_reason(state: TopicState, partition: int, offset: int) -> str | None:
-    """The reason why a topic gives no record at an offset; None if it may be read, or its leader is away."""
+    """The reason why a topic gives no record at an offset; None if it may be read, or its leader is unavailable."""
     seen = state.partitions.get(partition)
     if seen is None:
         return f"{state.topic} has no partition {partition}"

@@ -60,14 +60,14 @@ def read_stream_status(
     The lake, if it is to be looked at, is asked beside Kafka: each takes its time alone.
 
     Raises:
-        DependencyAwayError: the ledger is away.
+        DependencyUnavailableError: the ledger is unavailable.
     """
     if lake is None:
         return _read_stream_status(ledger, kafka, stream, counts)
     with ThreadPoolExecutor(1) as beside:
         waiting = beside.submit(_load_waiting_work, ledger, lake, stream)
         found = _read_stream_status(ledger, kafka, stream, counts)
-        # A broker that is away is waited for once.
+        # A broker that is unavailable is waited for once.
         accepted = _find_accepted_topic_error(ledger, kafka, lake, stream) if found.partitions else None
         expired = _list_expired_errors(ledger, kafka, lake, stream) if found.partitions else []
         waiting_records = waiting.result()
@@ -122,7 +122,7 @@ def _find_accepted_topic_error(ledger: Ledger, kafka: Kafka, lake: Lake, stream:
 def _load_waiting_work(ledger: Ledger, lake: Lake, stream: Stream) -> WaitingWork | Exception:
     row = ledger.breakers.read_dependency(LAKE)
     if is_cooling_down(row, datetime.now(UTC)):
-        return build_open_error(row)  # storage that is away is not waited for
+        return build_open_error(row)  # storage that is unavailable is not waited for
     try:
         ensure_lake_exists(ledger, lake)
         found = pending_reprocessing.list_pending_slices(ledger, lake, stream)
@@ -156,7 +156,7 @@ def _read_stream_status(
         measured_at=ledger.alerts.read_watch_times().get(stream.name),
         faults=[one for one in ledger.sensor_faults.list_all() if one.stream == stream.name],
         paused=ledger.paused.read_parts_by_stream(stream.name).get(stream.name, {}),
-        # A broker that is away is waited for once.
+        # A broker that is unavailable is waited for once.
         dlq=_read_dlq_status(ledger, kafka, stream) if found.partitions else [],
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from highwater.alerting import DEPLOYMENT
 from highwater.errors import (
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     HighwaterError,
     PermanentError,
     TemporaryError,
@@ -92,18 +92,18 @@ class MetricSamples:
 
     Args:
         samples: by family's name the values of its labels, and the number.
-        away: why a dependency did not answer, by its name.
+        unavailable: why a dependency did not answer, by its name.
         failed: why something of a stream could not be measured, by the stream's name.
     """
 
     samples: dict[str, _Family] = field(default_factory=lambda: {name: [] for name in FAMILIES})
-    away: dict[str, HighwaterError] = field(default_factory=dict)
+    unavailable: dict[str, HighwaterError] = field(default_factory=dict)
     failed: dict[str, HighwaterError] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[HighwaterError]:
         """Every error that left numbers out."""
-        return [*self.away.values(), *self.failed.values()]
+        return [*self.unavailable.values(), *self.failed.values()]
 
     def add(self, name: str, value: float | None, *labels: str | int) -> None:
         """One sample; unknown values are left out."""
@@ -112,16 +112,16 @@ class MetricSamples:
 
     def ask(self, dependency: str, question: Callable[[], T]) -> T | None:
         """The answer, or None; who did not answer once is asked no more: each question would wait for it again."""
-        if dependency in self.away:
+        if dependency in self.unavailable:
             return None
         try:
             return question()
         except TemporaryError as error:
-            self.away[dependency] = error
+            self.unavailable[dependency] = error
         except ConfigurationError as error:
             if dependency != "ledger":
                 raise  # of the lake and of Kafka it may be the fault of one stream
-            self.away[dependency] = error
+            self.unavailable[dependency] = error
         return None
 
     @property
@@ -177,7 +177,7 @@ def measure(
     _measure_alerts(found, ledger, DEPLOYMENT)
     dependencies = ["ledger", "kafka", "lake", *(["dagster"] if _measure_dagster(found, dagster, streams) else [])]
     for dependency in dependencies:
-        found.add("highwater_up", dependency not in found.away, dependency)
+        found.add("highwater_up", dependency not in found.unavailable, dependency)
     found.add("highwater_collection_duration_seconds", time.monotonic() - begun)
     found.add("highwater_collection_timestamp_seconds", time.time())
     return found
@@ -198,7 +198,7 @@ def _measure_stream(found: MetricSamples, ledger: Ledger, kafka: Kafka, lake: La
     _measure_losses(found, stream, losses)
     _measure_holds(found, ledger, stream)
     _measure_alerts(found, ledger, stream.name)
-    if "ledger" not in found.away:  # it knows what was exhausted
+    if "ledger" not in found.unavailable:  # it knows what was exhausted
         ends = found.ask("lake", lambda: count_ends(ledger, lake, stream))
         _measure_origin_ends(found, stream, ends)
 
@@ -247,18 +247,18 @@ def _measure_topic(
     expected: bool,
 ) -> None:
     """Measure the end offsets of the topic, and count the errors that keep it from being planned."""
-    if "kafka" in found.away:
+    if "kafka" in found.unavailable:
         return
     status = read_topic_status(kafka, view, planned)
     for error in status.errors:
         if isinstance(error, TemporaryError):
-            found.away["kafka"] = error
+            found.unavailable["kafka"] = error
     stops = Counter(type(error).__name__ for error in status.errors if _needs_operator(error, expected=expected))
     for kind, number in stops.items():
         found.add("highwater_stopped", number, view.name, view.topic, kind)
     for one in status.partitions:
         found.add("highwater_last_stable_offset", one.last_stable, view.name, view.topic, one.partition)
-    if "ledger" in found.away:
+    if "ledger" in found.unavailable:
         return  # without the plan the unread part is unknown
     for one in status.partitions:
         found.add("highwater_lag_records", one.lag, view.name, view.topic, one.partition)
@@ -342,7 +342,7 @@ def _measure_dagster(found: MetricSamples, opened: Opened, streams: Sequence[Str
     answered, error = ask_instance(opened, ask)
     if error is not None:
         # The other numbers are known, and whether they are taken is not to hang on why these are not.
-        found.away["dagster"] = DependencyAwayError(error.problem, found=error.found, remedy=error.remedy)
+        found.unavailable["dagster"] = DependencyUnavailableError(error.problem, found=error.found, remedy=error.remedy)
         return True
     if answered is None:
         return False

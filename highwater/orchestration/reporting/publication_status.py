@@ -112,7 +112,7 @@ def measure_publication_lag(
         also: slices to look up in any case, whether they are sent as they are decided.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     if stream.publishes is None:
         return None
@@ -145,7 +145,7 @@ def find_accepted_vanished_error(ledger: Ledger, lake: Lake, stream: Stream, top
     person has everything sent again.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     if stream.publishes is None or topic != stream.publishes.topic:
         return None
@@ -320,7 +320,7 @@ def load_published_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Sli
     """The outcome of a slice's events on their way to the topic; None of a stream that publishes nothing.
 
     Raises:
-        DependencyAwayError: the ledger or the lake could not be read.
+        DependencyUnavailableError: the ledger or the lake could not be read.
     """
     if stream.publishes is None:
         return None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from highwater import settings as names
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, TemporaryError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError, TemporaryError
 from highwater.orchestration.redaction import SHORTEST, redact_secrets, select_secret_values
 from highwater.orchestration.reporting.trial_results import TrialResult
 from highwater.orchestration.resources import close_session, open_session
@@ -99,14 +99,17 @@ def try_spark(settings: Settings, environment: Mapping[str, str], *, avro: bool)
         avro: whether a stream needs the module for Avro.
     """
     try:
-        text, away = reach(settings, environment)
+        text, unavailable = reach(settings, environment)
     except HighwaterError as error:
         yield TrialResult("Spark", error=error)
         return
-    if away:
-        text = f"{text}; none at {', '.join(away)}"
+    if unavailable:
+        text = f"{text}; none at {', '.join(unavailable)}"
     yield TrialResult(
-        "Spark", text, warning=bool(away), remedy="start the others, or take them off the list" if away else ""
+        "Spark",
+        text,
+        warning=bool(unavailable),
+        remedy="start the others, or take them off the list" if unavailable else "",
     )
     yield from _run_in_process([step for step in STEPS if avro or step is not AVRO], settings, environment)
 
@@ -204,12 +207,12 @@ def _build_unanswered_error(step: TrialStep, *, ended: bool, log: BinaryIO) -> H
     hints = _HINT.findall(log.read().decode(errors="replace"))
     hint = hints[-1][:300] if hints else None
     if ended:
-        return DependencyAwayError(
+        return DependencyUnavailableError(
             f"the process that tried Spark ended at: {step.what}",
             found=hint,
             remedy="check that this machine has memory for a driver (spark.driver.memory), then run it again",
         )
-    return DependencyAwayError(f"{step.late} within {step.seconds:g} s", found=hint, remedy=step.remedy)
+    return DependencyUnavailableError(f"{step.late} within {step.seconds:g} s", found=hint, remedy=step.remedy)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -245,7 +248,7 @@ def from_plain(plain: Mapping[str, Any], secrets: frozenset[str] = frozenset()) 
     error, temporary = rest.pop("error", None), rest.pop("temporary", False)
     if error is not None:
         error = redact_values(error)
-        return TrialResult(**rest, error=(DependencyAwayError if temporary else ConfigurationError)(**error))
+        return TrialResult(**rest, error=(DependencyUnavailableError if temporary else ConfigurationError)(**error))
     return TrialResult(**rest)
 
 

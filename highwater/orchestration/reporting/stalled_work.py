@@ -118,7 +118,7 @@ def list_expired_errors(
         read: the slices in raw. If that is not known, None: then those are unread that no attempt was made at.
 
     Raises:
-        DependencyAwayError: Kafka or the ledger is away.
+        DependencyUnavailableError: Kafka or the ledger is unavailable.
     """
     found = []
     for topic in (stream.topic, *stream.delays) if stream.on_expired == "stop" else ():
@@ -269,7 +269,7 @@ def measure_skipped_streams(
         now: the time, in UTC.
 
     Raises:
-        DependencyAwayError: the ledger is away.
+        DependencyUnavailableError: the ledger is unavailable.
     """
     faults = {(one.stream, one.sensor): one for one in ledger.sensor_faults.list_all()}
     return [

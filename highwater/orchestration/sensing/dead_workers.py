@@ -57,10 +57,11 @@ def end_runs_without_worker(
     was launched before this code server: the one before would report a worker that died, and died with it.
 
     Dagster retries such a run as one whose worker died (`run_retries`); otherwise repair asks for its slices.
-    It is looked at twice: while the ledger was away, or the machine slept, the leases of the living ran out as well.
+    It is looked at twice: while the ledger was unavailable, or the machine slept, the leases of the living ran out as
+    well.
 
     Raises:
-        DependencyAwayError: the ledger is away; no run was ended.
+        DependencyUnavailableError: the ledger is unavailable; no run was ended.
     """
     here = get_first_look_time()
     records = instance.get_run_records(dg.RunsFilter(statuses=BEGUN), limit=RECORDS)

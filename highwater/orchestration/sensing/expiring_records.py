@@ -33,7 +33,7 @@ def fetch_endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: Topic
 
     Raises:
         TopicAbsentError: there is no such topic.
-        DependencyAwayError: no broker answered in time.
+        DependencyUnavailableError: no broker answered in time.
     """
     retained_for = find_retention(fetch_topic_settings(kafka, topic))
     if retained_for is None:

@@ -38,7 +38,7 @@ def read_missing_events(
         most: at most this many.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     found: list[dg.AssetMaterialization] = []
     for table, attempts in there.group_by_table().items():
@@ -65,7 +65,7 @@ def read_reports(
     """The metadata that commits and log hold for slices in a table; for a reprocessed slice the attempt alone.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     keys = [slice_.key for slice_ in some_slices]
     if not keys:

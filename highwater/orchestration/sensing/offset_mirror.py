@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 # Group offsets expire: after seven days by default, after one on clusters that were set up before Kafka 2.0. So daily,
-# less an hour in which the broker may be away.
+# less an hour in which the broker may be unavailable.
 AGAIN = timedelta(hours=23)
 # The lake is asked for the first slices after the prefix, and for twice as many while all of them are done: what waits
 # after a slice that is stuck costs nothing. A group that restarts passes 100,000 slices in 50 minutes of ticks.
@@ -90,7 +90,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
     Raises:
         ForeignMemberError: somebody consumes in the group, so the broker refused the commit.
         ConfigurationError: the broker forbids it.
-        DependencyAwayError: Kafka, the lake or the ledger is away.
+        DependencyUnavailableError: Kafka, the lake or the ledger is unavailable.
         LeaseHeldError: another tick is under way.
     """
     # Without the lease the slower of two ticks could reset an offset that the other one set in a new generation.

@@ -38,7 +38,7 @@ class _TopicLooks:
         topics: by stream the topics to look at.
 
     Raises:
-        TemporaryError: Kafka or the ledger is away.
+        TemporaryError: Kafka or the ledger is unavailable.
     """
 
     lines: Sequence[str] = ()
@@ -113,7 +113,7 @@ class PlannerRound(_TopicLooks):
         context: the streams, and their clients.
 
     Raises:
-        TemporaryError: Kafka or the ledger is away.
+        TemporaryError: Kafka or the ledger is unavailable.
     """
 
     def __init__(self, context: RoundContext) -> None:
@@ -145,7 +145,7 @@ class RetriesRound(_TopicLooks):
         context: the streams, and their clients.
 
     Raises:
-        TemporaryError: Kafka or the ledger is away.
+        TemporaryError: Kafka or the ledger is unavailable.
     """
 
     def __init__(self, context: RoundContext) -> None:

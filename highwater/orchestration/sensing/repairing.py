@@ -17,7 +17,7 @@ from highwater.orchestration.dependencies import (
     build_lake_guard,
     ensure_kafka_awake,
     ensure_lake_exists,
-    is_lookup_away,
+    is_lookup_unavailable,
     read_recovery_time,
 )
 from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG, URGENT_PRIORITY
@@ -111,7 +111,7 @@ class _SliceGates:
 
     Args:
         breaker: the stream's.
-        away: whether the reference table is left alone.
+        unavailable: whether the reference table is left alone.
         holds: the slices that are held.
         accepted: slices that a person lets through the breaker, and when.
         refused: slices that the breaker refused, the longest ago first.
@@ -119,7 +119,7 @@ class _SliceGates:
     """
 
     breaker: Circuit
-    away: bool
+    unavailable: bool
     holds: Sequence[Hold]
     accepted: Mapping[str, datetime]
     refused: Sequence[str]
@@ -143,7 +143,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     and Dagster disagree on is found, and a tick costs the same after any number of slices.
 
     Raises:
-        TemporaryError: the lake or the ledger is away; nothing was decided.
+        TemporaryError: the lake or the ledger is unavailable; nothing was decided.
     """
     now = datetime.now(UTC)
     ledger, lake = resources.ledger.open(), resources.lake.open()
@@ -175,7 +175,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     forgotten, unreported = _collect_missing_events(instance, ledger, lake, stream, live, seen.there)
     lines = [
         *format_repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
-        *format_stopped_lines(gate.breaker, decided.stopped, gate.away),
+        *format_stopped_lines(gate.breaker, decided.stopped, gate.unavailable),
         *format_turn_lines(decided.turn, gate.holds),
         *format_urgent_lines(urgent, first),
         *unreported,
@@ -201,7 +201,7 @@ def _collect_missing_events(
     """Materialisations that Dagster lacks, and a line where they could not be made; slices are requested all the same.
 
     Raises:
-        DependencyAwayError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read.
     """
     most = RULES.slices_per_tick * len(build_table_keys(stream))
     try:
@@ -250,13 +250,13 @@ def _read_gates(
     ledger: Ledger, lake: Lake, stream: Stream, seen: _ExaminedSlices, runs: Sequence[PastRun], now: datetime
 ) -> _SliceGates:
     undecided = {key for key, tables in seen.lacking.items() if "events" in tables}
-    breaker, away = ledger.breakers.read_circuit(stream.name), is_lookup_away(ledger, lake, stream)
+    breaker, unavailable = ledger.breakers.read_circuit(stream.name), is_lookup_unavailable(ledger, lake, stream)
     if breaker.can_admit_probe(now) and not undecided & seen.main:
         breaker = ledger.breakers.update(stream.name, (), lambda circuit, _: (end_cool_down(circuit, now), ()))
     holds = open_holds(ledger, stream, seen.slices.keys() - undecided - {*seen.left})
     accepted = {key: one.accepted_at for key, one in ledger.breakers.read_accepted_slices(list(seen.lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.list_refused(stream.name)]
-    return _SliceGates(breaker, away, holds, accepted, refused, select_last_tries(runs))
+    return _SliceGates(breaker, unavailable, holds, accepted, refused, select_last_tries(runs))
 
 
 def _read_accepted_refusals(
@@ -337,11 +337,11 @@ def _decide(
         gate.refused,
         list_in_flight(runs),
         now,
-        away=gate.away,
+        unavailable=gate.unavailable,
         tried=gate.tried,
         exhausted=exhausted,
     )
-    undone = {key: lacking[key] for key in in_order} if gate.breaker.closed and not gate.away else {}
+    undone = {key: lacking[key] for key in in_order} if gate.breaker.closed and not gate.unavailable else {}
     planned_at = {key: seen.slices[key].planned_at for key in lacking}
     # A slice that is blocked would keep those from going on that were asked for with it.
     most = 1 if stream.blocks else stream.limits.slices_per_run

@@ -70,7 +70,7 @@ class RestingStreams:
         context: the streams, and their clients.
 
     Raises:
-        TemporaryError: the ledger is away.
+        TemporaryError: the ledger is unavailable.
     """
 
     def __init__(self, context: RoundContext) -> None:
@@ -128,7 +128,7 @@ class _RoundWithRests(ABC):
         context: the streams, and their clients.
 
     Raises:
-        TemporaryError: the ledger is away.
+        TemporaryError: the ledger is unavailable.
     """
 
     lines: Sequence[str] = ()
@@ -156,7 +156,7 @@ class RepairRound(_RoundWithRests):
         context: the streams, and their clients.
 
     Raises:
-        TemporaryError: the ledger is away.
+        TemporaryError: the ledger is unavailable.
     """
 
     def __init__(self, context: RoundContext) -> None:

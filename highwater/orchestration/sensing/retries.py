@@ -45,7 +45,7 @@ def plan_tier(
         TopicVanishedError: it was planned, and is not there any more.
         TopicAbsentError: nothing was published to the tier yet.
         TopicRecreatedError: the tier is not the one that was planned.
-        DependencyAwayError: Kafka or the ledger is away; nothing was planned.
+        DependencyUnavailableError: Kafka or the ledger is unavailable; nothing was planned.
     """
     tier = build_tier_stream(stream, topic)
 

@@ -69,7 +69,7 @@ class Round(Protocol):
             cursor: the cursor of its last tick.
 
         Raises:
-            TemporaryError: a dependency is away; nothing was decided.
+            TemporaryError: a dependency is unavailable; nothing was decided.
             PermanentError: a person has to act before the sensor can serve the stream.
         """
 
@@ -109,7 +109,7 @@ class RoundResult:
 
     Args:
         ticks: by stream, in the order of the visits; streams without work are left out.
-        skipped: streams that could not be served because a dependency is away, with the reason.
+        skipped: streams that could not be served because a dependency is unavailable, with the reason.
         faults: streams that cannot be served until a person acts, with the error.
         served: streams that were served without a fault.
         left: streams that were not visited for want of time.

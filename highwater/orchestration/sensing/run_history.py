@@ -13,7 +13,7 @@ import dagster as dg
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, RunRecord
 
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.asset_keys import PUBLISHED, build_table_key, build_table_keys
 from highwater.orchestration.run_tags import PUBLISH, PURPOSE, STREAM_TAG
 from highwater.orchestration.sensing.run_requests import PastRun, resolve_run_keys
@@ -29,7 +29,7 @@ RECORDS = 2_000
 RETRY_GRACE = timedelta(minutes=5)
 # Ticks ask of the same runs again and again, for an hour while a slice waits: a megabyte of memory.
 RUNS_KNOWN = 10_000
-_AWAY: dict[str, bool] = {}
+_UNAVAILABLE: dict[str, bool] = {}
 
 
 def read_past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
@@ -155,7 +155,7 @@ def _find_time_of_end(record: RunRecord) -> datetime:
 
 
 def list_dependency_failures(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
-    """The slices whose last run failed because a dependency was away whose breaker stayed closed.
+    """The slices whose last run failed because a dependency was unavailable whose breaker stayed closed.
 
     Spark has none, and that of Kafka is kept closed by questions that a broker answers while another one is missing.
     They are asked for on and on, at the longest wait: what they wait for is no fault of theirs.
@@ -168,31 +168,33 @@ def list_dependency_failures(instance: dg.DagsterInstance, keys: Collection[str]
     last: dict[str, PastRun] = {}
     for run in sorted((run for run in runs if run.ended_at is not None), key=lambda run: str(run.ended_at)):
         last.update(dict.fromkeys(run.keys & set(keys), run))
-    away = {
+    unavailable = {
         run_id: has_failed_by_dependency(instance, run_id) for run_id in {run.run_id for run in last.values()} if run_id
     }
-    return {key for key, run in last.items() if away.get(run.run_id)}
+    return {key for key, run in last.items() if unavailable.get(run.run_id)}
 
 
 def has_failed_by_dependency(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether a step of a run failed because a dependency was away, Spark for example, and not by what it was to do.
+    """Whether a step of a run failed because a dependency, Spark for example, was unavailable.
 
     Args:
         instance: Dagster's instance.
         run_id: a run that ended. Its log is read once: the answer stays.
     """
-    known = _AWAY.get(run_id)
+    known = _UNAVAILABLE.get(run_id)
     if known is None:
-        if len(_AWAY) >= RUNS_KNOWN:
-            _AWAY.clear()
-        known = _AWAY[run_id] = _has_dependency_error(instance, run_id)
+        if len(_UNAVAILABLE) >= RUNS_KNOWN:
+            _UNAVAILABLE.clear()
+        known = _UNAVAILABLE[run_id] = _has_dependency_error(instance, run_id)
     return known
 
 
 def _has_dependency_error(instance: dg.DagsterInstance, run_id: str) -> bool:
     failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     texts = [entry.dagster_event.step_failure_data for entry in failures if entry.dagster_event is not None]
-    return any(data.error is not None and DependencyAwayError.__name__ in data.error.to_string() for data in texts)
+    return any(
+        data.error is not None and DependencyUnavailableError.__name__ in data.error.to_string() for data in texts
+    )
 
 
 def read_materialised_keys(instance: dg.DagsterInstance, stream: Stream) -> set[str]:

@@ -315,7 +315,7 @@ def stop(
     busy: Collection[str],
     now: datetime,
     *,
-    away: bool = False,
+    unavailable: bool = False,
     tried: Mapping[str, datetime] = MappingProxyType({}),
     exhausted: Collection[str] = (),
 ) -> StoppedSlices:
@@ -333,16 +333,16 @@ def stop(
         refused: slices that were refused, the longest ago first.
         busy: slices that runs are working on or will.
         now: the time, in UTC.
-        away: whether the reference table is left alone, so that nothing can be decided.
+        unavailable: whether the reference table is left alone, so that nothing can be decided.
         tried: when the last run ended that was to decide a slice, of those that had one.
         exhausted: slices that were exhausted.
     """
-    if circuit.closed and not away:
+    if circuit.closed and not unavailable:
         return StoppedSlices()
-    passing = () if away else accepted
+    passing = () if unavailable else accepted
     undecided = [key for key, tables in lacking.items() if "events" in tables and key not in passing]
     waiting = [key for key in undecided if "raw" not in lacking[key]]
-    if away:
+    if unavailable:
         candidates: list[str] = []
     elif circuit.can_admit_probe(now):
         known = {key: at for at, key in enumerate(refused, 1)}  # a refusal counts for longer than its run is remembered

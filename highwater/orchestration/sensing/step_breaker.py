@@ -34,8 +34,8 @@ NOT_WATCHED = frozenset({"raw", "published"})
 def report_to_breaker(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
     """Report to the stream's breaker how the block ends, which takes slices through one table.
 
-    If ledger or lake are away, nothing is recorded: the error under way matters more, and a probe without a record is
-    tried again.
+    If ledger or lake are unavailable, nothing is recorded: the error under way matters more, and a probe without a
+    record is tried again.
 
     Args:
         work: the slices and the connections.
@@ -56,7 +56,7 @@ def report_to_breaker(work: Work, table: str, tries_so_far: int) -> Iterator[Non
 def is_counted(error: Exception) -> bool:
     """Whether an error says something of the stream.
 
-    A temporary error does not: a dependency is away, or another run was first. A refused slice was counted
+    A temporary error does not: a dependency is unavailable, or another run was first. A refused slice was counted
     at its refusal. A retraction error shows a fault of the rules, not of new records.
     """
     return not isinstance(error, TemporaryError | RejectsOverLimitError | RetractionError)

@@ -116,7 +116,7 @@ def plan_stream(
         look: plan and topic as they were read a moment ago; they are read now if None.
 
     Raises:
-        TemporaryError: Kafka or the ledger is away; nothing was decided.
+        TemporaryError: Kafka or the ledger is unavailable; nothing was decided.
         PermanentError: the topic cannot be planned until a person acts. The text gives both values and the remedy.
     """
     from highwater.orchestration.sensing.topic_planner import Planner
@@ -246,7 +246,7 @@ def plan_retries(
             all topics whose records are retried if None.
 
     Raises:
-        TemporaryError: Kafka or the ledger is away; nothing was planned.
+        TemporaryError: Kafka or the ledger is unavailable; nothing was planned.
     """
     from highwater.orchestration.sensing.retries import plan_tier
 

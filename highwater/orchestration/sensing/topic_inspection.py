@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from highwater.divergence import Divergence
-from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
+from highwater.errors import DependencyUnavailableError, PermanentError, TopicAbsentError
 from highwater.orchestration.sensing.slice_cutting import find_partition_errors
 from highwater.resources.divergence_detection import detect_divergence
 
@@ -37,8 +37,8 @@ def compare_with_plan(
         The newest look, and how the topic's past compares with what was recorded.
 
     Raises:
-        DependencyAwayError: the topic seems to be recreated, which could not be confirmed, or exists at the first look
-            only.
+        DependencyUnavailableError: the topic seems to be recreated, which could not be confirmed, or exists at the
+            first look only.
     """
     divergence = detect_divergence(kafka, state, planned)
     first = _select_fault_kinds(stream, planned, state, divergence)
@@ -60,12 +60,12 @@ def fetch_topic_again(kafka: Kafka, topic: str) -> TopicState:
     """Look a second time at a topic that existed a moment ago.
 
     Raises:
-        DependencyAwayError: now it does not exist, or no broker answered in time.
+        DependencyUnavailableError: now it does not exist, or no broker answered in time.
     """
     try:
         return kafka.look_again(topic)
     except TopicAbsentError:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"two looks at topic {topic} disagree",
             stored="first: it exists",
             found="then: no such topic",
@@ -100,7 +100,7 @@ def _mark_unsure(
     planned: Planned, state: TopicState, divergence: Divergence, doubtful: Mapping[int, object], reason: str
 ) -> Divergence:
     if doubtful and state.topic_id != planned.generation.topic_id:
-        raise DependencyAwayError(
+        raise DependencyUnavailableError(
             f"topic {state.topic} seems to be another one than was planned: {reason}",
             stored=f"topic ID {planned.generation.topic_id}",
             found=f"topic ID {state.topic_id}",

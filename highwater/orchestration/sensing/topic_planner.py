@@ -151,7 +151,7 @@ class Planner:
             TopicRecreatedError: the topic is not the one that was planned.
             ConfigurationError: another stream planned the topic; or it was never planned, and yet its DLQ topics hold
                 records: the ledger was lost.
-            DependencyAwayError: Kafka or the ledger is away; nothing was planned.
+            DependencyUnavailableError: Kafka or the ledger is unavailable; nothing was planned.
             TemporaryError: other planners were first, again and again.
         """
         for _ in range(TRIES):
@@ -308,7 +308,7 @@ def _ensure_never_published(kafka: Kafka, stream: Stream) -> None:
 
     Raises:
         ConfigurationError: a tier or the parked topic holds records, or did; the accepted topic ends with ours.
-        DependencyAwayError: a partition of them could not be asked, which is not the same as empty (I15).
+        DependencyUnavailableError: a partition of them could not be asked, which is not the same as empty (I15).
     """
     for topic in stream.dlq_topics:
         if held := sum(offsets.end for offsets in _read_log_if_exists(kafka, topic).values()):

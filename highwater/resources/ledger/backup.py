@@ -29,7 +29,7 @@ def back_up(database: Database, file: Path) -> dict[str, int]:
     Raises:
         ConfigurationError: the file exists or cannot be written, or there is no ledger of this code's schema.
         IncompleteReadError: the copy does not hold all rows.
-        DependencyAwayError: the database cannot be reached.
+        DependencyUnavailableError: the database cannot be reached.
     """
     if file.exists():
         raise ConfigurationError(f"{file} exists", remedy="name a file that does not; a backup replaces no other one")
@@ -56,7 +56,7 @@ def restore(file: Path, database: Database) -> dict[str, int]:
     Raises:
         ConfigurationError: the file is no backup of this code's schema, or the database holds a ledger with rows.
         IncompleteReadError: the copy would not hold all rows; nothing was written.
-        DependencyAwayError: the database cannot be reached.
+        DependencyUnavailableError: the database cannot be reached.
     """
     source = Database(f"sqlite:///{file.absolute()}", database.wait_seconds)
     _ensure_current(source)
@@ -151,7 +151,7 @@ def list_problems(database: Database) -> list[str]:
     """Faults of the database itself, in sentences: its revision, its schema, and SQLite's own check of the file.
 
     Raises:
-        DependencyAwayError: the database cannot be reached.
+        DependencyUnavailableError: the database cannot be reached.
     """
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext

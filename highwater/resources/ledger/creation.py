@@ -30,7 +30,7 @@ def prepare(engine: Engine, wait_seconds: float) -> None:
 
     Raises:
         ConfigurationError: the schema cannot be used, or the database cannot be written.
-        DependencyAwayError: the database cannot be reached, or stayed locked.
+        DependencyUnavailableError: the database cannot be reached, or stayed locked.
     """
     found = find(engine)
     if found is None:
@@ -65,7 +65,7 @@ def upgrade(engine: Engine, wait_seconds: float) -> list[Revision]:
 
     Raises:
         ConfigurationError: a newer Highwater changed the schema, or the role may not change it.
-        DependencyAwayError: the database cannot be reached, or a writer held its lock for too long.
+        DependencyUnavailableError: the database cannot be reached, or a writer held its lock for too long.
     """
     with translate_errors(engine):
         found = find(engine)

@@ -46,7 +46,7 @@ class Database:
 
         Raises:
             ConfigurationError: the schema is older or newer than this code can use, or cannot be created.
-            DependencyAwayError: the database cannot be reached, or stayed locked.
+            DependencyUnavailableError: the database cannot be reached, or stayed locked.
         """
         with translate_errors(self.unchecked):
             creation.prepare(self.unchecked, self.wait_seconds)
@@ -75,7 +75,8 @@ class LedgerPart:
     Args:
         database: the ledger's.
 
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    Every method may raise DependencyUnavailableError: the database cannot be reached or stayed locked; nothing was
+    written.
     """
 
     def __init__(self, database: Database) -> None:

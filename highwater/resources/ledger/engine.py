@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from highwater.batching import split_by_count
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 
 # SQLite takes 32,766 parameters in a statement, and some builds 999.
 KEYS_PER_STATEMENT = 500
@@ -176,7 +176,7 @@ def _translate_error(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
             found=reason,
             remedy="grant its rights (docs/deployment/postgresql.md), or let the owner run highwater ledger upgrade",
         )
-    return DependencyAwayError(
+    return DependencyUnavailableError(
         f"the ledger {redact_url(engine.url)} does not answer",
         found=reason,
         remedy="look for a process that holds its lock, or whether its server runs; nothing was decided, so try again",

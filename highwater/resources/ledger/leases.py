@@ -131,7 +131,7 @@ def delete_expired_leases(connection: Connection, over_for: float) -> None:
 class Heartbeat:
     """A lease as a sign of life: kept alive by a thread, and left to run out when this process dies or hangs.
 
-    A ledger that is away does the work no harm, and the lease runs out.
+    A ledger that is unavailable does the work no harm, and the lease runs out.
     Nothing is protected by it: see `acquire_lease`.
 
     Args:

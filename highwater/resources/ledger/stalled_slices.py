@@ -1,4 +1,4 @@
-"""Slices that `repair` goes on requesting after six failed runs, as of an ordered stream or while a service is away."""
+"""Slices that `repair` goes on requesting after six failed runs: ordered streams, or a service was unavailable."""
 
 from __future__ import annotations
 

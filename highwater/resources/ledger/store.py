@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
 
 
-# A sensor tick shall answer within seconds whatever is away.
+# A sensor tick shall answer within seconds whatever is unavailable.
 WAIT_SECONDS = 5.0
 
 
@@ -66,7 +66,8 @@ class Ledger:
     Raises:
         ConfigurationError: the URL cannot be used.
 
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    Every method may raise DependencyUnavailableError: the database cannot be reached or stayed locked; nothing was
+    written.
     """
 
     def __init__(self, url: str, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -421,7 +422,7 @@ class Ledger:
             return read_current_leases(connection)
 
     def build_heartbeat(self, name: str, seconds: float) -> Heartbeat:
-        """A lease as a sign of life of this process, to be started and stopped; neither raises when the ledger is away.
+        """A lease as a sign of life of this process; start and stop do not raise while the ledger is unavailable.
 
         Args:
             name: the process that is alive; nobody else uses it.

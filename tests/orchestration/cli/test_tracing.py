@@ -74,7 +74,7 @@ def test_a_record_of_a_slice_whose_key_was_retired_is_found(tmp_path: Path) -> N
         ("orders.parked", "unknown: orders.parked could not be read there: Kafka at "),
     ],
 )
-def test_a_broker_that_is_away_is_no_answer(tmp_path: Path, topic: str, said: str) -> None:
+def test_a_broker_that_is_unavailable_is_no_answer(tmp_path: Path, topic: str, said: str) -> None:
     """A script took it for one: the status was 0."""
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
     reported = scene.run("locate", topic, "0", "5")

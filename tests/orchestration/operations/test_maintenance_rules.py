@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from dev.planted import plant
 from highwater.declaration import Accepted, Maintenance
-from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
+from highwater.errors import ConfigurationError, DeclarationError, DependencyUnavailableError, UnknownSliceError
 from highwater.maintenance import (
     FEWEST_FILES,
     MERGE_PASSES,
@@ -474,7 +474,7 @@ def test_no_key_is_retired_while_it_is_not_known_who_names_it(
     ours = deployment
     monkeypatch.setattr(key_retirement, "RECORDS", 0)
     ours.run_of(ours.keys[0], ours.keys[0])
-    with pytest.raises(DependencyAwayError, match="may name some"):
+    with pytest.raises(DependencyUnavailableError, match="may name some"):
         ours.retire()
     assert ours.live() == ours.keys
 

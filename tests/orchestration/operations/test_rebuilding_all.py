@@ -21,7 +21,7 @@ from highwater.assets.erasures_table import sync_with_ledger
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
 from highwater.erasing import ErasedCounts, Erasure
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.mirroring import MirrorMark
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
@@ -176,7 +176,7 @@ def test_a_topic_that_cannot_be_asked_is_not_taken_for_an_empty_one() -> None:
         return TopicState(topic, "A" * 22, {0: PartitionState(None, None, None, None)})
 
     kafka: Any = SimpleNamespace(read_topic_state=without_leader)
-    with pytest.raises(DependencyAwayError, match="could not be asked"):
+    with pytest.raises(DependencyUnavailableError, match="could not be asked"):
         _ensure_never_published(kafka, STREAM)
 
 

@@ -22,7 +22,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.alerting import DEPLOYMENT, Alert, Condition, mark_reported, update_alerts, update_watch
 from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
-from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
+from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts, topic_conditions
 from highwater.reclaims import Reclaim
@@ -47,7 +47,7 @@ def measure(over: bool, value: str = "7") -> Condition:
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans())))
 def test_alerts_and_recoveries_alternate_and_none_is_reported_twice(ticks: list[tuple[bool, bool]]) -> None:
-    """Each tick measures the condition, and its receiver may be away."""
+    """Each tick measures the condition, and its receiver may be unavailable."""
     open_: dict[tuple[str, str], Alert] = {}
     heard: list[str] = []
     for over, receives in ticks:
@@ -121,7 +121,7 @@ def test_gone_is_what_nobody_watched_over_while_others_ticked(
 
 
 def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that was removed, and a reference table that was away when its stream went, stayed an alert for ever."""
+    """Alerts of a removed stream, and of a reference table unavailable when its stream went, never ended."""
     ledger, unused = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), cast("Any", None)
     heard: list[dict[str, Any]] = []
     table = Lookup("customer_id", "reference/old", "id")
@@ -181,7 +181,7 @@ def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     def tick(over: bool | None, report: alerts.Report) -> list[str]:
         def measured(*_: object) -> Condition | None:
             if over is None:
-                raise DependencyAwayError("the lake is away", remedy="wait")
+                raise DependencyUnavailableError("the lake is unavailable", remedy="wait")
             return measure(over)
 
         monkeypatch.setattr(alerts, "CONDITIONS", (measured,))
@@ -205,7 +205,7 @@ def test_many_ticks_give_one_alert_and_one_recovery(ticking: Callable[..., list[
 
 def test_a_receiver_that_fails_is_reported_later(ticking: Callable[..., list[str]]) -> None:
     def fails(_: Alert) -> None:
-        raise DependencyAwayError("the receiver of alerts did not answer", remedy="wait")
+        raise DependencyUnavailableError("the receiver of alerts did not answer", remedy="wait")
 
     heard: list[Alert] = []
     assert "did not answer" in " ".join(ticking(True, fails))
@@ -260,14 +260,14 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
     messages = []
     for status, seconds in ((500, 5.0), (302, 5.0), (0, 0.2)):
         receiver.status = status
-        with pytest.raises(DependencyAwayError) as caught:
+        with pytest.raises(DependencyUnavailableError) as caught:
             post(url, {}, seconds)
         messages.append(str(caught.value) + repr(caught.value.__cause__))
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         post(f"http://{LOOPBACK}:{free_port()}/planted-secret", {})
     with pytest.raises(ConfigurationError) as strange:
         post("file:///planted-secret", {})
-    with pytest.raises(DependencyAwayError) as odd:
+    with pytest.raises(DependencyUnavailableError) as odd:
         post(f"http://{LOOPBACK}/planted secret", {})
     messages.append(str(odd.value) + repr(odd.value.__cause__))
     assert not any("planted" in text for text in [*messages, str(caught.value), str(strange.value)])
@@ -311,9 +311,9 @@ def test_conditions_of_the_lake_are_measured(tmp_path: Path) -> None:
     written.add("rejects", MAIN, range(4, 10), next_topic=PARKED)
     written.ledger.add([MAIN])
     written.write()
-    away = Kafka(f"{LOOPBACK}:{free_port()}")
+    unavailable = Kafka(f"{LOOPBACK}:{free_port()}")
     stream = replace(STREAM, alerts=Alerts(reject_ratio=0.6, parked=5))
-    asked = alert_inputs.StreamInputs(written.ledger, away, written.lake, stream)
+    asked = alert_inputs.StreamInputs(written.ledger, unavailable, written.lake, stream)
     ratio, parked = alert_conditions._measure_reject_ratio(asked), alert_conditions._measure_parked_records(asked)
     assert ratio is not None
     assert parked is not None
@@ -334,10 +334,10 @@ def test_unavailable_dependencies_are_not_measured(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(
         alerts, "CONDITIONS", (topic_conditions.measure_retention_left, alert_conditions._measure_retry_age)
     )
-    ledger, away = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), Kafka(f"{LOOPBACK}:{free_port()}")
+    ledger, unavailable = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), Kafka(f"{LOOPBACK}:{free_port()}")
     lake: Any = None
     lines: list[str] = []
-    assert list(alerts._measure_stream(ledger, away, lake, STREAM, lines, [])) == []
+    assert list(alerts._measure_stream(ledger, unavailable, lake, STREAM, lines, [])) == []
     assert [line.startswith("orders: not measured: ") for line in lines] == [True, True]
 
 
@@ -385,7 +385,7 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
     written.ledger.allocate_attempts([MAIN.key])
     written.ledger.reclaims.add("orders", [Reclaim(Origin("orders", 0, 0, 2), MAIN.key, 1, "fixed", "ann", NOW)])
     written.write()
-    away = Kafka(f"{LOOPBACK}:{free_port()}")
+    unavailable = Kafka(f"{LOOPBACK}:{free_port()}")
     of_lake = [measuring for measuring, names in alert_conditions.DEPENDENCIES.items() if LAKE in names]
     heard: list[Alert] = []
 
@@ -393,7 +393,7 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(alerts, "CONDITIONS", of_lake)
             lines: list[str] = []
-            found = [*alerts._measure_stream(written.ledger, away, written.lake, STREAM, lines, [])]
+            found = [*alerts._measure_stream(written.ledger, unavailable, written.lake, STREAM, lines, [])]
         heard.extend(update_alerts({}, found, NOW).values())
         return lines
 

@@ -191,18 +191,20 @@ def test_the_job_reads_the_newest_slices_again(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_runs_beside_it(
+def test_a_broker_that_is_unavailable_is_a_temporary_error_until_a_real_one_runs_beside_it(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended as if somebody had changed a table, and reported the same twice, in the words of two clients."""
-    words, away_as_said = count(), Kafka.build_away_error
-    monkeypatch.setattr(Kafka, "build_away_error", lambda self, error: away_as_said(self, f"{error}, {next(words)}"))
+    words, unavailable_as_said = count(), Kafka.build_unavailable_error
+    monkeypatch.setattr(
+        Kafka, "build_unavailable_error", lambda self, error: unavailable_as_said(self, f"{error}, {next(words)}")
+    )
     written.ledger.add([MAIN, RETRIED])
     written.write()
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", written.folder)
-    away = scene.run("audit", "orders")
-    assert away.exit_code == TEMPORARY, away.output
-    assert away.stdout.count("error: Kafka at ") == 1
+    unavailable = scene.run("audit", "orders")
+    assert unavailable.exit_code == TEMPORARY, unavailable.output
+    assert unavailable.stdout.count("error: Kafka at ") == 1
     doubled = [row for row in written.rows["events"] if row.get("origin_offset") == 3]
     written.rows["events"] += doubled
     written.write()

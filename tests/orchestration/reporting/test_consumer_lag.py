@@ -14,7 +14,7 @@ import pytest
 
 from highwater.alerting import Condition
 from highwater.declaration import Alerts, Foreign
-from highwater.errors import DependencyAwayError, TopicAbsentError
+from highwater.errors import DependencyUnavailableError, TopicAbsentError
 from highwater.orchestration import observation
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts, consumer_lag, topic_conditions
 from highwater.orchestration.reporting import audit as audit_page
@@ -123,12 +123,12 @@ def test_recorded_losses_are_not_waited_for(deployed: Deployed) -> None:
 
 
 def test_without_the_lake_that_is_unread_that_nobody_tried(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: object) -> None:
-        raise DependencyAwayError("the lake does not answer", remedy="mount it")
+    def unavailable(*_: object) -> None:
+        raise DependencyUnavailableError("the lake does not answer", remedy="mount it")
 
     deployed.read(0, 1)
     deployed.ledger.allocate_attempts(["orders@0000002"])
-    monkeypatch.setattr(Lake, "list_slice_keys", away)
+    monkeypatch.setattr(Lake, "list_slice_keys", unavailable)
     ages = deployed.ages()
     assert (ages.starts, ages.sure) == ({0: 30, 1: 30}, False)
 

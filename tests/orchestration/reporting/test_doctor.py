@@ -15,7 +15,7 @@ import pytest
 
 from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted, Foreign
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, PermanentError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError, PermanentError
 from highwater.formats import Json
 from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
@@ -45,7 +45,7 @@ def test_a_lake_is_written_to_and_left_clean(tmp_path: Path) -> None:
     assert "can be written to" in doctor._check_lake(str(tmp_path / "not" / "yet" / "there"))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(DependencyAwayError, match="nothing can be written"):
+    with pytest.raises(DependencyUnavailableError, match="nothing can be written"):
         doctor._check_lake(str(tmp_path / "file"))
 
 
@@ -63,7 +63,7 @@ def test_denied_store_operations_are_reported(
         raise OSError("denied")
 
     monkeypatch.setattr(f"deltalake.{step}", refuse)
-    with pytest.raises(DependencyAwayError, match=rf"could not be {done}; found: denied; remedy: .* may list"):
+    with pytest.raises(DependencyUnavailableError, match=rf"could not be {done}; found: denied; remedy: .* may list"):
         try_storage(tmp_path.as_uri())
 
 
@@ -72,15 +72,17 @@ def test_denied_removal_from_a_store_is_reported(tmp_path: Path, monkeypatch: py
         raise OSError("denied")
 
     monkeypatch.setattr("deltalake.fs.DeltaStorageHandler.delete_dir", refuse)
-    with pytest.raises(DependencyAwayError, match=r"could not be removed; found: denied; remedy: .* that place can go"):
+    with pytest.raises(
+        DependencyUnavailableError, match=r"could not be removed; found: denied; remedy: .* that place can go"
+    ):
         try_storage(tmp_path.as_uri())
 
 
-def test_a_store_that_nobody_serves_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_nobody_serves_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"ENDPOINT_URL": f"http://{LOOPBACK}:{free_port()}", "ALLOW_HTTP": "true", "REGION": "nowhere"}
     for name, value in {**answers, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "planted"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    with pytest.raises(DependencyAwayError, match="did not answer a probe") as caught:
+    with pytest.raises(DependencyUnavailableError, match="did not answer a probe") as caught:
         doctor._check_lake("s3a://bucket/lake")
     assert "planted" not in str(caught.value)
 
@@ -126,10 +128,12 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     assert "new.example:/dagster" in str(caught.value.found)
     assert "stop the sensors" in caught.value.remedy
 
-    def away() -> None:
-        raise DependencyAwayError("no broker answers", remedy="wait")
+    def unavailable() -> None:
+        raise DependencyUnavailableError("no broker answers", remedy="wait")
 
-    deployment = cast("Deployment", SimpleNamespace(open_ledger=lambda: ledger, open_kafka=away, open_lake=away))
+    deployment = cast(
+        "Deployment", SimpleNamespace(open_ledger=lambda: ledger, open_kafka=unavailable, open_lake=unavailable)
+    )
     shown = {one.what: one.error for one in doctor._check_stream(deployment, stream)}
     assert isinstance(shown["Dagster instances of orders"], ConfigurationError), "whatever Kafka answers"
     # The new one goes on alone.
@@ -198,7 +202,7 @@ def test_a_stream_with_schemas_needs_a_registry_that_answers() -> None:
         server.shutdown()
         thread.join()
         server.server_close()
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         doctor._check_registry(settings(HIGHWATER_SCHEMA_REGISTRY_URL=url))
     assert "planted" not in str(caught.value)
 
@@ -219,13 +223,13 @@ def test_storage_of_dagster_that_cannot_be_written_to_is_reported(tmp_path: Path
     broken.write_text("no folder")
     storage = {"storage": {"sqlite": {"base_dir": str(broken / "planted")}}}
     (tmp_path / "dagster.yaml").write_text(json.dumps(storage))
-    with pytest.raises(DependencyAwayError, match="cannot be written to") as caught:
+    with pytest.raises(DependencyUnavailableError, match="cannot be written to") as caught:
         doctor._check_dagster({"DAGSTER_HOME": str(tmp_path)})
     assert str(broken) not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["strage: {}", "storage: [", "storage: {postgres: {postgres_url: {env: NOT_SET}}}"])
-def test_storage_of_dagster_that_nobody_can_open_is_no_storage_that_is_away(tmp_path: Path, text: str) -> None:
+def test_storage_of_dagster_that_nobody_can_open_is_no_storage_that_is_unavailable(tmp_path: Path, text: str) -> None:
     (tmp_path / "dagster.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match="cannot be written to"):
         doctor._check_dagster({"DAGSTER_HOME": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""Metrics: the numbers of a scene whose every record is known, and what is left out when something is away."""
+"""Metrics: the numbers of a scene whose every record is known, and what is left out when something is unavailable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prometheus_client import parser as older
 from dev.processes import LOOPBACK, free_port
 from highwater.alerting import DEPLOYMENT, Alert
 from highwater.declaration import Severity, Stream
-from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
+from highwater.errors import DependencyUnavailableError, PermanentError, TopicAbsentError
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.reporting import prometheus_metrics
@@ -52,11 +52,11 @@ class FakeBroker:
 
     topics: Mapping[str, TopicState] = field(default_factory=dict)
     age: timedelta = timedelta(0)
-    away: bool = False
+    unavailable: bool = False
 
     def read_topic_state(self, topic: str) -> TopicState:
-        if self.away:
-            raise DependencyAwayError("Kafka did not answer", remedy="check that it runs")
+        if self.unavailable:
+            raise DependencyUnavailableError("Kafka did not answer", remedy="check that it runs")
         if topic not in self.topics:
             raise TopicAbsentError(f"topic {topic!r} does not exist", remedy="create it")
         return self.topics[topic]
@@ -236,8 +236,8 @@ OF_LAKE = {
 
 
 def test_without_kafka_the_plan_and_the_tables_are_reported(written: Written) -> None:
-    away = broker(away=True)
-    found = asked(written.ledger, away, written.lake)
+    unavailable = broker(unavailable=True)
+    found = asked(written.ledger, unavailable, written.lake)
     numbers, before = read(found.text), read(asked(written.ledger, broker(), written.lake).text)
     assert numbers.pop("highwater_up") == {("ledger",): 1, ("kafka",): 0, ("lake",): 1}
     silent = OF_KAFKA | {"highwater_stopped"}
@@ -248,7 +248,7 @@ def test_without_kafka_the_plan_and_the_tables_are_reported(written: Written) ->
 def test_without_the_lake_the_plan_and_the_topic_are_reported(written: Written) -> None:
     class FailingLake(Lake):
         def open_stream_table(self, stream: str, table: str) -> Any:
-            raise DependencyAwayError(f"{stream}/{table} could not be read", remedy="mount it")
+            raise DependencyUnavailableError(f"{stream}/{table} could not be read", remedy="mount it")
 
     numbers = read(asked(written.ledger, broker(), FailingLake("/nowhere")).text)
     assert numbers["highwater_up"]["lake",] == 0
@@ -266,10 +266,10 @@ def test_without_the_lake_the_plan_and_the_topic_are_reported(written: Written) 
 def test_without_the_ledger_nobody_knows_what_is_unread(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole topic would be its lag, were the plan taken for empty."""
 
-    def away(*_: object) -> None:
-        raise DependencyAwayError("the ledger does not answer", remedy="start it")
+    def unavailable(*_: object) -> None:
+        raise DependencyUnavailableError("the ledger does not answer", remedy="start it")
 
-    monkeypatch.setattr(Database, "reading", away)
+    monkeypatch.setattr(Database, "reading", unavailable)
     numbers = read(asked(written.ledger, broker(), written.lake).text)
     assert numbers["highwater_up"] == {("ledger",): 0, ("kafka",): 1, ("lake",): 1}
     known = {"highwater_up", "highwater_last_stable_offset", "highwater_stream_measured"}
@@ -284,7 +284,7 @@ def test_without_dagsters_database_the_rest_is_reported(written: Written) -> Non
     numbers = read(found.text)
     assert (numbers["highwater_up"]["dagster",], numbers["highwater_failing_check_slices"]) == (0, {})
     assert numbers["highwater_slices"]["orders", "orders"] == 3
-    assert "hunter2" not in str(found.away["dagster"])
+    assert "hunter2" not in str(found.unavailable["dagster"])
 
 
 def test_an_error_of_one_stream_hides_no_number_of_the_others(
@@ -335,7 +335,7 @@ def test_a_textfile_collector_reads_it_too(written: Written) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_command_prints_all_it_knows_and_says_what_is_away(tmp_path: Path) -> None:
+def test_the_command_prints_all_it_knows_and_says_what_is_unavailable(tmp_path: Path) -> None:
     environment = {"HIGHWATER_HOME": str(tmp_path), "HIGHWATER_KAFKA_BOOTSTRAP": f"{LOOPBACK}:{free_port()}"}
     reported = CliRunner().invoke(main, ["metrics", "orders"], env=environment)
     assert reported.exit_code == TEMPORARY

@@ -12,7 +12,7 @@ import pytest
 
 from highwater.assets import published
 from highwater.declaration import Alerts
-from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
+from highwater.errors import LAKE, BreakerOpenError, DependencyUnavailableError
 from highwater.holds import HoldingRecords
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, publication_status
 from highwater.orchestration.reporting.explaining import explain
@@ -258,7 +258,7 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(
         assert "publisher is switched on" in found.remedy
 
 
-def test_a_lake_that_is_away_is_reported_and_is_not_taken_for_one_without_slices(
+def test_a_lake_that_is_unavailable_is_reported_and_is_not_taken_for_one_without_slices(
     scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = (scene.tables.ledger, scene.tables.lake, scene.tables.stream)
@@ -267,11 +267,11 @@ def test_a_lake_that_is_away_is_reported_and_is_not_taken_for_one_without_slices
     assert isinstance(found, WaitingWork)
     assert [line.split(":")[0] for line in found.lines] == ["orders.accepted"]
 
-    def away(*_: object) -> None:
-        raise DependencyAwayError("the lake could not be read", remedy="wait")
+    def unavailable(*_: object) -> None:
+        raise DependencyUnavailableError("the lake could not be read", remedy="wait")
 
-    monkeypatch.setattr(publication_status, "read_written", away)
-    assert isinstance(_load_waiting_work(*asked), DependencyAwayError)
+    monkeypatch.setattr(publication_status, "read_written", unavailable)
+    assert isinstance(_load_waiting_work(*asked), DependencyUnavailableError)
     now = datetime.now(UTC)
     scene.tables.ledger.breakers.change(LAKE, lambda one: replace(one, state="open", since=now, why="away"))
     assert isinstance(_load_waiting_work(*asked), BreakerOpenError)
@@ -293,8 +293,8 @@ def test_a_log_that_cannot_be_read_and_a_slice_commit_of_another_format_are_repo
     with monkeypatch.context() as patched:
         patched.setattr(type(table), "get_add_actions", fails)
         found = _load_waiting_work(tables.ledger, tables.lake, tables.stream)
-    assert isinstance(found, DependencyAwayError)
-    assert (found.of, found.found) == (None, "a checkpoint is gone"), "one table that is broken is no lake away"
+    assert isinstance(found, DependencyUnavailableError)
+    assert (found.of, found.found) == (None, "a checkpoint is gone"), "one table that is broken is no lake unavailable"
 
     def newer(*_: object) -> None:
         raise ValueError("slice commit of format 9; this version reads format 2")

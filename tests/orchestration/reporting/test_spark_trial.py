@@ -15,7 +15,7 @@ from dev import jars
 from dev.object_store import ObjectStore
 from dev.spark_local import environment, local_conf, write_conf_dir
 from dev.spark_standalone import SparkStandalone
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration.reporting import spark_trial
 from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESSION, from_plain, to_plain, try_spark
 from highwater.orchestration.reporting.trial_results import TrialResult
@@ -38,7 +38,7 @@ NAMES = ["Spark", "Spark session", "Spark and the lake", "Spark and Kafka", "Spa
         TrialResult("a", "text"),
         TrialResult("a", "text", warning=True, remedy="do"),
         TrialResult("a", error=ConfigurationError("problem", stored="s", found="f", remedy="do")),
-        TrialResult("a", error=DependencyAwayError("problem", remedy="do")),
+        TrialResult("a", error=DependencyUnavailableError("problem", remedy="do")),
     ],
 )
 def test_a_result_comes_back_as_it_was(one: TrialResult) -> None:
@@ -84,7 +84,7 @@ def test_a_cluster_without_workers_is_found_within_a_bounded_time(
     started = time.monotonic()
     *_, last = try_with(monkeypatch, script)
     assert time.monotonic() - started < 60
-    assert isinstance(last.error, DependencyAwayError)
+    assert isinstance(last.error, DependencyUnavailableError)
     assert last.what == "Spark job"
     assert last.error.problem == "no executor of Spark ran a task within 0.5 s"
     assert str(last.error.found).startswith("Initial job has not accepted any resources")

@@ -27,7 +27,7 @@ from dagster_shared.error import SerializableErrorInfo
 from dev.processes import wait_until
 from highwater.alerting import Alert, Condition
 from highwater.declaration import Alerts
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import PERMANENT
@@ -387,7 +387,7 @@ def test_a_measure_that_fails_for_good_is_an_alert(tmp_path: Path, monkeypatch: 
         alerts.tick(deployed.ledger, deployed.kafka, deployed.lake, [STREAM], lambda one: heard.append(one.value))
         return heard
 
-    assert tick(DependencyAwayError("the lake is away", remedy="wait")) == []
+    assert tick(DependencyUnavailableError("the lake is unavailable", remedy="wait")) == []
     reported = tick(ConfigurationError("the broker forbids it", remedy="allow it"), OverflowError("year 10000"))
     assert reported == ["the broker forbids it; parked records: OverflowError"]
     assert tick() == ["all is measured"]

@@ -122,10 +122,10 @@ def test_a_run_whose_worker_is_gone_fails_and_lets_go_of_its_pool(instance: dg.D
     assert end_runs_without_worker(instance, ledger, [STREAM], later) == []
 
 
-def test_a_worker_that_reports_again_after_the_ledger_was_away_keeps_its_run(
+def test_a_worker_that_reports_again_after_the_ledger_was_unavailable_keeps_its_run(
     instance: dg.DagsterInstance, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the ledger is away for more than a term all leases run out; the first tick after it ended every run."""
+    """While the ledger is unavailable for more than a term all leases run out; the next tick ended every run."""
     dead, alive = started(instance), started(instance)
     leases = {run: Lease(ledger.database, f"run orders/{run}", seconds=-1) for run in (dead, alive)}
     for lease in leases.values():
@@ -250,7 +250,7 @@ def test_a_worker_holds_its_lease_while_it_works_and_beyond_the_runs_end(
     wait_until(lambda: not select_worker_leases(ledger.read_leases()), 10, "the lease's end")
 
 
-def test_a_ledger_that_is_away_does_a_worker_no_harm(tmp_path: Path) -> None:
+def test_a_ledger_that_is_unavailable_does_a_worker_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     beat = Ledger(f"sqlite:///{tmp_path / 'file' / 'ledger.sqlite'}").build_heartbeat("run orders/x", 0.2)
     beat.start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dev.processes import wait_until
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.reporting.audit_report import _build_dlq_row as audited
 from highwater.orchestration.reporting.plan_status import _read_tier_status
 from highwater.orchestration.reporting.status_report import DlqStatus, StreamStatus
@@ -44,12 +44,12 @@ class FakeTier:
     Args:
         ends: of its partitions.
         markers: offsets without a record.
-        away: no reads are answered.
+        unavailable: no reads are answered.
     """
 
     ends: dict[int, int]
     markers: frozenset[int] = frozenset()
-    away: bool = False
+    unavailable: bool = False
 
     def read_topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, "A", {p: PartitionState(0, end, end, 1) for p, end in self.ends.items()})
@@ -59,8 +59,8 @@ class FakeTier:
         return {p: min(max(0, int(since.total_seconds())), self.ends[p]) for p, since in came.items()}
 
     def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[FakeMessage]:
-        if self.away:
-            raise DependencyAwayError("no broker answered", remedy="start it")
+        if self.unavailable:
+            raise DependencyUnavailableError("no broker answered", remedy="start it")
         assert all(len(offsets) <= 20 for offsets in ranges.values()), "not all that waits is read"
         at = [(p, n) for p, r in ranges.items() for n in range(r.start, r.end) if n not in self.markers]
         return (FakeMessage(BEGUN + timedelta(minutes=p, seconds=n)) for p, n in at)
@@ -115,8 +115,8 @@ def test_markers_have_no_time(ledger: Ledger) -> None:
 
 def test_where_nothing_waits_or_can_be_read_there_are_none(ledger: Ledger) -> None:
     assert look(ledger, FakeTier({0: 5, 1: 0})).times is None
-    away = look(ledger, FakeTier({0: 9, 1: 0}, away=True))
-    assert (away.waiting, away.times, away.error) == (4, None, None)
+    unavailable = look(ledger, FakeTier({0: 9, 1: 0}, unavailable=True))
+    assert (unavailable.waiting, unavailable.times, unavailable.error) == (4, None, None)
 
 
 @pytest.mark.parametrize("ordinal", [1, 2, 3, 40, 5000])

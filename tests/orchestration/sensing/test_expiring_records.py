@@ -14,7 +14,7 @@ import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from highwater.declaration import Alerts, Limits
-from highwater.errors import DependencyAwayError
+from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.sensing import expiring_records as module
 from highwater.orchestration.sensing import repairing
@@ -62,7 +62,7 @@ class FakeHourlyTopic:
 
     def read_offsets_at(self, topic: str, timestamp_ms: int, state: object = None) -> dict[int, int]:
         if topic != "orders":
-            raise DependencyAwayError("no leader", remedy="wait")
+            raise DependencyUnavailableError("no leader", remedy="wait")
         age = timedelta(milliseconds=time.time_ns() // 1_000_000 - timestamp_ms)
         return dict.fromkeys((0, 1), round(100 - age / HOUR))
 
@@ -82,9 +82,9 @@ def test_a_slice_with_records_within_the_margin_is_endangered(
         replace(slice_, ranges={0: OffsetRange(40, 40), 1: OffsetRange(start, start + 10)})
         for slice_, start in ((ONE, 33), (TWO, 34), (THREE, 90))
     ]
-    away = replace(FOUR, topic="orders.dlq.1", ranges={0: OffsetRange(0, 1)})
+    unavailable = replace(FOUR, topic="orders.dlq.1", ranges={0: OffsetRange(0, 1)})
     kafka: Any = FakeHourlyTopic()
-    assert list_endangered_slices(kafka, STREAM, [away, *slices]) == expected, (
+    assert list_endangered_slices(kafka, STREAM, [unavailable, *slices]) == expected, (
         "one that cannot be asked keeps back no other"
     )
 

@@ -22,7 +22,7 @@ from dev.processes import wait_until
 from highwater.declaration import Limits, Stream
 from highwater.divergence import SOUND, Divergence
 from highwater.errors import (
-    DependencyAwayError,
+    DependencyUnavailableError,
     ForeignMemberError,
     LeaseHeldError,
     TopicAbsentError,
@@ -75,7 +75,7 @@ class FakeDeployment:
     commits: list[Mapping[TopicAndPartition, tuple[int, MirrorMark]]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     divergence: Divergence = SOUND
-    away: bool = False
+    unavailable: bool = False
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(f"sqlite:///{self.folder / 'ledger.sqlite'}")
@@ -93,8 +93,8 @@ class FakeDeployment:
         return {place: held for place, held in self.group.items() if place in places}
 
     def commit(self, kafka: object, name: str, offsets: Mapping[TopicAndPartition, tuple[int, MirrorMark]]) -> None:
-        if self.away:
-            raise DependencyAwayError("away", remedy="none")
+        if self.unavailable:
+            raise DependencyUnavailableError("away", remedy="none")
         self.commits.append(offsets)
         # As a broker keeps them: the mark goes through its written form.
         self.group |= {
@@ -224,10 +224,10 @@ def test_a_long_way_is_gone_in_ticks(played: FakeDeployment, monkeypatch: pytest
 def test_a_tick_that_dies_before_its_commit_is_made_up_for(played: FakeDeployment) -> None:
     played.open()
     played.settle(played.plan(0))
-    played.away = True
-    with pytest.raises(DependencyAwayError):
+    played.unavailable = True
+    with pytest.raises(DependencyUnavailableError):
         played.tick()
-    played.away = False
+    played.unavailable = False
     played.tick()
     assert played.positions() == [10, 10]
 

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import event
 
 from highwater.declaration import Foreign, Limits, Stream
-from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, TopicAbsentError
+from highwater.errors import ConfigurationError, DeclarationError, DependencyUnavailableError, TopicAbsentError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting.plan_status import read_stream_status
@@ -76,7 +76,7 @@ class FakeCluster:
         return {}
 
     def get_admin(self) -> Any:
-        raise DependencyAwayError("settings are not known", remedy="none")
+        raise DependencyUnavailableError("settings are not known", remedy="none")
 
     def _state(self, topic: str) -> TopicState:
         seen = {p: PartitionState(0, at, at, 1, self.epoch) for p, at in self.ends[topic].items()}
@@ -341,17 +341,17 @@ def test_a_pause_ends_the_fault_of_a_stream(deployed: Callable[..., Deployment])
     assert ours.ledger.sensor_faults.list_all() == []
 
 
-def test_kafka_that_is_away_is_no_empty_topic(
+def test_kafka_that_is_unavailable_is_no_empty_topic(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I15: the tick skips with the reason, and leaves the cursor as it is."""
     ours = deployed(3)
     ours.cursors["planner"] = Cursor("s001").to_json()
 
-    def away(*_: object) -> None:
-        raise DependencyAwayError("Kafka did not answer", remedy="wait")
+    def unavailable(*_: object) -> None:
+        raise DependencyUnavailableError("Kafka did not answer", remedy="wait")
 
-    monkeypatch.setattr(ours.kafka, "read_topic_states", away)
+    monkeypatch.setattr(ours.kafka, "read_topic_states", unavailable)
     result = ours.tick("planner")
     assert "Kafka did not answer" in result.skip_message
     assert Cursor.parse(result.cursor).begin == "s001"

@@ -218,7 +218,7 @@ def test_slices_that_fail_without_a_coordinator_are_not_exhausted(
     scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other brokers answer meanwhile, so the breaker of Kafka stays closed, and nothing was forgiven at the end."""
-    first, second = exhausted_slices(scene, "DependencyAwayError: Kafka did not answer")
+    first, second = exhausted_slices(scene, "DependencyUnavailableError: Kafka did not answer")
     assert scene.tick().lines == ["2 wait for their next attempt"]
     monkeypatch.setattr(publishing, "datetime", SimpleNamespace(now=lambda _: LATER))
     assert scene.asked() == [(first.key, second.key)], "an hour after the last run"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from highwater.declaration import Stream
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration.sensing import rounds
 from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
 from highwater.orchestration.sensing.run_requests import Request
@@ -52,7 +52,11 @@ def far() -> float:
 
 @pytest.mark.parametrize(
     "error",
-    [ConfigurationError("no", remedy="fix it"), ValueError("a defect"), DependencyAwayError("away", remedy="wait")],
+    [
+        ConfigurationError("no", remedy="fix it"),
+        ValueError("a defect"),
+        DependencyUnavailableError("away", remedy="wait"),
+    ],
 )
 def test_an_error_of_one_stream_stops_no_other(error: Exception) -> None:
     tick = Tick(keys=["c@0000000"])

@@ -16,7 +16,7 @@ from dev.broker import EmbeddedCluster
 from dev.processes import wait_until
 from highwater.assets import raw
 from highwater.divergence import Fingerprint, PlannedFacts, SeenRecord, compute_digest
-from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, TopicTruncatedError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, TopicAbsentError, TopicTruncatedError
 from highwater.orchestration.asset_keys import build_topic_key
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.divergence_detection import find_divergence
@@ -240,7 +240,7 @@ class OfflinePartitions:
     def led(self) -> list[int]:
         try:
             state = Kafka(self.cluster.bootstrap).read_topic_state(OFFLINE)
-        except (DependencyAwayError, TopicAbsentError):
+        except (DependencyUnavailableError, TopicAbsentError):
             return []
         return [number for number, one in state.partitions.items() if one.known]
 
@@ -282,7 +282,7 @@ class OfflinePartitions:
 def _end(kafka: Kafka) -> int | None:
     try:
         return kafka.read_topic_state(TOPIC).partitions[0].last_stable
-    except DependencyAwayError:  # for a moment the client asks the broker that is gone
+    except DependencyUnavailableError:  # for a moment the client asks the broker that is gone
         return None
 
 

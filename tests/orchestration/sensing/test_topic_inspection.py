@@ -14,7 +14,7 @@ from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import raw, unreadable_slices
 from highwater.declaration import Limits
 from highwater.errors import (
-    DependencyAwayError,
+    DependencyUnavailableError,
     HighwaterError,
     OffsetsExpiredError,
     TemporaryError,
@@ -118,7 +118,7 @@ def test_a_fault_that_is_seen_once_is_none(planned: Ledger, name: str) -> None:
 @pytest.mark.parametrize("name", ["expired", "truncated", "a partition is gone", "recreated"])
 @pytest.mark.parametrize("at", ["both", "first", "second"])
 def test_a_fault_while_a_partition_has_no_leader_is_none(planned: Ledger, name: str, at: str) -> None:
-    """While leaders are away answers are wrong: neither look counts that lacks a leader."""
+    """While leaders are unavailable answers are wrong: neither look counts that lacks a leader."""
     fault = FAULTS[name]
     assert fault is not None
     leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
@@ -130,11 +130,11 @@ def test_a_fault_while_a_partition_has_no_leader_is_none(planned: Ledger, name: 
 def test_a_topic_that_the_second_look_misses_is_not_gone(planned: Ledger, name: str) -> None:
     """One look saw the topic and one did not: the tick said to create it, and status to accept its loss."""
     shown = FakeCluster(FAULTS[name], None), FakeCluster(FAULTS[name], None), FakeCluster(FAULTS[name], None)
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         Planner(planned, shown[0]).tick(STREAM, NOON, dry_run=True)
     [error] = read_topic_status(shown[1], STREAM, planned.topics.read_planned_topic("orders", "orders")).errors
-    assert isinstance(error, DependencyAwayError)
-    with pytest.raises(DependencyAwayError):
+    assert isinstance(error, DependencyUnavailableError)
+    with pytest.raises(DependencyUnavailableError):
         accept(planned, shown[2], dry_run=False)
 
 
@@ -157,7 +157,7 @@ def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry_run: bo
     assert fault is not None
     leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
     for shown in ((fault, WHOLE), (leaderless, leaderless), (fault, leaderless), (leaderless, fault)):
-        with pytest.raises(DependencyAwayError):
+        with pytest.raises(DependencyUnavailableError):
             accept(planned, FakeCluster(*shown), dry_run=dry_run)
     assert (len(planned.topics.list_generations("orders", "orders")), planned.list_losses()) == (1, [])
     assert accept(planned, FakeCluster(fault, fault), dry_run=dry_run)
@@ -166,7 +166,7 @@ def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry_run: bo
 
 def test_looks_that_go_back_accept_nothing(planned: Ledger) -> None:
     """Both looks showed a partition cut off; the second one at a lower offset, so that one of them was wrong."""
-    with pytest.raises(DependencyAwayError, match="do not agree"):
+    with pytest.raises(DependencyUnavailableError, match="do not agree"):
         accept(planned, FakeCluster(topic(led(0, 30), led(0, 50)), topic(led(0, 20), led(0, 50))), dry_run=False)
     assert (len(planned.topics.list_generations("orders", "orders")), planned.list_losses()) == (1, [])
 
@@ -174,7 +174,7 @@ def test_looks_that_go_back_accept_nothing(planned: Ledger) -> None:
 def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
     """No error of planning showed it: the plan goes on after what retention took of a slice that is not read."""
     seen = topic(led(10, 50), led(0, 50))
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         accept(planned, FakeCluster(seen, WHOLE), dry_run=False)
     accept(planned, FakeCluster(seen, topic(led(20, 50), led(0, 50))), dry_run=False)
     assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(0, 20))]
@@ -259,7 +259,7 @@ def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: 
         return
     leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
     for shown in ((fault, WHOLE), (fault, leaderless), (leaderless, fault), (fault, None)):
-        with pytest.raises(DependencyAwayError):
+        with pytest.raises(DependencyUnavailableError):
             read(*shown)
 
 
@@ -292,7 +292,7 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
 def test_publication_takes_no_topic_for_gone_by_one_look() -> None:
     """A broker that did not know a topic yet ended the publication of rejects, with a remedy that gives records up."""
     vanished = TopicVanishedError("orders.parked is gone", remedy="create it")
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         dlq_topics._ensure_none_vanished(FakeCluster(WHOLE), ["orders.parked"], lambda _: vanished)
     with pytest.raises(TopicVanishedError):
         dlq_topics._ensure_none_vanished(FakeCluster(None), ["orders.parked"], lambda _: vanished)

@@ -168,10 +168,10 @@ def test_a_slice_that_somebody_materialised_is_abandoned_no_more(repairing_: Rep
 
 @pytest.mark.parametrize(
     ("text", "exhausted"),
-    [("DependencyAwayError: Spark is away", False), ("UnbalancedError: rows are missing", True)],
-    ids=["Spark is away", "the slice's own fault"],
+    [("DependencyUnavailableError: Spark is unavailable", False), ("UnbalancedError: rows are missing", True)],
+    ids=["Spark is unavailable", "the slice's own fault"],
 )
-def test_slices_that_fail_while_spark_is_away_are_not_exhausted(
+def test_slices_that_fail_while_spark_is_unavailable_are_not_exhausted(
     repairing_: Repairing, text: str, exhausted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = repairing_
@@ -185,10 +185,12 @@ def test_slices_that_fail_while_spark_is_away_are_not_exhausted(
 def test_log_of_a_run_is_read_once_while_its_slice_waits(
     repairing_: Repairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While Spark was away each tick read a log for every slice."""
+    """While Spark was unavailable each tick read a log for every slice."""
     ours = repairing_
     time.sleep(0.01)
-    report_failed_run(ours.instance, {**NAMED, "dagster/partition": ONE.key}, "DependencyAwayError: Spark is away")
+    report_failed_run(
+        ours.instance, {**NAMED, "dagster/partition": ONE.key}, "DependencyUnavailableError: Spark is unavailable"
+    )
     read: list[str] = []
     all_logs = dg.DagsterInstance.all_logs
 

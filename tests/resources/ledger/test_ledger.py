@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from highwater.errors import (
     ConfigurationError,
-    DependencyAwayError,
+    DependencyUnavailableError,
     InconsistentRecordError,
     LeaseHeldError,
     UnknownSliceError,
@@ -285,10 +285,10 @@ def locked(url: str, ledger: Ledger) -> Iterator[sa.Connection]:
         yield other
 
 
-def test_a_locked_ledger_is_away_after_a_bounded_wait(url: str, locked: sa.Connection) -> None:
+def test_a_locked_ledger_is_unavailable_after_a_bounded_wait(url: str, locked: sa.Connection) -> None:
     waiting = Ledger(url, wait_seconds=0.5)
     began = time.monotonic()
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         waiting.add([slice_(1)])
     assert time.monotonic() - began < BOUNDED
     assert "lock" in str(caught.value.found)
@@ -323,9 +323,9 @@ SECRET = "hunter2-secret"
         f"postgresql+psycopg2://high:{SECRET}@no-such-host.invalid/ledger",
     ],
 )
-def test_a_server_that_is_away_is_named_without_its_password(url: str) -> None:
+def test_a_server_that_is_unavailable_is_named_without_its_password(url: str) -> None:
     ledger = Ledger(url, wait_seconds=2)
-    with pytest.raises(DependencyAwayError) as caught:
+    with pytest.raises(DependencyUnavailableError) as caught:
         ledger.count_slices()
     chain = [caught.value, caught.value.__cause__, None if caught.value.__suppress_context__ else 1]
     assert chain[1:] == [None, None]

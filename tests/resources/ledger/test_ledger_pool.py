@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from dev import postgresql as servers
 from dev.postgresql import Server
-from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.plans import Loss
 from highwater.resources.ledger import Ledger, creation
 from highwater.resources.ledger.database import Database
@@ -69,12 +69,12 @@ def test_a_process_that_is_forked_off_has_connections_of_its_own(postgresql: Cal
     assert backend(ledger) == before, "the child's end does not close the parent's connection"
 
 
-def test_a_pool_that_is_used_up_is_away_after_a_bounded_wait(postgresql: Callable[[], str]) -> None:
+def test_a_pool_that_is_used_up_is_unavailable_after_a_bounded_wait(postgresql: Callable[[], str]) -> None:
     ledger = Ledger(postgresql(), wait_seconds=0.3)
     engine = ledger.database.engine
     taken = [engine.connect() for _ in range(POOL_SIZE + POOL_OVERFLOW)]
     began = time.monotonic()
-    with pytest.raises(DependencyAwayError):
+    with pytest.raises(DependencyUnavailableError):
         ledger.count_slices()
     assert time.monotonic() - began < BOUNDED
     for connection in taken:

@@ -95,7 +95,7 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
     ours.fail(ONE.key)
     in_order.tick()
     with monkeypatch.context() as patched:
-        patched.setattr(repairing, "read_past_runs", lambda *_: [])  # the daemon was away for a day
+        patched.setattr(repairing, "read_past_runs", lambda *_: [])  # the daemon was unavailable for a day
         in_order.tick()
     assert in_order.kinds() == ["alert stalled"]
     commit_empty(ours.lake, [ONE], *ALL)
@@ -148,7 +148,9 @@ def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
     time.sleep(0.01)
     for slice_ in (ONE, TWO):
         report_failed_run(
-            ours.instance, {**NAMED, "dagster/partition": slice_.key}, "DependencyAwayError: Spark is away"
+            ours.instance,
+            {**NAMED, "dagster/partition": slice_.key},
+            "DependencyUnavailableError: Spark is unavailable",
         )
     telling.tick()
     telling.tick()

@@ -33,7 +33,7 @@ from tests.conftest import create_topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
 
-TOPIC = "leaders.away"
+TOPIC = "leaders.unavailable"
 PARTITIONS = 6
 # Commands and tools that destroy something.
 DESTRUCTIVE = ("accept-", "reclaim", "delete", "discard", "abort")
@@ -41,7 +41,7 @@ DESTRUCTIVE = ("accept-", "reclaim", "delete", "discard", "abort")
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
-    """Two replicas of three brokers: with two of them away some partitions have no leader, others have one."""
+    """Two replicas of three brokers: with two of them down some partitions have no leader, others have one."""
     with EmbeddedCluster(tmp_path, controller_apart=True) as started:
         config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "false"}
         create_topic(started.bootstrap, TOPIC, PARTITIONS, config, replicas=2)
@@ -122,7 +122,7 @@ MAX_SECONDS = 240.0
 
 
 @pytest.mark.parametrize("seconds", [20.0, pytest.param(600.0, marks=pytest.mark.long)])
-def test_leaders_that_are_away_are_no_loss(
+def test_leaders_that_are_unavailable_are_no_loss(
     cluster: EmbeddedCluster, tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offset -1001 for a partition without a leader was taken for its end: a truncation, with `accept-loss` as remedy.
@@ -141,15 +141,15 @@ def test_leaders_that_are_away_are_no_loss(
     [before] = watched.ledger.topics.list_generations("orders", TOPIC)
     watched.errors.clear()
     began, round_ = time.monotonic(), 0
-    # On a busy machine a look may take as long as brokers are away: rounds go on until one has seen it.
+    # On a busy machine a look may take as long as brokers are unavailable: rounds go on until one has seen it.
     while (took := time.monotonic() - began) < seconds or (not watched.leaderless and took < MAX_SECONDS):
-        away = chance.sample(cluster.brokers, 2)
-        for broker in away:
+        unavailable = chance.sample(cluster.brokers, 2)
+        for broker in unavailable:
             broker.kill() if round_ % 2 == 0 else stop(broker, signal.SIGSTOP)
         ends = time.monotonic() + 6
         while time.monotonic() < ends:
             watched.look()
-        for broker in away:
+        for broker in unavailable:
             broker.start() if round_ % 2 == 0 else stop(broker, signal.SIGCONT)
         watched.look()
         round_ += 1

@@ -1,4 +1,4 @@
-"""Each dependency away, one by one, while one slice goes through its tables: no reject for it, and nothing lost.
+"""Each dependency unavailable, one by one, while one slice goes through its tables: no reject for it, and nothing lost.
 
 A lake that cannot be written, a ledger that is locked and a broker that dies are in `test_faults`, a Spark server that
 is killed in `test_crashes`.
@@ -103,7 +103,7 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             result = runs.run([slice_.key], table, tries=False)
             assert not result.success
             reported = find_failure_message(result)
-            for text in ("DependencyAwayError: ", "remedy: ", *texts):
+            for text in ("DependencyUnavailableError: ", "remedy: ", *texts):
                 assert text in reported
             assert runs.done(table) == set()
             assert dlq.isdisjoint(bench.kafka.list_topic_names())
