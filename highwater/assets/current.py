@@ -23,10 +23,10 @@ from highwater.assets.commit import (
     take_commit_turn,
 )
 from highwater.assets.events import require_upstream_commits
-from highwater.assets.evolution import adapt_types, with_added_fields
 from highwater.assets.fields import build_column_type
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP
 from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
+from highwater.assets.schema_evolution import adapt_types, with_added_fields
 from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets import current, events
 from highwater.assets.commit import build_target, ensure_table, take_commit_turn
 from highwater.assets.current import TABLE
-from highwater.assets.evolution import adapt_types, with_added_fields
 from highwater.assets.parsing import quote_column
+from highwater.assets.schema_evolution import adapt_types, with_added_fields
 from highwater.assets.work import Work
 from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError, SupersededAttemptError

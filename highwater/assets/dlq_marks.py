@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from highwater.assets import rejects
 from highwater.assets.origins import DLQ
 from highwater.errors import HighwaterError, UnknownSliceError
-from highwater.resources.groups import delete_groups
+from highwater.resources.consumer_groups import delete_groups
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:

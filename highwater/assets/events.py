@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from highwater.assets import raw
 from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import LEASE_SECONDS, CommittedSlices, commit_with_retries, ensure_table
-from highwater.assets.evolution import adapt_types, evolve
 from highwater.assets.fields import build_column_type
 from highwater.assets.hold_gate import end_holds
 from highwater.assets.origins import DLQ, select_tier_slices
 from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
+from highwater.assets.schema_evolution import adapt_types, evolve
 from highwater.assets.slice_classification import classify_slices, read_raw_rows
 from highwater.assets.small_slices import interpret_if_small, list_classification_tables
 from highwater.assets.work import SliceReport, Work

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from highwater import envelope
-from highwater.assets import discards, foreign, reclaims, unprocessed_origins
+from highwater.assets import discarded_copies, foreign, garbled_envelopes, reclaims
 from highwater.assets.dlq_copies import with_copies
 from highwater.balancing import combine_pairwise
 from highwater.declaration_parts import TOPIC_NAME
@@ -33,7 +33,7 @@ TIMESTAMP = ("origin_timestamp", MILLISECONDS)
 DLQ = "dlq"
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
 PROBLEM = "envelope_problem"
-SEEN = unprocessed_origins.EVENTS_SEEN
+SEEN = garbled_envelopes.EVENTS_SEEN
 # For each slice what its decision rests on, as its slice commit has it.
 Seen = Mapping[str, Mapping[str, int]]
 
@@ -51,7 +51,7 @@ def read_current_state(work: Work, slice_: Slice, events_version: int) -> dict[s
     return {
         SEEN: events_version,
         **reclaims_seen,
-        **discards.read_current_state(work),
+        **discarded_copies.read_current_state(work),
         **foreign.read_current_state(work),
     }
 
@@ -239,13 +239,11 @@ def _with_problem(
     from pyspark.sql import functions as F
 
     named = {name: column for name, column in _from_headers().items() if name in ORIGIN}
-    marked = unprocessed_origins.with_early(
-        work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published]
-    )
-    early = F.when(F.col(unprocessed_origins.EARLY), F.lit(unprocessed_origins.DETAIL))
+    marked = garbled_envelopes.with_early(work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published])
+    early = F.when(F.col(garbled_envelopes.EARLY), F.lit(garbled_envelopes.DETAIL))
     problem = F.when(enveloped, F.coalesce(_find_envelope_problem(work), early))
     return marked.withColumn(PROBLEM, problem if otherwise is None else problem.when(~enveloped, otherwise)).drop(
-        unprocessed_origins.EARLY
+        garbled_envelopes.EARLY
     )
 
 
@@ -305,13 +303,15 @@ def with_fate(
     from pyspark.sql import functions as F
 
     tiers = select_tier_slices(work, slices)
-    counting = discards.with_discarded(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
+    counting = discarded_copies.with_discarded(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
     marked = _with_held(work, counting, published)
     held = with_copies(work, marked, slices, [*HELD])
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))
     joined = held.join(_read_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
-    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards.DISCARDED)
+    gone = (
+        F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discarded_copies.DISCARDED)
+    )
     elsewhere = gone & F.col("held_reason").isNull()
     return joined.withColumn("elsewhere", elsewhere).drop("accepted")
 

@@ -25,7 +25,7 @@ from highwater.erasing import compute_erasure_times, to_milliseconds
 from highwater.errors import NothingFetchedError, OffsetsExpiredError, TopicAbsentError, TopicTruncatedError
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, subtract_losses
 from highwater.resources.divergence_detection import read_fingerprints
-from highwater.resources.expired import list_expired_slices
+from highwater.resources.expired_offsets import list_expired_slices
 from highwater.resources.spark import DIVERGED, delta_errors
 from highwater.resources.spark_tables import TASKS, build_known_rows
 from highwater.retention import count_records

@@ -18,11 +18,11 @@ from highwater.assets.commit import (
 )
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.events import require_upstream_commits
-from highwater.assets.evolution import with_added_fields
 from highwater.assets.expressions import GUARDED, has_expressions
 from highwater.assets.hold_gate import list_slices_to_park
 from highwater.assets.origins import DLQ, filter_first_per_origin, with_fate, with_origins
 from highwater.assets.parsing import is_tombstone, parse_records
+from highwater.assets.schema_evolution import with_added_fields
 from highwater.assets.slice_classification import build_origin_columns, choose_rule
 from highwater.assets.small_slices import interpret_if_small, list_classification_tables
 from highwater.assets.work import SliceReport, Work

@@ -16,8 +16,8 @@ import pytest
 
 from dev.processes import wait_until
 from highwater import envelope
+from highwater.assets.garbled_envelopes import DETAIL
 from highwater.assets.published import materialise as send_accepted
-from highwater.assets.unprocessed_origins import DETAIL
 from highwater.declaration import Accepted
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError

@@ -269,7 +269,7 @@ def read_committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]
     """What consumer groups have committed of a topic: partition → offset, by group; groups without are left out."""
     from confluent_kafka.admin import AdminClient
 
-    from highwater.resources.groups import read_group_offsets
+    from highwater.resources.consumer_groups import read_group_offsets
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # one that is let go of drops the request under way
     listed = admin.list_consumer_groups().result(60)

@@ -18,7 +18,7 @@ from highwater.orchestration.asset_keys import TABLES, build_table_key, build_to
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
-from highwater.resources.groups import read_group_offsets
+from highwater.resources.consumer_groups import read_group_offsets
 from highwater.resources.kafka import Kafka
 from tests.helpers.sensor_ticks import end_grace, fill_tiers, format_stored
 from tests.helpers.support import BOUNDED, Message, send

@@ -31,7 +31,7 @@ from highwater.orchestration.resources import ProducerResource
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.orchestration.sensing import offset_mirror
 from highwater.plans import Generation
-from highwater.resources import groups
+from highwater.resources import consumer_groups
 from highwater.resources.kafka import Kafka
 from highwater.resources.kafka_options import GUARDED
 from highwater.resources.live_producer import list_own_producers
@@ -87,7 +87,7 @@ def send(kafka: Kafka) -> None:
 CLIENTS: dict[str, Callable[[Kafka], object]] = {
     "the reader": read,
     "the reader of open transactions": partial(read, committed=False),
-    "the reader of a group's offsets": lambda kafka: groups.read_group_offsets(
+    "the reader of a group's offsets": lambda kafka: consumer_groups.read_group_offsets(
         kafka, "highwater.orders", [("orders", 0)]
     ),
     "transactions": lambda kafka: Transactions(kafka, "highwater.pub.orders@0000000", "orders"),
@@ -237,7 +237,7 @@ def test_no_module_of_ours_subscribes_or_commits() -> None:
 
 
 # The marks of publications, and the mirror (I12).
-ALLOWED = {"transactions.py": "send_offsets_to_transaction(", "groups.py": ".commit("}
+ALLOWED = {"transactions.py": "send_offsets_to_transaction(", "consumer_groups.py": ".commit("}
 
 
 @pytest.mark.slow

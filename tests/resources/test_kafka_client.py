@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from highwater.errors import DependencyUnavailableError, HighwaterError
+from highwater.resources.consumer_groups import _request_group
 from highwater.resources.dlq_topics import TopicShape, _create
-from highwater.resources.groups import _request_group
 from highwater.resources.kafka import Kafka
 from highwater.resources.offset_requests import OffsetQuery
-from highwater.resources.permissions import fetch_allowed_operations
 from highwater.resources.topic_facts import fetch_topic_settings
+from highwater.resources.topic_permissions import fetch_allowed_operations
 
 
 class FakeAdmin:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.assets.evolution import build_evolved_stream
 from highwater.assets.parsing import select_column_fields
+from highwater.assets.schema_evolution import build_evolved_stream
 from highwater.classifying import build_key, build_version, read_record_key
 from highwater.column_comparison import matches_stored
 from highwater.declaration import Field

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.evolution import build_evolved_stream
 from highwater.assets.parsing import select_column_fields
 from highwater.assets.reclaims import NUMBER
+from highwater.assets.schema_evolution import build_evolved_stream
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import describe_sample

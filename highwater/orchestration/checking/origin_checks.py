@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.assets.unprocessed_origins import DETAIL as NAMED_EARLY
+from highwater.assets.garbled_envelopes import DETAIL as NAMED_EARLY
 from highwater.envelope import ORIGIN, Origin, build_headers, open_envelope
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.plan_checks import find_plan_difference

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from highwater.assets.evolution import build_evolved_stream
 from highwater.assets.parsing import select_content_fields
+from highwater.assets.schema_evolution import build_evolved_stream
 from highwater.envelope import ORIGIN
 from highwater.orchestration.checking.version_queries import SAMPLES, STREAM, VersionFindings, quote_text
 from highwater.resources.delta import query_all, select_common_columns, slice_is_one_of

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.evolution import build_evolved_stream
 from highwater.assets.parsing import select_content_fields
+from highwater.assets.schema_evolution import build_evolved_stream
 from highwater.field_rules import CONTAINERS
 from highwater.orchestration.checking.candidate_keys import TOUCHED, TOUCHED_KEYS, CandidateKeys, SuspectTrait
 from highwater.resources.delta import (

@@ -28,7 +28,7 @@ from highwater.orchestration.operations import reading_accepted
 from highwater.orchestration.operations.reading_accepted import AcceptedFacts
 from highwater.orchestration.operations.rebuilding import find_highest_ordinals
 from highwater.plans import Generation, Loss
-from highwater.resources.groups import read_group_offsets
+from highwater.resources.consumer_groups import read_group_offsets
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange, SliceKey
 

@@ -31,14 +31,14 @@ from highwater.orchestration.dagster_home import ensure_home, translate_errors
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.orchestration.reporting.spark_trial import try_spark
 from highwater.orchestration.reporting.trial_results import TrialResult, Try, run_trial
+from highwater.resources.consumer_groups import build_denied_error, ensure_no_member
 from highwater.resources.deleted_topics import find_vanished_error, read_state
 from highwater.resources.delta import open_table
 from highwater.resources.delta_rs_writes import try_storage
 from highwater.resources.dlq_topics import check_accepted, ensure_no_drift
-from highwater.resources.groups import build_denied_error, ensure_no_member
 from highwater.resources.object_store import ensure_conditional_put, is_s3
-from highwater.resources.permissions import fetch_allowed_operations
 from highwater.resources.topic_facts import fetch_topic_facts, fetch_topic_settings, has_broker_timestamps
+from highwater.resources.topic_permissions import fetch_allowed_operations
 from highwater.resources.transactions import Transactions
 from highwater.routing import compute_longest_retry_delay
 from highwater.slices import OffsetRange

@@ -12,7 +12,7 @@ from highwater.orchestration.reporting.consumer_lag import load_unread_slices
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner, PlanningResult
 from highwater.plans import RECORDED_BY_DECLARATION
-from highwater.resources.expired import list_expired_slices
+from highwater.resources.expired_offsets import list_expired_slices
 from highwater.resources.ledger.pauses import ALL, RETRIES
 from highwater.routing import format_topic_option
 from highwater.wording import format_duration

@@ -16,15 +16,15 @@ from highwater.mirroring import GroupOffset, MirrorMark, compute_finished_prefix
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_exists
 from highwater.orchestration.sensing.stream_ticks import Tick
+from highwater.resources.consumer_groups import commit, read_group_offsets
 from highwater.resources.dependency_guards import guard_dependencies
 from highwater.resources.divergence_detection import detect_divergence
-from highwater.resources.groups import commit, read_group_offsets
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.divergence import Divergence
     from highwater.plans import Planned
-    from highwater.resources.groups import TopicAndPartition
+    from highwater.resources.consumer_groups import TopicAndPartition
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger

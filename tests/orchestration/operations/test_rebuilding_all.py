@@ -34,7 +34,7 @@ from highwater.orchestration.operations.rebuilding_all import (
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner, _ensure_never_published
 from highwater.plans import Discard
-from highwater.resources.groups import commit
+from highwater.resources.consumer_groups import commit
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState

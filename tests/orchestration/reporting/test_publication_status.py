@@ -13,8 +13,8 @@ import pytest
 from highwater.assets import dlq, dlq_marks, events, raw, rejects
 from highwater.errors import ConfigurationError
 from highwater.mirroring import MirrorMark as GroupMark
+from highwater.resources.consumer_groups import commit
 from highwater.resources.dlq_topics import ensure_dlq_topics
-from highwater.resources.groups import commit
 from highwater.resources.ledger import schema
 from highwater.resources.transactions import PublicationMark, Transactions
 from tests.helpers.publish_child import FENCED, POINTS

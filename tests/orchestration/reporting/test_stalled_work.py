@@ -43,7 +43,7 @@ from highwater.orchestration.reporting.stalled_work import (
     measure_unread_age,
 )
 from highwater.plans import Loss
-from highwater.resources import expired
+from highwater.resources import expired_offsets
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import Pause
@@ -262,7 +262,7 @@ def test_nothing_is_expired_by_a_single_look(tmp_path: Path, monkeypatch: pytest
     kafka = FakePartitions({})
     for look in ("read_topic_state", "look_again"):
         monkeypatch.setattr(kafka, look, lambda topic: TopicState(topic, "A", next(looks)))
-    assert expired.list_expired_slices(kafka, "orders", deployed.slices) == []  # type: ignore[arg-type]
+    assert expired_offsets.list_expired_slices(kafka, "orders", deployed.slices) == []  # type: ignore[arg-type]
 
 
 def test_a_loss_that_the_declaration_records_is_reported_for_a_day(tmp_path: Path) -> None:

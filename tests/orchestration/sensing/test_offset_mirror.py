@@ -32,7 +32,7 @@ from highwater.orchestration.checking import slice_status
 from highwater.orchestration.sensing import offset_mirror
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
-from highwater.resources import groups
+from highwater.resources import consumer_groups
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -43,7 +43,7 @@ from tests.helpers.commits import commit_current
 from tests.helpers.support import Message, make_stream, send
 
 if TYPE_CHECKING:
-    from highwater.resources.groups import TopicAndPartition
+    from highwater.resources.consumer_groups import TopicAndPartition
     from tests.conftest import TopicFactory
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -386,7 +386,7 @@ class Real:
         places = [(self.stream.topic, p) for p in (0, 1)]
         return {
             place: held.offset
-            for place, held in groups.read_group_offsets(self.kafka, self.stream.group, places).items()
+            for place, held in consumer_groups.read_group_offsets(self.kafka, self.stream.group, places).items()
         }
 
     def delete_group(self) -> None:

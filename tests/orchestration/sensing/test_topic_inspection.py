@@ -31,7 +31,7 @@ from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import find_parked_loss
-from highwater.resources.expired import list_expired_slices
+from highwater.resources.expired_offsets import list_expired_slices
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

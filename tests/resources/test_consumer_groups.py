@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from highwater.errors import ConfigurationError, DependencyUnavailableError, ForeignMemberError, HighwaterError
 from highwater.mirroring import MirrorMark
-from highwater.resources import groups
+from highwater.resources import consumer_groups
 from highwater.resources.kafka import Kafka
 
 GROUP = "highwater.orders"
@@ -95,9 +95,9 @@ class FakeCluster(Kafka):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(groups, "COORDINATOR_SECONDS", 0.05)
-    monkeypatch.setattr(groups, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(consumer_groups, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(consumer_groups, "COORDINATOR_SECONDS", 0.05)
+    monkeypatch.setattr(consumer_groups, "REQUEST_SECONDS", 0.05)
 
 
 def test_a_partition_without_a_committed_offset_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +108,13 @@ def test_a_partition_without_a_committed_offset_is_left_out(monkeypatch: pytest.
         SimpleNamespace(topic="orders", partition=p, offset=o, error=None, metadata="") for p, o in offsets.items()
     ]
     monkeypatch.setattr(consumer, "committed", lambda *_: answers)
-    found = groups.read_group_offsets(FakeCluster(consumer), GROUP, [("orders", p) for p in offsets])
+    found = consumer_groups.read_group_offsets(FakeCluster(consumer), GROUP, [("orders", p) for p in offsets])
     assert {place: one.offset for place, one in found.items()} == {("orders", 1): 0, ("orders", 3): 7}
 
 
 def test_offsets_are_committed_with_their_marks_by_a_consumer() -> None:
     consumer = FakeConsumer(None)
-    groups.commit(FakeCluster(consumer), GROUP, OFFSETS)
+    consumer_groups.commit(FakeCluster(consumer), GROUP, OFFSETS)
     [wanted] = consumer.wanted
     found = {(one.topic, one.partition): (one.offset, MirrorMark.from_json(one.metadata)) for one in wanted}
     assert found == OFFSETS
@@ -122,11 +122,11 @@ def test_offsets_are_committed_with_their_marks_by_a_consumer() -> None:
 
 
 def ask(kafka: Kafka) -> None:
-    groups.read_group_offsets(kafka, GROUP, OFFSETS)
+    consumer_groups.read_group_offsets(kafka, GROUP, OFFSETS)
 
 
 def commit(kafka: Kafka) -> None:
-    groups.commit(kafka, GROUP, OFFSETS)
+    consumer_groups.commit(kafka, GROUP, OFFSETS)
 
 
 @pytest.mark.parametrize("request_", [ask, commit])
@@ -169,14 +169,14 @@ def test_members_are_named_where_they_are_the_reason(
     name: str, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has left since is no reason to report a success: nothing was committed."""
-    monkeypatch.setattr(groups, "read_group", lambda *_: groups.ConsumerGroup(members))
+    monkeypatch.setattr(consumer_groups, "read_group", lambda *_: consumer_groups.ConsumerGroup(members))
     with pytest.raises(ForeignMemberError) as caught:
-        groups.commit(FakeCluster(FakeConsumer(name)), GROUP, OFFSETS)
+        consumer_groups.commit(FakeCluster(FakeConsumer(name)), GROUP, OFFSETS)
     assert not members or caught.value.found == members[0]
 
 
 def test_a_commit_without_an_answer_ends() -> None:
     consumer = FakeConsumer("silent")
     with pytest.raises(DependencyUnavailableError):
-        groups.commit(FakeCluster(consumer), GROUP, OFFSETS)
+        consumer_groups.commit(FakeCluster(consumer), GROUP, OFFSETS)
     assert (len(consumer.wanted), consumer.closed) == (1, 1)
