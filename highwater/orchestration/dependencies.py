@@ -49,7 +49,7 @@ def ensure_kafka_awake(ledger: Ledger, now: datetime) -> None:
     """Ensure that runs which read from Kafka are worth a request.
 
     Raises:
-        BreakerOpenError: Kafka is left alone now.
+        BreakerOpenError: Kafka's breaker is open.
     """
     row = ledger.breakers.read_dependency(KAFKA)
     if is_cooling_down(row, now):
@@ -57,7 +57,7 @@ def ensure_kafka_awake(ledger: Ledger, now: datetime) -> None:
 
 
 def is_lookup_blocked(ledger: Ledger, stream: Stream, now: datetime) -> bool:
-    """Whether the stream's reference table is left alone now, so that nothing can be decided."""
+    """Whether the breaker of the stream's reference table is open, so that nothing can be decided."""
     return stream.lookup is not None and is_cooling_down(ledger.breakers.read_dependency(stream.lookup.dependency), now)
 
 
@@ -79,7 +79,7 @@ def is_lookup_unavailable(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
 
 
 def read_recovery_time(ledger: Ledger, stream: Stream) -> datetime | None:
-    """The last time at which a dependency of the stream that was left alone was found back; None if none ever was."""
+    """When the breaker of a dependency of the stream last closed; None if none ever opened."""
     names = {KAFKA, LAKE, *([stream.lookup.dependency] if stream.lookup else [])}
     times = [one.closed for one in ledger.breakers.list_dependencies() if one.name in names and one.closed is not None]
     return max(times, default=None)

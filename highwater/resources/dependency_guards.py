@@ -172,7 +172,7 @@ def describe(row: Dependency) -> str:
 
 
 def build_open_error(row: Dependency) -> BreakerOpenError:
-    """The error for a dependency that is left alone."""
+    """The error for a dependency whose breaker is open."""
     return BreakerOpenError(
         f"{row.name} is not asked: {describe(row)}",
         remedy="bring it back; the next tick or run after that moment asks it",

@@ -120,7 +120,7 @@ class Parked:
         lines += [f"{referred:,} of them are parked by reference: raw holds all of them"] if referred else []
         lines += [f"{self.others:,} others wait"] if self.others else []
         lines += [f"{self.ended:,} were accepted, discarded, reclaimed or erased before"] if self.ended else []
-        lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
+        lines += [f"{self.strange:,} have no Highwater envelope and are ignored"] if self.strange else []
         lost = f"{self.missing:,} more wait by the tables, and the topic does not hold them: highwater reclaim"
         lines += [f"{lost} --on this topic reclaims what was parked there"] if self.missing else []
         return lines

@@ -364,7 +364,7 @@ def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partiti
     headers: Any = messages[0].headers() if messages else None
     envelope: Envelope | None = open_envelope(headers or (), stream.is_origin)
     if envelope is None:
-        return LocatedRecord("unknown", "no record with an envelope of ours at this offset")
+        return LocatedRecord("unknown", "no record with a Highwater envelope at this offset")
     return _locate_origin(ledger, lake, stream, envelope.origin, None, None)
 
 

@@ -47,7 +47,7 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     """Request one run: of the slices that are next in order, and of those that follow whenever they are done.
 
     Raises:
-        TemporaryError: the lake or the ledger is unavailable, or Kafka is left alone; nothing was decided.
+        TemporaryError: the lake or the ledger is unavailable, or Kafka's breaker is open; nothing was decided.
     """
     now = datetime.now(UTC)
     ledger, lake = resources.ledger.open(), resources.lake.open()

@@ -111,7 +111,7 @@ class _SliceGates:
 
     Args:
         breaker: the stream's.
-        unavailable: whether the reference table is left alone.
+        unavailable: whether the breaker of the reference table is open.
         holds: the slices that are held.
         accepted: slices that a person lets through the breaker, and when.
         refused: slices that the breaker refused, the longest ago first.

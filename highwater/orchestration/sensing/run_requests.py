@@ -333,7 +333,7 @@ def stop(
         refused: slices that were refused, the longest ago first.
         busy: slices that runs are working on or will.
         now: the time, in UTC.
-        unavailable: whether the reference table is left alone, so that nothing can be decided.
+        unavailable: whether the breaker of the reference table is open, so that nothing can be decided.
         tried: when the last run ended that was to decide a slice, of those that had one.
         exhausted: slices that were exhausted.
     """

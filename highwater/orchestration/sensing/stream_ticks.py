@@ -163,7 +163,7 @@ def merge_errors(errors: Sequence[PermanentError]) -> PermanentError:
 
 
 def format_breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
-    """Lines of a tick about a breaker that is not closed, and a reference table that is left alone."""
+    """Lines of a tick about a breaker that is not closed, and a reference table whose breaker is open."""
     reasons = [] if breaker.closed else [f"the breaker is {breaker.text}"]
     reasons += ["the breaker of the reference table is open"] if rests else []
     return [f"{' and '.join(reasons)}. Slices are taken into raw, and wait there"] if reasons else []

@@ -99,7 +99,7 @@ def test_absent_offsets_are_reported_as_absent(tmp_path: Path) -> None:
 
     assert found("orders.parked", 0, 3, *ends) == ("unknown", "there is no such offset yet: the high watermark is 3")
     assert found("orders.parked", 9, 0, *ends) == ("unknown", "orders.parked has no partition 9")
-    assert found("orders.parked", 0, 1, *ends) == ("unknown", "no record with an envelope of ours at this offset")
+    assert found("orders.parked", 0, 1, *ends) == ("unknown", "no record with a Highwater envelope at this offset")
     assert "does not exist" in found("orders.parked", 0, 1, "orders")[1]
     assert found("orders.dlq.1", 0, 1, "orders")[0] == "unplanned"
 
