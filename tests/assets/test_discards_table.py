@@ -43,16 +43,6 @@ def work_of(ledger: Ledger, lake: Lake) -> Work:
     return Work(STREAM, (), NOTHING, lake, ledger, KAFKA, lambda _: None)
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(str(tmp_path / "lake"))
-
-
 def test_the_table_follows_the_ledger_and_only_grows(ledger: Ledger, lake: Lake, tmp_path: Path) -> None:
     assert (sync_with_ledger(ledger, lake, "orders"), read(lake, "orders")) == (0, [])
     assert not Path(lake.root).exists()

@@ -18,7 +18,6 @@ from highwater.assets.work import Work
 from highwater.declaration import Accepted, Maintenance, Stream
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure, compute_digest
 from highwater.errors import DependencyUnavailableError, TemporaryError
-from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.operations import erasing, maintenance, rebuilding
 from highwater.orchestration.operations.erasing import ErasureRequest
 from highwater.orchestration.operations.rebuilding import RebuiltPlans
@@ -27,7 +26,7 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange
 from tests.helpers.erasure_commits import FakeErasureCommits
-from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World, slice_
+from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World, slice_, write_world
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -41,10 +40,7 @@ TAKEN = {FIRST.key: {0: [(2, 3), (4, 5)]}, RETRIED.key: {0: [(0, 1), (2, 4)]}}
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
-    made = World(tmp_path)
-    made.write()
-    return made
+    return write_world(tmp_path, monkeypatch)
 
 
 def fresh(world: World, known: Sequence[str] = (), stream: Stream = STREAM) -> tuple[Ledger, RebuiltPlans]:
