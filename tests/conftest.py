@@ -20,10 +20,13 @@ from dev import processes
 from highwater import settings
 
 if TYPE_CHECKING:
+    import dagster as dg
     from pyspark.sql import SparkSession
 
+    from dev.object_store import ObjectStore
     from dev.postgresql import Server
     from dev.spark_connect import SparkConnect
+    from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from tests.helpers.support import Bench
 
@@ -100,8 +103,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session's broker is there, and answers late on a machine that hangs for seconds: a run would wait."""
-    if "bench" in request.fixturenames:
-        for module in ("kafka", "groups", "topic_facts", "dlq_topics", "permissions"):
+    if {"bench", "module_bench"} & {*request.fixturenames}:
+        for module in ("kafka", "consumer_groups", "topic_facts", "dlq_topics", "topic_permissions"):
             monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 60.0)
 
 
@@ -122,6 +125,23 @@ def ledger(url: str) -> Ledger:
     from highwater.resources.ledger import Ledger
 
     return Ledger(url)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake of the test's own, where nothing is yet."""
+    from highwater.resources.lake import Lake
+
+    return Lake(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """A Dagster instance of the test's own."""
+    import dagster as dg
+
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -235,6 +255,23 @@ def spark(spark_server: SparkConnect) -> Iterator[SparkSession]:
     close(session)
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """An S3 server of a module's own, which this process and its children find by AWS's variables."""
+    from dev.object_store import ObjectStore
+
+    with ObjectStore(tmp_path_factory.mktemp("s3")) as opened, pytest.MonkeyPatch.context() as patch:
+        for name, value in opened.variables.items():
+            patch.setenv(name, value)
+        yield opened
+
+
+@pytest.fixture
+def bucket(store: ObjectStore) -> str:
+    """A bucket of the test's own, as a URI."""
+    return store.make_bucket(f"lake-{uuid.uuid4().hex[:8]}")
+
+
 @pytest.fixture
 def topic(bootstrap: str, request: pytest.FixtureRequest) -> TopicFactory:
     """Makes topics with names of the test's own: `topic("orders", partitions=3, **{"cleanup.policy": "compact"})`."""
@@ -286,3 +323,13 @@ def bench(topic: TopicFactory, spark: SparkSession, bootstrap: str, tmp_path: Pa
     from tests.helpers.support import make_bench
 
     return make_bench(topic(partitions=3), bootstrap, spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_bench(bootstrap: str, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A bench for the fixtures of a module: its tests read what these made, or change a copy of it."""
+    from tests.helpers.support import make_bench
+
+    topic = f"orders.module.{uuid.uuid4().hex[:8]}"
+    create_topic(bootstrap, topic, 3, {})
+    return make_bench(topic, bootstrap, spark, tmp_path_factory.mktemp("module"))

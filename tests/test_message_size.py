@@ -218,7 +218,7 @@ def test_a_record_is_found_in_raw_where_its_slice_read_it(tmp_path: Path) -> Non
 
 
 @dataclass
-class FakeTransactions:
+class FakeLimitedTransactions:
     """Transactions whose broker takes no more than it says, whatever the topic is said to take."""
 
     takes: dict[str, int]
@@ -241,7 +241,7 @@ class FakeRejectSending(RejectSending):
         self.__dict__.setdefault("moved", []).append(notes)
 
 
-def a_sending(lake: Lake, transactions: FakeTransactions, room: int) -> FakeRejectSending:
+def a_sending(lake: Lake, transactions: FakeLimitedTransactions, room: int) -> FakeRejectSending:
     shapes = {topic: TopicShape(2, 1, {"max.message.bytes": str(room)}) for topic in (TIER, PARKED)}
     work = SimpleNamespace(stream=STREAM, lake=lake, log=[].append)
     return FakeRejectSending(
@@ -261,8 +261,8 @@ def test_records_refused_by_the_broker_end_like_records_known_to_be_too_large(tm
     }
     a_raw(lake, [("orders@0000000", PLACE._replace(offset=offset), one) for offset, one in found.items()])
     batch = [RejectToSend.from_envelope(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
-    by_answer = FakeTransactions({TIER: 20_000, PARKED: 40_000})
-    by_size = FakeTransactions({TIER: 20_000, PARKED: 20_000}, compresses=False)
+    by_answer = FakeLimitedTransactions({TIER: 20_000, PARKED: 40_000})
+    by_size = FakeLimitedTransactions({TIER: 20_000, PARKED: 20_000}, compresses=False)
     for transactions, room in ((by_answer, 20_000), (by_size, 20_000)):
         sending = a_sending(lake, transactions, room)
         sending.send(batch, BEFORE, AFTER)
@@ -291,7 +291,7 @@ def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
     one = OriginalRecord(b"k", b"v" * 50_000, [])
     a_raw(lake := Lake(str(tmp_path)), [("orders@0000000", PLACE, one)])
     with pytest.raises(RecordTooLargeError):
-        a_sending(lake, FakeTransactions({TIER: 20_000, PARKED: 10}), 20_000).send(
+        a_sending(lake, FakeLimitedTransactions({TIER: 20_000, PARKED: 10}), 20_000).send(
             [RejectToSend.from_envelope(an_envelope(), PARKED, one)], BEFORE, AFTER
         )
 
@@ -301,7 +301,7 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
     found = OriginalRecord(b"k", b"", written.to_headers())
     assert find_value_reference(found) == written.reference
     assert find_value_reference(found._replace(value=b"fixed")) is None
-    transactions = FakeTransactions({PARKED: 20_000}, compresses=False)
+    transactions = FakeLimitedTransactions({PARKED: 20_000}, compresses=False)
     again = an_envelope(attempt=2, reference=find_value_reference(found))
     a_sending(Lake(str(tmp_path)), transactions, 20_000).send(
         [RejectToSend.from_envelope(again, PARKED, found)], BEFORE, AFTER
@@ -311,7 +311,7 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
 
 
 def test_records_refused_by_a_tier_stay_parked_and_others_are_sent_back() -> None:
-    transactions, stay = FakeTransactions({TIER: 1_000}), redriving._NotSent()
+    transactions, stay = FakeLimitedTransactions({TIER: 1_000}), redriving._NotSent()
     found = [OriginalRecord(b"k%d" % n, b"v" * size, []) for n, size in enumerate([10, 5_000, 20])]
     batch = [
         redriving._build_redrive_record(f"orders[0]@{n}", TIER, an_envelope(), one, 2) for n, one in enumerate(found)

@@ -261,8 +261,8 @@ def test_times_of_brokers_are_shown() -> None:
     assert shown["replica lag"].level is Level.UNKNOWN
 
 
-class FakeCluster:
-    """A cluster of one broker, with a topic without some leaders: the client writes -1 for unknown."""
+class FakePartlyLedTopic:
+    """A topic of one broker with a partition without a leader: the client writes -1 for unknown."""
 
     bootstrap = "broker:9092"
 
@@ -289,6 +289,6 @@ class FakeCluster:
 
 def test_unknown_values_of_the_client_are_no_facts() -> None:
     """Broker -1 led a partition and was counted as a broker, and the text "None" was the value of a setting."""
-    facts = topic_facts.fetch_topic_facts(cast("Any", FakeCluster()), "orders")
+    facts = topic_facts.fetch_topic_facts(cast("Any", FakePartlyLedTopic()), "orders")
     assert (facts.leaderless, facts.brokers) == (frozenset({0, 2}), 1)
     assert {name: one.value for name, one in (facts.settings or {}).items()} == {"retention.ms": "60000"}

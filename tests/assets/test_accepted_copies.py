@@ -156,8 +156,8 @@ def tables(tmp_path: Path, log: FakeTransactionLog) -> Tables:
     return Tables(tmp_path / "first")
 
 
-class FakeCluster:
-    """A cluster, as far as it is asked: what is on the topic of accepted events, and the end of the main topic."""
+class FakeAcceptedTopic:
+    """The records of the topic of accepted events, and the end of the main topic."""
 
     def __init__(self, log: FakeTransactionLog, end: int) -> None:
         self._log, self._end = log, end
@@ -190,7 +190,7 @@ def restarted(tmp_path: Path, log: FakeTransactionLog) -> Restarted:
 
     def begin() -> Tables:
         found = Tables(tmp_path / "again")
-        topics: Any = FakeCluster(log, 10)
+        topics: Any = FakeAcceptedTopic(log, 10)
         seen = store_accepted(
             found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, resend=False
         )
@@ -278,15 +278,20 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
     assert reported(log.records[6:]) == [(2, "corrected", "2")], "behind the retraction"
 
 
-@pytest.mark.slow
-def test_rejecting_a_sent_event_needs_a_persons_permission(
-    tables: Tables, log: FakeTransactionLog, restarted: Restarted
-) -> None:
+def publish_and_restart(tables: Tables, restarted: Restarted) -> tuple[Tables, Slice]:
+    """Send three events, and begin again with a slice of the same records."""
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, build_orders(0, 0, 3))
     tables.publish(first)
     again = restarted()
-    slice_ = again.plan(7, p0=(0, 3))
+    return again, again.plan(7, p0=(0, 3))
+
+
+@pytest.mark.slow
+def test_rejecting_a_sent_event_needs_a_persons_permission(
+    tables: Tables, log: FakeTransactionLog, restarted: Restarted
+) -> None:
+    again, slice_ = publish_and_restart(tables, restarted)
     again.decide(slice_, build_orders(0, 0, 2), rejected=build_orders(0, 2, 3))
     with pytest.raises(RetractionError, match="partition 0 offset 2"):
         again.publish(slice_)
@@ -400,11 +405,7 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(
 def test_erased_origins_are_deleted_from_the_copies(
     tables: Tables, log: FakeTransactionLog, restarted: Restarted
 ) -> None:
-    first = tables.plan(0, p0=(0, 3))
-    tables.decide(first, build_orders(0, 0, 3))
-    tables.publish(first)
-    again = restarted()
-    slice_ = again.plan(7, p0=(0, 3))
+    again, slice_ = publish_and_restart(tables, restarted)
     again.decide(slice_, build_orders(0, 0, 3))
     again.publish(slice_)
     publication_log_writer.delete_origins(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
@@ -430,7 +431,7 @@ def test_a_table_published_that_was_not_lost_is_not_begun_over(
 
 def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Tables, log: FakeTransactionLog) -> None:
     sound = {name: text.decode() for name, text in HEADERS.items()}
-    topics: Any = FakeCluster(log, 10)
+    topics: Any = FakeAcceptedTopic(log, 10)
     given = tables.ledger, tables.lake, topics, tables.stream, lambda _: None
     for wrong, found in (
         ({**sound, "highwater.origin.topic": "payments"}, "of another stream: payments"),
@@ -449,7 +450,7 @@ def test_a_compacted_topic_does_not_show_what_was_sent(
 ) -> None:
     settings = {"cleanup.policy": SimpleNamespace(value="compact,delete")}
     monkeypatch.setattr(reading_accepted, "fetch_topic_settings", lambda *_: settings)
-    topics: Any = FakeCluster(log, 10)
+    topics: Any = FakeAcceptedTopic(log, 10)
     with pytest.raises(ConfigurationError, match="is compacted"):
         store_accepted(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, resend=False)
 

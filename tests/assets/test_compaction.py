@@ -35,22 +35,33 @@ def small_files(bench: Bench, table: str) -> list[File]:
     return list_files(opened)
 
 
-def taken_alone(bench: Bench, count: int, size: int = 3) -> list[Slice]:
-    """Slices that one run each took: a file each."""
-    bench.send(*[order_message(f"o{n}", 1) for n in range(count * size)])
-    slices = [bench.plan(n, p0=(n * size, n * size + size)) for n in range(count)]
-    for slice_ in slices:
-        raw.materialise(bench.work(slice_))
-        events.materialise(bench.work(slice_))
-    return slices
+@pytest.fixture(scope="module")
+def written(module_bench: Bench) -> Bench:
+    """Four slices that one run each took: a file each."""
+    module_bench.send(*[order_message(f"o{n}", 1) for n in range(12)])
+    for n in range(4):
+        slice_ = module_bench.plan(n, p0=(3 * n, 3 * n + 3))
+        raw.materialise(module_bench.work(slice_))
+        events.materialise(module_bench.work(slice_))
+    return module_bench
+
+
+@pytest.fixture
+def alone(written: Bench, tmp_path: Path) -> Bench:
+    """The four slices, for a test that changes their tables."""
+    return written.copy(tmp_path)
+
+
+def list_slices(bench: Bench) -> list[Slice]:
+    return bench.ledger.list_slices(bench.stream.name)
 
 
 def by_slice(bench: Bench, table: str) -> list[tuple[Any, ...]]:
     return sorted((row["slice"], row.get("offset", row.get("origin_offset"))) for row in bench.rows(table))
 
 
-def test_small_files_become_one_and_every_row_stays(bench: Bench) -> None:
-    slices = taken_alone(bench, 4)
+def test_small_files_become_one_and_every_row_stays(alone: Bench) -> None:
+    bench, slices = alone, list_slices(alone)
     before = {
         table: (by_slice(bench, table), bench.lake.load_slice_commits("orders", table, []))
         for table in ("raw", "events")
@@ -90,8 +101,8 @@ def test_rows_lie_in_the_order_of_the_declared_columns(bench: Bench) -> None:
     assert [row["key"] for row in bench.rows("events")] == ["o1", "o2", "o0"]
 
 
-def test_rows_beyond_one_file_become_several_ordered_files(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    slices = taken_alone(bench, 4)
+def test_rows_beyond_one_file_become_several_ordered_files(alone: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, slices = alone, list_slices(alone)
     group, rows = FileGroup(tuple(small_files(bench, "raw"))), by_slice(bench, "raw")
     monkeypatch.setattr("highwater.maintenance.TARGET_BYTES", group.bytes // 2)
     assert compact(bench.work(), "raw", group)
@@ -100,9 +111,9 @@ def test_rows_beyond_one_file_become_several_ordered_files(bench: Bench, monkeyp
     assert by_slice(bench, "raw") == rows
 
 
-def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(bench: Bench) -> None:
-    slices = taken_alone(bench, 3)
-    first, second, third = sorted(small_files(bench, "raw"), key=lambda file: file.first)
+def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(alone: Bench) -> None:
+    bench, slices = alone, list_slices(alone)
+    first, second, third, _ = sorted(small_files(bench, "raw"), key=lambda file: file.first)
     assert compact(bench.work(), "raw", FileGroup((first, second)))
     [large] = [file for file in small_files(bench, "raw") if file.first != file.last]
     raw.materialise(bench.work(slices[0]))
@@ -111,7 +122,8 @@ def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(bench: Benc
     assert compact(bench.work(), "raw", FileGroup((again, third)))
     assert by_slice(bench, "raw") == rows
     left = {(file.first, file.last) for file in small_files(bench, "raw")}
-    assert left == {(slices[1].key, slices[1].key), (slices[0].key, slices[2].key)}
+    untouched = slices[3].key, slices[3].key
+    assert left == {(slices[1].key, slices[1].key), (slices[0].key, slices[2].key), untouched}
     assert large.path not in {file.path for file in small_files(bench, "raw")}, "its row of the first slice is gone"
 
 
@@ -136,9 +148,9 @@ def offsets(slice_: Slice) -> range:
     return range(slice_.ranges[0].start, slice_.ranges[0].end)
 
 
-def test_a_merge_closes_what_a_dead_run_left_open(bench: Bench) -> None:
+def test_a_merge_closes_what_a_dead_run_left_open(alone: Bench) -> None:
     """The number of its write is taken by nobody else: who finds the number in the table takes it for committed."""
-    slices = taken_alone(bench, 3)
+    bench, slices = alone, list_slices(alone)
     held = bench.lake.load_commits("orders", "raw", [])
     dead = CommitRecord("orders@0000099", 1, 5, "dead")
     metadata = to_user_metadata([dead], held.number + 1)
@@ -152,8 +164,8 @@ def test_a_merge_closes_what_a_dead_run_left_open(bench: Bench) -> None:
     assert by_slice(bench, "raw") == rows
 
 
-def test_a_table_that_is_restored_to_before_a_merge_is_whole(bench: Bench) -> None:
-    slices = taken_alone(bench, 3)
+def test_a_table_that_is_restored_to_before_a_merge_is_whole(alone: Bench) -> None:
+    bench, slices = alone, list_slices(alone)
     before, rows = bench.lake.load_commits("orders", "raw"), by_slice(bench, "raw")
     assert compact(bench.work(), "raw", FileGroup(tuple(small_files(bench, "raw"))))
     path = bench.lake.build_table_path("orders", "raw")
@@ -166,7 +178,7 @@ def test_a_table_that_is_restored_to_before_a_merge_is_whole(bench: Bench) -> No
 
 @pytest.mark.parametrize("point", ["before the write", "before it is recorded"])
 def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str
+    alone: Bench, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     class KilledError(Exception):
         pass
@@ -174,7 +186,7 @@ def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
     def die(*_: object, **__: object) -> None:
         raise KilledError
 
-    taken_alone(bench, 3)
+    bench = alone
     rows, records = by_slice(bench, "raw"), bench.lake.load_commits("orders", "raw").records
     group = FileGroup(tuple(small_files(bench, "raw")))
     place = {

@@ -22,6 +22,7 @@ from highwater.plans import Discard
 from highwater.resources.delta_rs_writes import append
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from tests.helpers.failing_sync import FailingSync
 from tests.helpers.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)
@@ -41,16 +42,6 @@ def parked(*offsets: int) -> Parked:
 
 def work_of(ledger: Ledger, lake: Lake) -> Work:
     return Work(STREAM, (), NOTHING, lake, ledger, KAFKA, lambda _: None)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(str(tmp_path / "lake"))
 
 
 def test_the_table_follows_the_ledger_and_only_grows(ledger: Ledger, lake: Lake, tmp_path: Path) -> None:
@@ -86,23 +77,6 @@ def test_a_row_that_was_written_twice_counts_once(ledger: Ledger, lake: Lake) ->
     assert sync_with_ledger(ledger, lake, "orders") == 0
 
 
-class FailingSync:
-    """Lets the person who discards records die before the table follows the ledger, or after."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
-        self.before, self.sync, self.calls = before, discards_table.sync_with_ledger, 0
-        monkeypatch.setattr(discards_table, "sync_with_ledger", self)
-
-    def __call__(self, ledger: Ledger, lake: Lake, stream: str) -> int:
-        self.calls += 1
-        if self.calls == 2 and self.before:
-            raise TemporaryError("killed", remedy="none")
-        found = self.sync(ledger, lake, stream)
-        if self.calls == 2:
-            raise TemporaryError("killed", remedy="none")
-        return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("repaired_by", ["a decision", "the next who gives up", "maintenance", "nobody, died after"])
 def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
@@ -112,7 +86,7 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
     world = World(tmp_path)
     world.write()
     with pytest.MonkeyPatch.context() as patch:
-        FailingSync(patch, before="died" not in repaired_by)
+        FailingSync(discards_table, "after 2" if "died" in repaired_by else "before 2", patch)
         with pytest.raises(TemporaryError, match="killed"):
             _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN)
     [known] = world.ledger.discards.list_for_stream("orders")

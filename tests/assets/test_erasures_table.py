@@ -18,7 +18,6 @@ from highwater.assets.work import Work
 from highwater.declaration import Accepted, Maintenance, Stream
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure, compute_digest
 from highwater.errors import DependencyUnavailableError, TemporaryError
-from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.operations import erasing, maintenance, rebuilding
 from highwater.orchestration.operations.erasing import ErasureRequest
 from highwater.orchestration.operations.rebuilding import RebuiltPlans
@@ -27,7 +26,8 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange
 from tests.helpers.erasure_commits import FakeErasureCommits
-from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World, slice_
+from tests.helpers.failing_sync import FailingSync
+from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World, slice_, write_world
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -41,10 +41,7 @@ TAKEN = {FIRST.key: {0: [(2, 3), (4, 5)]}, RETRIED.key: {0: [(0, 1), (2, 4)]}}
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
-    made = World(tmp_path)
-    made.write()
-    return made
+    return write_world(tmp_path, monkeypatch)
 
 
 def fresh(world: World, known: Sequence[str] = (), stream: Stream = STREAM) -> tuple[Ledger, RebuiltPlans]:
@@ -102,26 +99,6 @@ def test_readers_of_records_sync_only_erasures_of_keys(tmp_path: Path) -> None:
     assert len(read(lake, "orders")) == 2
 
 
-class FailingSync:
-    """Lets an erasure die at a point: `before 2` is before the table follows the ledger for the second time."""
-
-    def __init__(self, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.point, self.calls, self.sync = point, 0, erasures_table.sync_with_ledger
-        monkeypatch.setattr(erasures_table, "sync_with_ledger", self)
-
-    def __call__(self, ledger: Ledger, lake: Lake, stream: str) -> int:
-        self.calls += 1
-        self.fail_at("before")
-        found = self.sync(ledger, lake, stream)
-        self.fail_at("after")
-        return found
-
-    def fail_at(self, when: str) -> None:
-        if self.point == f"{when} {self.calls}":
-            self.point = ""
-            raise TemporaryError(f"killed {when} {self.calls}", remedy="none")
-
-
 # The table follows after the erasure is in the ledger, after what each slice loses is, and when all of it is done.
 POINTS = ["before 1", "before 2", "after 2", "raw", "rejects", "before 3", ""]
 
@@ -136,7 +113,7 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
         world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
     stored = FakeErasureCommits(world, monkeypatch)
     stored.dies_after = point
-    FailingSync(point, monkeypatch)
+    FailingSync(erasures_table, point, monkeypatch)
     asked = ErasureRequest(O5, dry_run=False, by="ann", because="asked for")
 
     def erase(ledger: Ledger) -> None:

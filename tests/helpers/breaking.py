@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +49,13 @@ RETRIED = a_slice(1, 100, STREAM.tier_topics[0])
 
 
 @contextmanager
-def open_repairing(tmp_path: Path, stream: Stream = STREAM) -> Iterator[Repairing]:
-    """A lake in which three of four planned slices are in raw."""
+def open_repairing(
+    tmp_path: Path, stream: Stream = STREAM, slices: Sequence[Slice] = (ONE, TWO, THREE, FOUR), in_raw: int = 3
+) -> Iterator[Repairing]:
+    """Planned slices, the first of which are in raw."""
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
-        made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR], stream)
-        commit_empty(made.lake, [ONE, TWO, THREE], "raw")
+        made = Repairing(tmp_path, instance, [*slices], stream)
+        commit_empty(made.lake, [*slices[:in_raw]], "raw")
         yield made
 
 

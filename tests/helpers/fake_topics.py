@@ -1,4 +1,4 @@
-"""A test double for the topics of a cluster."""
+"""Test doubles for the topics and the consumer groups of a cluster."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from tests.helpers.support import FakeSilentKafka
 MAIN_SHAPE = dlq_topics.TopicShape(1, 1, {"max.message.bytes": "1000000", "min.insync.replicas": "1"})
 
 
+class FakeNoGroups:
+    """A cluster without consumer groups."""
+
+    def list_group_names(self) -> list[str]:
+        return []
+
+
 @dataclass
 class FakeTopics(FakeSilentKafka):
-    """A test double for the cluster: the ID of each topic, and where its one partition ends."""
+    """Topics of one partition: the ID of each, and its end."""
 
     there: dict[str, tuple[str, int]] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ from tests.helpers.written_tables import NOW, STREAM, TIER
 
 
 @dataclass(frozen=True)
-class FakeMessage:
+class FakeTimedMessage:
     """A test double for a record that came at this moment."""
 
     at: datetime
@@ -29,8 +29,8 @@ class FakeMessage:
         return 1, round(self.at.timestamp() * 1000)
 
 
-class FakeCluster:
-    """A cluster whose records are a minute older than the next one; the last one before offset 100 is a minute old."""
+class FakeAgedTopics:
+    """Topics whose records are a minute older than the next one; the last one before offset 100 is a minute old."""
 
     def list_topic_names(self) -> list[str]:
         return ["orders", TIER]
@@ -40,7 +40,7 @@ class FakeCluster:
 
     def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
         now = datetime.now(UTC)
-        return (FakeMessage(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
+        return (FakeTimedMessage(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
 
 
 class Deployed:
@@ -50,7 +50,7 @@ class Deployed:
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.lake = Lake(str(folder / "lake"))
         self.topic = topic
-        self.kafka: Any = FakeCluster()
+        self.kafka: Any = FakeAgedTopics()
         self.ledger.topics.open_generation(Generation("orders", topic, "A", 0, {0: 0, 1: 0}, NOW))
         at = [OffsetRange(10 * n, 10 * n + 10) for n in range(slices)]
         self.slices = [Slice("orders", topic, "A", 0, n, {0: r, 1: r}, NOW) for n, r in enumerate(at)]

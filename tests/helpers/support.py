@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sqlite3
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -130,6 +132,19 @@ class Bench:
     bootstrap: str
     log: list[str] = field(default_factory=list)
     schemas: Callable[[int | str], Schema | None] | None = None
+
+    def copy(self, home: Path) -> Bench:
+        """The same topic and slices with copies of lake and ledger below `home`, for a test that changes them."""
+        from highwater.resources.lake import Lake
+        from highwater.resources.ledger import Ledger
+
+        ours = Path(self.lake.root).parent
+        shutil.copytree(self.lake.root, home / "lake")
+        stored, copied = sqlite3.connect(ours / "ledger.sqlite"), sqlite3.connect(home / "ledger.sqlite")
+        with closing(stored), closing(copied):
+            stored.backup(copied)
+        ledger = Ledger(f"sqlite:///{home / 'ledger.sqlite'}")
+        return replace(self, lake=Lake(str(home / "lake")), ledger=ledger, log=[])
 
     def work(self, *slices: Slice, **changes: Any) -> Work:
         opened = self.spark, self.lake, self.ledger, self.kafka

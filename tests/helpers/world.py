@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from assets.streams.orders import STREAM as ORDERS
 from dev.planted import plant
@@ -22,6 +22,7 @@ from highwater.assets import current, dlq, events, minute_rows, publication_log,
 from highwater.declaration import Accepted, Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
 from highwater.gaps import PartitionOffset
+from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.checks import CHECKS, Sources
 from highwater.plans import Generation, PublicationRecord
@@ -36,6 +37,9 @@ from highwater.slices import OffsetRange, Slice
 from tests.helpers.commits import commit_current
 from tests.helpers.plain_minutes import compute_minute, compute_minutes
 from tests.helpers.support import make_stream, order, with_milliseconds
+
+if TYPE_CHECKING:
+    import pytest
 
 STREAM = make_stream("orders")
 FULL_STREAM = make_stream("orders", metrics=ORDERS.metrics, publishes=Accepted("orders.accepted"))
@@ -107,8 +111,8 @@ class FakeRecord:
 
 
 @dataclass
-class FakeCluster:
-    """A test double for the cluster: what readers of each kind see in it."""
+class FakeTopicRecords:
+    """The topics of a cluster, with the records that readers of each kind see."""
 
     committed: dict[str, set[PartitionOffset]]
     aborted: dict[str, set[PartitionOffset]]
@@ -177,7 +181,7 @@ class World:
         self.minutes = {key: {compute_minute(row) for row in self.of("events", slice=key)} for key in self.keys}
         for one in self.slices:
             self._prove(one)
-        self.topics = FakeCluster(
+        self.topics = FakeTopicRecords(
             committed={
                 topic: {(r["partition"], r["offset"]) for r in self.rows["raw"] if r["topic"] == topic}
                 for topic in ("orders", TIER)
@@ -458,3 +462,11 @@ def schema_of(columns: str) -> Any:
     }
     found = [(read_column_name(column), kinds[column.split(maxsplit=1)[1]]) for column in split_columns(columns)]
     return pa.schema(found)
+
+
+def write_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Sound tables of a topic whose settings are unknown."""
+    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
+    made = World(folder)
+    made.write()
+    return made

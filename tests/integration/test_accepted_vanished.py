@@ -41,7 +41,7 @@ ABSENT = TopicAbsentError(f"topic {TARGET!r} does not exist", remedy="create it"
 AWAY = DependencyUnavailableError("Kafka did not answer", remedy="check that it runs")
 
 
-class FakeCluster:
+class FakeTopicDescriptions:
     """A test double for the brokers: what is said of the topic of accepted events, and how often it was asked."""
 
     def __init__(self, said: HighwaterError | None) -> None:
@@ -57,7 +57,7 @@ class FakeCluster:
         self.read_description(topic)
 
 
-class FakeLaggingBroker(FakeCluster):
+class FakeLaggingBroker(FakeTopicDescriptions):
     """The broker that is asked first does not know the topic yet, another one does."""
 
     def look_again(self, topic: str) -> Any:
@@ -121,17 +121,17 @@ def test_a_topic_that_nothing_was_sent_to_is_not_there_yet(known: Known) -> None
 
 
 def test_status_asks_once_and_only_where_something_was_sent(known: Known) -> None:
-    silent = FakeCluster(ABSENT)
+    silent = FakeTopicDescriptions(ABSENT)
     assert known.status(silent) is None
     assert silent.asked == 0
     known.send()
     known.write()
-    there = FakeCluster(None)
+    there = FakeTopicDescriptions(None)
     assert known.status(there) is None
     assert there.asked == 1
-    assert isinstance(known.status(FakeCluster(ABSENT)), Vanished)
+    assert isinstance(known.status(FakeTopicDescriptions(ABSENT)), Vanished)
     assert known.status(FakeLaggingBroker(ABSENT)) is None, "one look is no proof"
-    assert known.status(FakeCluster(AWAY)) is AWAY
+    assert known.status(FakeTopicDescriptions(AWAY)) is AWAY
 
 
 def test_status_reports_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_the_audit_looks_at_the_other_topics_all_the_same(known: Known, monkeypa
         raise ABSENT
 
     monkeypatch.setattr(topic_audit, "fetch_topic_facts", facts)
-    kafka: Any = FakeCluster(ABSENT)
+    kafka: Any = FakeTopicDescriptions(ABSENT)
     assert topic_audit.check_published_topics(kafka, known.stream) == ({}, [])
     error = Vanished("gone", remedy="-")
     found = topic_audit.check_published_topics(kafka, known.stream, lambda topic: error if topic == TARGET else None)
@@ -174,7 +174,7 @@ def test_the_doctor_reports_it_before_it_asks_whether_the_topic_would_be_created
 
     monkeypatch.setattr(dlq_topics, "_read_shape", shape)
     monkeypatch.setattr(dlq_topics, "_create", lambda *_, **__: None)
-    kafka: Any = FakeCluster(ABSENT)
+    kafka: Any = FakeTopicDescriptions(ABSENT)
     assert check_accepted(kafka, known.stream).startswith("is not there yet")
     with pytest.raises(Vanished, match="gone"):
         check_accepted(kafka, known.stream, lambda _: Vanished("gone", remedy="-"))

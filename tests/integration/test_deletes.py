@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,9 @@ from highwater.declaration import Deletes, Field, Stream
 from highwater.orchestration.checking.follower_checks import check_current_follows_events
 from highwater.orchestration.checking.version_checks import check_stream_versions
 from highwater.sources import Key, Meta
-from tests.conftest import create_topic
-from tests.helpers.support import Message, make_bench, make_stream
+from tests.helpers.support import Message, make_stream
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tests.helpers.support import Bench
 
 pytestmark = pytest.mark.slow
@@ -88,12 +84,10 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(bootstrap: str, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(module_bench: Bench) -> Story:
     """One history for the tests that only look at it: a key for each of them."""
-    topic = f"orders.deletes.{uuid.uuid4().hex[:8]}"
-    create_topic(bootstrap, topic, 1, {})
-    bench = make_bench(topic, bootstrap, spark, tmp_path_factory.mktemp("deletes"))
-    bench.stream = changes(topic)
+    bench = module_bench
+    bench.stream = changes(bench.stream.topic)
     without_version = Message(b"lacks", b'{"id": "lacks", "op": "d", "at": "2026-03-01T10:00:00Z"}')
     slices = sent(
         bench,

@@ -39,8 +39,6 @@ from tests.helpers.faults import (
     ensure_decided,
     ensure_rows,
     find_failure,
-    make_held,
-    make_soon,
     read_rows_by_place,
 )
 from tests.helpers.support import order_message, read_topic, send
@@ -60,29 +58,6 @@ def tried_again(result: dg.ExecuteInProcessResult) -> str:
     """The error of a step that was tried again and came to nothing: a temporary one."""
     assert any(event.event_type_value == "STEP_UP_FOR_RETRY" for event in result.all_events), find_failure(result)
     return str(next(event for event in result.all_events if event.is_step_failure).step_failure_data.error)
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    return make_soon(monkeypatch)
-
-
-@pytest.fixture
-def held(
-    topic: TopicFactory, bootstrap: str, spark_server: SparkConnect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Deployment:
-    return make_held(topic, bootstrap, spark_server, tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
-
-
-@pytest.fixture
-def ours(held: Deployment, instance: dg.DagsterInstance, soon: None) -> Ours:
-    return Ours.on(held, instance)
 
 
 def stored_foreign(held: Deployment) -> str:

@@ -35,6 +35,7 @@ from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.dlq_topics import TopicShape
 from highwater.topic_rules import Setting
 from tests.helpers.accepted import Event, FakeTransactionLog, Tables
+from tests.helpers.fake_topics import FakeNoGroups
 from tests.helpers.support import read_rows
 from tests.helpers.world import COLUMNS, FIRST, World
 from tests.helpers.world import FULL_STREAM as STREAM
@@ -191,15 +192,10 @@ HIDDEN: dict[str, Callable[[World], object]] = {
     "redrive and discard": lambda world: _load_ended_origins(
         world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]
     ),
-    "rebuild-ledger": lambda world: rebuilding.read_plans_from_lake(world.lake, cast("Any", FakeCluster()), STREAM, []),
+    "rebuild-ledger": lambda world: rebuilding.read_plans_from_lake(
+        world.lake, cast("Any", FakeNoGroups()), STREAM, []
+    ),
 }
-
-
-class FakeCluster:
-    """A test double for a cluster without consumer groups."""
-
-    def list_group_names(self) -> list[str]:
-        return []
 
 
 # With the commit record of a slice its rows were seen missing; without it other checks may be the first to notice.

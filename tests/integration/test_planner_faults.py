@@ -285,7 +285,7 @@ def test_a_broker_that_is_unavailable_is_a_tick_that_fails_in_seconds(
     scene.ensure_each_once(offsets(0, 0, 5))
 
 
-class FakeLeaderlessCluster(Kafka):
+class FakeLeaderlessPartitions(Kafka):
     """A cluster that shows one partition without a leader: one broker alone cannot be brought to it.
 
     What it shows is what a cluster of three brokers was seen to show: no leader in the description, and `_NOENT` from
@@ -303,7 +303,7 @@ class FakeLeaderlessCluster(Kafka):
 @pytest.mark.parametrize("start", [Start.EARLIEST, Start.LATEST])
 def test_a_partition_without_a_leader_is_named_and_caught_up_with(scene: Scene, start: Start) -> None:
     scene.add_partitions(2)
-    kafka = FakeLeaderlessCluster(scene.bootstrap)
+    kafka = FakeLeaderlessPartitions(scene.bootstrap)
     scene.kafka, kafka.gone = kafka, {1}
     tick = scene.tick(start=start)
     assert tick.skipped == {1: "no leader"}
@@ -330,14 +330,14 @@ def test_a_partition_without_a_leader_is_named_and_caught_up_with(scene: Scene, 
 def test_leaders_that_come_one_after_another_do_not_hold_up_the_others(scene: Scene) -> None:
     """Each look found one leader more, and the tick gave up as if other planners had been first each time."""
 
-    class FakeSlowCluster(FakeLeaderlessCluster):
+    class FakeSlowElections(FakeLeaderlessPartitions):
         def read_topic_state(self, topic: str) -> TopicState:
             state = super().read_topic_state(topic)
             self.gone = set(sorted(self.gone)[1:])
             return state
 
     scene.add_partitions(12)
-    kafka = FakeSlowCluster(scene.bootstrap)
+    kafka = FakeSlowElections(scene.bootstrap)
     scene.kafka, kafka.gone = kafka, set(range(1, 12))
     scene.write(2)
     assert len(scene.tick().slices) == 1

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -31,7 +30,6 @@ from tests.helpers.planting import (
     SENT,
     WINNER,
     alter,
-    build_factory,
     double,
     drop,
 )
@@ -40,16 +38,6 @@ from tests.helpers.world import FULL_STREAM as STREAM
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    return build_factory(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def world(make: Callable[..., World]) -> World:
-    return make()
 
 
 @pytest.fixture
@@ -71,10 +59,10 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_report.Audit]:
 
 
 def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
-    make: Callable[..., World], audit: Callable[..., audit_report.Audit]
+    make_world: Callable[..., World], audit: Callable[..., audit_report.Audit]
 ) -> None:
     """It is in two partitions though none was added: between them no order is claimed."""
-    world = make(copies=2)
+    world = make_world(copies=2)
     of = world.copies[1]
 
     def reported() -> tuple[list[str], list[str]]:

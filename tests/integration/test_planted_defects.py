@@ -42,7 +42,6 @@ from tests.helpers.planting import (
     WINNER,
     Plant,
     alter,
-    build_factory,
     double,
     drop,
     look,
@@ -53,22 +52,6 @@ from tests.helpers.world import FULL_STREAM as STREAM
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    return build_factory(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def world(make: Callable[..., World]) -> World:
-    return make()
-
-
-@pytest.fixture
-def looked(make: Callable[..., World]) -> World:
-    """The same, whose gaps were looked at."""
-    return look(make())
 
 
 def test_sound_tables_turn_nothing_red_and_are_asked_of_kafka_once(looked: World) -> None:
@@ -362,9 +345,9 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
 }
 
 
-def test_each_defect_turns_its_checks_red_and_no_other(make: Callable[..., World]) -> None:
+def test_each_defect_turns_its_checks_red_and_no_other(make_world: Callable[..., World]) -> None:
     """Each is planted into a slice of its own; those before and after them are left sound."""
-    looked = look(make(copies=len(DEFECTS) + 1))
+    looked = look(make_world(copies=len(DEFECTS) + 1))
     planted = dict(zip(DEFECTS, looked.copies[1:], strict=True))
     for name, of in planted.items():
         DEFECTS[name][0](looked, of)

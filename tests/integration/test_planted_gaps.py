@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from highwater.gaps import Gaps
 from highwater.orchestration.checking import gap_checks
 from highwater.plans import Loss
 from highwater.slices import OffsetRange
-from tests.helpers.planting import GAPS, build_factory, drop, look
+from tests.helpers.planting import GAPS, drop
 from tests.helpers.world import FIRST, NOON, RETRIED, World
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    return build_factory(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def world(make: Callable[..., World]) -> World:
-    return make()
-
-
-@pytest.fixture
-def looked(make: Callable[..., World]) -> World:
-    """The same, whose gaps were looked at."""
-    return look(make())
 
 
 def seen(world: World) -> Gaps:

@@ -33,7 +33,7 @@ BROKERS = [1, 2, 3]
 
 
 @dataclass
-class FakeCluster:
+class FakeThreeBrokers:
     """Three brokers that hold the topics of a world.
 
     Args:
@@ -117,9 +117,9 @@ class FakeCluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeThreeBrokers:
     """A sound one, whose slices were looked at."""
-    made = FakeCluster(World(tmp_path))
+    made = FakeThreeBrokers(World(tmp_path))
     world = made.world
     world.write()
     # DLQ topics have as many partitions as the main topic; records in a removed partition would be reported.
@@ -136,7 +136,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     return made
 
 
-def page(cluster: FakeCluster) -> Audit:
+def page(cluster: FakeThreeBrokers) -> Audit:
     """The audit as the command makes it."""
     world = cluster.world
     return audit_page.audit(
@@ -155,12 +155,12 @@ def partitions(found: Audit) -> Sequence[Sequence[str]]:
     return rows
 
 
-def test_a_sound_topic_has_no_error(cluster: FakeCluster) -> None:
+def test_a_sound_topic_has_no_error(cluster: FakeThreeBrokers) -> None:
     found = page(cluster)
     assert (found.errors, rules(found)) == ([], {})
 
 
-Change = Callable[[FakeCluster], object]
+Change = Callable[[FakeThreeBrokers], object]
 ERROR, WARNING = Level.ERROR, Level.WARNING
 DEFECTS: dict[str, tuple[Change, dict[str, Level], list[str]]] = {
     "min.insync lowered": (
@@ -206,7 +206,7 @@ DEFECTS: dict[str, tuple[Change, dict[str, Level], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_each_defect_turns_its_line_red_and_no_other(cluster: FakeCluster, name: str) -> None:
+def test_each_defect_turns_its_line_red_and_no_other(cluster: FakeThreeBrokers, name: str) -> None:
     change, broken, errors = DEFECTS[name]
     change(cluster)
     found = page(cluster)
@@ -217,6 +217,6 @@ def test_each_defect_turns_its_line_red_and_no_other(cluster: FakeCluster, name:
     assert [text for text, begin in zip(found.errors, errors, strict=True) if not text.startswith(begin)] == []
 
 
-def test_a_partition_that_was_added_is_reported_with_nothing_planned(cluster: FakeCluster) -> None:
+def test_a_partition_that_was_added_is_reported_with_nothing_planned(cluster: FakeThreeBrokers) -> None:
     cluster.more = 1
     assert [row[:2] for row in partitions(page(cluster))] == [["0", "8"], ["1", "4"], ["2", "0"]]

@@ -27,6 +27,7 @@ from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.fake_session import FakeSession
+from tests.helpers.fake_topics import FakeNoGroups
 from tests.helpers.replaced_history import FakeReplacedTopic, planned
 from tests.helpers.support import make_stream, order_message
 
@@ -49,11 +50,8 @@ def mark(offset: int) -> Fingerprint:
     return Fingerprint(offset, compute_digest(1, b"k", b"old %d" % offset))
 
 
-class FakeClusterWithoutGroups(FakeReplacedTopic):
-    """Knows no consumer group."""
-
-    def list_group_names(self) -> list[str]:
-        return []
+class FakeReplacedTopicWithoutGroups(FakeNoGroups, FakeReplacedTopic):
+    """A replaced topic that no consumer group reads."""
 
 
 class Deployed:
@@ -95,7 +93,7 @@ def test_a_rebuilt_ledger_knows_the_epochs_and_the_last_records(tmp_path: Path) 
     first = a_slice(0, {0: (0, 9), 1: (0, 4)}, epochs={0: 1, 1: 7}, fingerprints={0: mark(8), 1: mark(3)})
     second = a_slice(1, {0: (9, 20), 1: (4, 4)}, epochs={0: 2, 1: 7}, fingerprints={0: mark(19), 1: mark(3)})
     after = a_slice(3, {0: (25, 30), 1: (4, 4)}, epochs={0: 3, 1: 7}, fingerprints={0: mark(29), 1: mark(3)})
-    deployed = Deployed(tmp_path, FakeClusterWithoutGroups("nowhere:1"))
+    deployed = Deployed(tmp_path, FakeReplacedTopicWithoutGroups("nowhere:1"))
     deployed.commit(first, second, after)
     deployed.rebuild()
     found = deployed.ledger.list_slices("orders")
@@ -117,7 +115,7 @@ def test_a_fingerprint_goes_into_no_other_generation() -> None:
 
 
 def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> None:
-    deployed = Deployed(tmp_path, FakeClusterWithoutGroups("nowhere:1"))
+    deployed = Deployed(tmp_path, FakeReplacedTopicWithoutGroups("nowhere:1"))
     deployed.commit(a_slice(0, {0: (0, 9)}, epochs={0: 1}), past=False)
     assert any("of 1 slices the commits hold no leader epochs" in line for line in deployed.rebuild())
     assert [one.epochs for one in deployed.ledger.list_slices("orders")] == [{}]
@@ -128,7 +126,7 @@ def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: 
     """Every old slice passed for sound: it was read again over the only copy, and the planner went on after it."""
     below = a_slice(0, {0: (0, 90)}, epochs={0: 1}, fingerprints={0: Fingerprint(89, compute_digest(0, b"k", b"89"))})
     across = a_slice(1, {0: (90, 200)}, epochs={0: 1}, fingerprints={0: mark(199)})
-    deployed = Deployed(tmp_path, FakeClusterWithoutGroups("nowhere:1"))
+    deployed = Deployed(tmp_path, FakeReplacedTopicWithoutGroups("nowhere:1"))
     deployed.commit(below, across)
     deployed.rebuild()
     read = {one.key: one for one in deployed.ledger.list_slices("orders")}
@@ -140,8 +138,8 @@ def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: 
     assert (tick.slices, "other records occupy" in str(tick.errors[0])) == ((), True)
 
 
-class FakeLeaderlessCluster(Kafka):
-    """A cluster in which partition 1 has no leader, and partition 0 lost what is before offset 5."""
+class FakeLeaderlessTopic(Kafka):
+    """A topic whose partition 1 has no leader, and whose partition 0 lost what is before offset 5."""
 
     def read_topic_state(self, topic: str) -> TopicState:
         return TopicState(topic, "id", {0: PartitionState(5, 30, 30, 1, 1), 1: PartitionState(None, None, None, None)})
@@ -152,7 +150,7 @@ def test_a_partition_without_a_leader_is_not_read_and_holds_up_no_other(tmp_path
     """Spark waited for one, which an unclean election gave it: other records were read that nobody had looked at."""
     both, other = a_slice(0, {0: (10, 20), 1: (0, 10)}), a_slice(1, {0: (20, 30), 1: (10, 10)})
     expired = a_slice(2, {0: (0, 9), 1: (10, 20)})
-    deployed = Deployed(tmp_path, FakeLeaderlessCluster("nowhere:1"))
+    deployed = Deployed(tmp_path, FakeLeaderlessTopic("nowhere:1"))
     deployed.ledger.topics.open_generation(Generation("orders", "orders", "id", 0, {0: 0, 1: 0}, NOON))
     with pytest.raises(DependencyUnavailableError, match="partitions 1 of orders have no leader") as caught:
         deployed.materialise(both)

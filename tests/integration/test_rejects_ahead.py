@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PARKED = STREAM.parked_topic
 
 
-class FakeTransactions(FakeTransactionLog):
+class FakeFencedTransactions(FakeTransactionLog):
     """Transactions in memory: `meanwhile` is what the run did last that is fenced as they are opened."""
 
     most_bytes, compresses = 1_000_000, False
@@ -49,7 +49,7 @@ class FakeTransactions(FakeTransactionLog):
         self.topics += [one.topic for one in sent]
 
 
-L = TypeVar("L", bound=FakeTransactions)
+L = TypeVar("L", bound=FakeFencedTransactions)
 
 
 class FakeExecutor(Executor):
@@ -88,8 +88,8 @@ class ReadBefore:
         made = [one.read_reject(self.tables.stream, self.slice_.key, attempt) for one in self.rejected[:number]]
         return [{**one, "next_topic": topic} for one in made]
 
-    def published(self, meanwhile: Callable[[], object]) -> FakeTransactions:
-        return self.publish(FakeTransactions(meanwhile))
+    def published(self, meanwhile: Callable[[], object]) -> FakeFencedTransactions:
+        return self.publish(FakeFencedTransactions(meanwhile))
 
     def publish(self, log: L) -> L:
         read = dlq._Waiting.__init__
@@ -121,7 +121,7 @@ def live_rejects() -> list[RejectToSend]:
     return [one for one in gc.get_objects() if isinstance(one, RejectToSend)]
 
 
-class RecordingTransactions(FakeTransactions):
+class RecordingTransactions(FakeFencedTransactions):
     """Counts the rejects that are held while a transaction is made, and the records in each."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ def test_a_slice_that_rejects_hold_no_more_waits_for_them(early: ReadBefore) -> 
 
 
 def test_rejects_of_which_rows_were_deleted_are_not_published(early: ReadBefore) -> None:
-    log = FakeTransactions(
+    log = FakeFencedTransactions(
         lambda: early.tables.lake.open_existing_table("orders", "rejects").delete("origin_offset = 1")
     )
     with pytest.raises(UnbalancedError, match="another number of rows than its commit recorded") as caught:

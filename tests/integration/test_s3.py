@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,7 +33,6 @@ from highwater.resources.lake import Lake
 from highwater.resources.object_store import build_s3a_conf
 from highwater.resources.spark import close, delta_errors, prepare
 from highwater.resources.spark_tables import create_table
-from tests.helpers.object_stores import open_store
 from tests.helpers.support import Bench, Message, customers, make_stream, order_message, read_rows, read_topic
 
 if TYPE_CHECKING:
@@ -47,18 +45,6 @@ pytestmark = pytest.mark.slow
 
 # How often two drivers write at once; the longer series belongs to `make test-long`.
 ROUNDS = [3, pytest.param(20, marks=pytest.mark.long)]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with open_store(tmp_path_factory.mktemp("s3")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def bucket(store: ObjectStore) -> str:
-    """A bucket of the test's own, as a URI."""
-    return store.make_bucket(f"lake-{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,11 +16,14 @@ from dev.paths import REPOSITORY
 from dev.spark_local import SMALL_QUERIES, environment, local_conf, write_conf_dir
 from dev.spark_standalone import SparkStandalone
 from highwater import settings
+from highwater.orchestration.reporting.spark_trial import JOB
 from highwater.resources.lake import Lake
+from tests.helpers.spark_trials import ALL_STEPS, limit_step, read_states, try_real_spark
 from tests.helpers.support import PAGE_SECONDS, Message, customers, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
+    from highwater.orchestration.reporting.trial_results import TrialResult
     from tests.conftest import TopicFactory
 
 pytestmark = pytest.mark.slow
@@ -78,13 +81,41 @@ def test_a_session_in_the_process_itself_takes_the_slice(tmp_path: Path, bootstr
     require_tables(tmp_path, bootstrap, sent)
 
 
-def test_a_standalone_master_with_two_workers_takes_the_slice(tmp_path: Path, bootstrap: str, sent: str) -> None:
-    with SparkStandalone(tmp_path) as cluster:
-        take_slice(tmp_path, bootstrap, sent, {**cluster.driver_environment(), settings.SPARK_MASTER: cluster.master})
-        with urllib.request.urlopen(f"{cluster.page}/json/", timeout=PAGE_SECONDS) as answer:
-            (application,) = json.load(answer)["completedapps"]
+def test_a_standalone_master_with_two_workers_takes_the_slice(
+    tmp_path: Path, bootstrap: str, sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor finds what the master lacks: workers at first, in the end the master itself."""
+    with SparkStandalone(tmp_path, workers=0) as cluster:
+        variables = cluster.driver_environment()
+
+        def examine() -> dict[str, TrialResult]:
+            return try_real_spark(tmp_path, variables, HIGHWATER_SPARK_MASTER=cluster.master)
+
+        with monkeypatch.context() as patch:
+            limit_step(patch, JOB, 5.0)
+            found = examine()
+        assert read_states(found) == {**dict.fromkeys(ALL_STEPS, "ok"), "Spark job": "failed"}, show(found)
+        assert "no executor of Spark ran a task" in found["Spark job"].row[2]
+        cluster.add_worker()
+        cluster.add_worker()
+        found = examine()
+        assert read_states(found) == dict.fromkeys(ALL_STEPS, "ok"), show(found)
+        take_slice(tmp_path, bootstrap, sent, {**variables, settings.SPARK_MASTER: cluster.master})
+        application = fetch_newest_application(cluster)
     assert application["state"] == "FINISHED"
     # A worker keeps a folder for each executor that it ran.
-    ran = [list((tmp_path / "spark" / f"worker-{n}").glob("app-*/*")) for n in (1, 2)]
+    ran = [list((tmp_path / "spark" / f"worker-{n}" / application["id"]).glob("*")) for n in (1, 2)]
     assert all(ran), "each worker process ran an executor"
     require_tables(tmp_path, bootstrap, sent)
+    assert read_states(examine()) == {"Spark": "failed"}, "nothing of it runs"
+
+
+def show(found: dict[str, TrialResult]) -> list[list[str]]:
+    return [one.row for one in found.values()]
+
+
+def fetch_newest_application(cluster: SparkStandalone) -> dict[str, Any]:
+    """The application that completed last, as the master shows it."""
+    with urllib.request.urlopen(f"{cluster.page}/json/", timeout=PAGE_SECONDS) as answer:
+        completed: list[dict[str, Any]] = json.load(answer)["completedapps"]
+    return max(completed, key=lambda one: one["starttime"])

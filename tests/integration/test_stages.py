@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.spark import ADAPTIVE
 from highwater.resources.spark_tables import TASKS, write_slices
 from highwater.slice_commits import SliceCommit
-from tests.conftest import create_topic
 from tests.helpers.bench_records import abort_transaction
 from tests.helpers.staged import BAD_VALUES, select_origins, sound
 from tests.helpers.support import (
@@ -34,7 +32,6 @@ from tests.helpers.support import (
     Message,
     fetch_rest,
     list_tagged_jobs,
-    make_bench,
     order,
     order_message,
     read_rows,
@@ -42,8 +39,6 @@ from tests.helpers.support import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from dev.spark_connect import SparkConnect
     from highwater.assets.work import SliceReport
     from highwater.slices import Slice
@@ -121,10 +116,8 @@ class Taken:
 
 
 @pytest.fixture(scope="module")
-def taken(bootstrap: str, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Taken:
-    topic = f"orders.taken.{uuid.uuid4().hex[:8]}"
-    create_topic(bootstrap, topic, 3, {})
-    bench = make_bench(topic, bootstrap, spark, tmp_path_factory.mktemp("taken"))
+def taken(module_bench: Bench) -> Taken:
+    bench = module_bench
     slices, ends = {}, [0, 0, 0]
     for ordinal, (about, messages) in enumerate(RECORDS.items()):
         begins, ends = ends, [end + sum(m.partition == p for m in messages) for p, end in enumerate(ends)]

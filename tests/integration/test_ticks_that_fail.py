@@ -38,7 +38,7 @@ STREAM = replace(ORDERS, limits=Limits())
 FIRST, SECOND, *_ = STREAM.tier_topics
 
 
-class FakeCluster:
+class FakeExpiredTopic:
     """Of the topic two partitions lost what was planned next, and one what was planned last."""
 
     def read_topic_state(self, topic: str) -> TopicState:
@@ -94,7 +94,7 @@ def test_partitions_that_stopped_are_reported_together_and_behind_all_else(
     ledger: Ledger, instance: dg.DagsterInstance, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The first error alone was reported; the lag, the others and the breaker were not."""
-    resources = opened(ledger=ledger, kafka=FakeCluster())
+    resources = opened(ledger=ledger, kafka=FakeExpiredTopic())
     result, logged = evaluated(instance, resources), capfd.readouterr().err
     [fault] = ledger.sensor_faults.list_all()
     assert "the breaker is open" in logged
@@ -158,7 +158,7 @@ def test_planned_slices_of_a_tier_are_requested_while_a_later_tier_is_unavailabl
     ledger.topics.open_generation(Generation("orders", FIRST, "A", 0, {0: 0}, NOW))
     monkeypatch.setattr(retries, "plan_tier", plan_tier)
     monkeypatch.setattr(stream_ticks, "list_endangered_slices", lambda *_: set())
-    resources = SimpleNamespace(**opened(ledger=ledger, kafka=FakeCluster(), lake=Lake("/nowhere")))
+    resources = SimpleNamespace(**opened(ledger=ledger, kafka=FakeExpiredTopic(), lake=Lake("/nowhere")))
     tick = stream_ticks.plan_retries(instance, resources, stream)
     assert (list(tick.keys), len(tick.requests), tick.idle) == ([slice_.key], 1, False)
     assert any(line.startswith(f"{SECOND} is planned by a later tick: partition 1") for line in tick.lines)

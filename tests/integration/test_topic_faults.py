@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -22,41 +20,15 @@ from tests.helpers.faults import (
     ensure_decided,
     ensure_rows,
     find_failure,
-    make_held,
-    make_soon,
     read_rows_by_place,
 )
 from tests.helpers.support import Message, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:
-    from dev.spark_connect import SparkConnect
     from tests.conftest import TopicFactory
 
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    return make_soon(monkeypatch)
-
-
-@pytest.fixture
-def held(
-    topic: TopicFactory, bootstrap: str, spark_server: SparkConnect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Deployment:
-    return make_held(topic, bootstrap, spark_server, tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
-
-
-@pytest.fixture
-def ours(held: Deployment, instance: dg.DagsterInstance, soon: None) -> Ours:
-    return Ours.on(held, instance)
 
 
 def test_an_absent_topic_and_then_an_empty_one(ours: Ours, instance: dg.DagsterInstance) -> None:

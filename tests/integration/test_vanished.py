@@ -347,7 +347,7 @@ def test_lost_records_are_reclaimed_by_their_publication_topic(tmp_path: Path) -
     assert (ends.stranded, ends.reclaimed, ends.error) == ({}, 1, None)
 
 
-class FakeSlowCluster(FakeTopics):
+class FakeLateTopics(FakeTopics):
     """The broker that is asked first does not know a topic; another one does, some seconds later."""
 
     missing = ""
@@ -368,7 +368,7 @@ class FakeSlowCluster(FakeTopics):
 def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_path: Path, topic: str) -> None:
     """Status and alerts named the remedy for a topic that was deleted: to make it again, without what waits there."""
     ledger.publications.record("orders", MAIN.key, PublicationRecord(1, 3, NOW))
-    kafka, lake = FakeSlowCluster(WHOLE), Lake(str(tmp_path / "lake"))
+    kafka, lake = FakeLateTopics(WHOLE), Lake(str(tmp_path / "lake"))
     kafka.missing = topic
     asked = alert_inputs.StreamInputs(ledger, cast("Any", kafka), lake, STREAM)
 

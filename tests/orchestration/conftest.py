@@ -14,7 +14,9 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Limits
 from highwater.orchestration.build import build_defs
+from tests.helpers.breaking import open_repairing
 from tests.helpers.operator_calls import OTHERS, SAME, WORK, Calls
+from tests.helpers.repairing import Repairing
 from tests.helpers.support import Message, make_stream, send
 from tests.helpers.ticking import Ticking
 
@@ -46,8 +48,9 @@ def defs() -> dg.Definitions:
 
 
 @pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as made:
+def repairing(tmp_path: Path) -> Iterator[Repairing]:
+    """Four planned slices, three of them in raw."""
+    with open_repairing(tmp_path) as made:
         yield made
 
 

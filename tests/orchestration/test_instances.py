@@ -18,8 +18,8 @@ from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from tests.helpers.commits import commit_empty
-from tests.helpers.lagging import FakeCluster
+from tests.helpers.breaking import open_repairing
+from tests.helpers.lagging import FakeAgedTopics
 from tests.helpers.repairing import FOUR, ONE, THREE, TWO, Repairing
 from tests.helpers.support import make_stream
 
@@ -29,9 +29,7 @@ STREAM = make_stream("orders")
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Repairing]:
     """Three older slices, the first two in raw, and one that this tick planned."""
-    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
-        made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR])
-        commit_empty(made.lake, [ONE, TWO], "raw")
+    with open_repairing(tmp_path, in_raw=2) as made:
         yield made
 
 
@@ -80,7 +78,7 @@ def test_every_sensor_records_its_instance_for_each_stream(ledger: Ledger, monke
 
 
 def test_status_and_alert_report_two_instances_at_once(ledger: Ledger, tmp_path: Path) -> None:
-    kafka, lake, now = cast("Any", FakeCluster()), Lake(str(tmp_path / "lake")), datetime.now(UTC)
+    kafka, lake, now = cast("Any", FakeAgedTopics()), Lake(str(tmp_path / "lake")), datetime.now(UTC)
 
     def reported() -> tuple[list[str], int, bool]:
         status = read_stream_status(ledger, kafka, STREAM, {})

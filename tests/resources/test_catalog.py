@@ -22,6 +22,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.spark import close, connect, prepare
 from highwater.settings import CATALOG, Settings
+from tests.helpers.fake_topics import FakeNoGroups
 from tests.helpers.support import FakeSilentKafka
 
 if TYPE_CHECKING:
@@ -105,11 +106,8 @@ def test_only_names_of_highwater_are_dropped(tmp_path: Path) -> None:
     assert catalog.changes == ["DROP TABLE IF EXISTS `lake`.`orders_events`"]
 
 
-class FakeClusterWithoutGroups(FakeSilentKafka):
-    """A cluster without consumer groups."""
-
-    def list_group_names(self) -> dict[str, str]:
-        return {}
+class FakeSilentKafkaWithoutGroups(FakeNoGroups, FakeSilentKafka):
+    """A cluster without consumer groups that answers nothing else."""
 
 
 @pytest.fixture
@@ -132,7 +130,7 @@ def hive(tmp_path: Path) -> Iterator[SparkSession]:
 def test_tables_are_found_by_name_whatever_becomes_of_lake_and_catalog(hive: SparkSession, tmp_path: Path) -> None:
     lake, ledger = Lake(str(tmp_path / "lake"), "lake"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     lines: list[str] = []
-    kafka: Any = FakeClusterWithoutGroups()
+    kafka: Any = FakeSilentKafkaWithoutGroups()
     work = Work(STREAM, [], hive, lake, ledger, kafka, lines.append)
     path = lake.build_table_path("orders", "events")
 

@@ -43,11 +43,6 @@ ONE, TWO = "orders@0000000", "orders@0000001"
 SLICE = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 9)}, datetime(2026, 3, 1, tzinfo=UTC))
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(str(tmp_path / "lake"))
-
-
 @given(st.dictionaries(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60)), st.integers(1, 3)))
 def test_spans_name_every_slice_with_its_attempt(attempts: dict[tuple[str, int], int]) -> None:
     by_key = {f"{topic}@{ordinal:07d}": attempt for (topic, ordinal), attempt in attempts.items()}
@@ -233,13 +228,13 @@ def test_a_table_that_was_deleted_and_created_again_holds_nothing(lake: Lake) ->
 def test_a_session_that_may_still_carry_a_number_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta would skip the second of its later writes to any other table, without an error."""
 
-    class FakeConf(dict[str, str]):
+    class FakeStuckConf(dict[str, str]):
         set = dict.__setitem__
 
         def unset(self, name: str) -> None:
             raise ConnectionError(name)
 
-    session, closed = SimpleNamespace(conf=FakeConf()), list[object]()
+    session, closed = SimpleNamespace(conf=FakeStuckConf()), list[object]()
     monkeypatch.setattr(numbered_commits, "close", closed.append)
     with (
         pytest.raises(ConnectionError),

@@ -77,7 +77,7 @@ class FakeConsumer:
         self.closed += 1
 
 
-class FakeCluster(Kafka):
+class FakeGroupCoordinator(Kafka):
     """A cluster with this consumer; its admin client may not be asked, as it can abort the process."""
 
     def __init__(self, consumer: FakeConsumer) -> None:
@@ -108,13 +108,13 @@ def test_a_partition_without_a_committed_offset_is_left_out(monkeypatch: pytest.
         SimpleNamespace(topic="orders", partition=p, offset=o, error=None, metadata="") for p, o in offsets.items()
     ]
     monkeypatch.setattr(consumer, "committed", lambda *_: answers)
-    found = consumer_groups.read_group_offsets(FakeCluster(consumer), GROUP, [("orders", p) for p in offsets])
+    found = consumer_groups.read_group_offsets(FakeGroupCoordinator(consumer), GROUP, [("orders", p) for p in offsets])
     assert {place: one.offset for place, one in found.items()} == {("orders", 1): 0, ("orders", 3): 7}
 
 
 def test_offsets_are_committed_with_their_marks_by_a_consumer() -> None:
     consumer = FakeConsumer(None)
-    consumer_groups.commit(FakeCluster(consumer), GROUP, OFFSETS)
+    consumer_groups.commit(FakeGroupCoordinator(consumer), GROUP, OFFSETS)
     [wanted] = consumer.wanted
     found = {(one.topic, one.partition): (one.offset, MirrorMark.from_json(one.metadata)) for one in wanted}
     assert found == OFFSETS
@@ -133,7 +133,7 @@ def commit(kafka: Kafka) -> None:
 @pytest.mark.parametrize("of_partition", [False, True])
 def test_a_coordinator_that_moves_is_asked_again(request_: Callable[[Kafka], None], *, of_partition: bool) -> None:
     consumer = FakeConsumer("COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR", None, of_partition=of_partition)
-    request_(FakeCluster(consumer))
+    request_(FakeGroupCoordinator(consumer))
     assert len(consumer.wanted) == 3
 
 
@@ -156,7 +156,7 @@ def test_refusals_of_the_coordinator_are_translated(
     """The names as a broker of 4.3 was seen to answer them, and the client's own."""
     consumer = FakeConsumer(name, of_partition=of_partition)
     with pytest.raises(HighwaterError) as caught:
-        request_(FakeCluster(consumer))
+        request_(FakeGroupCoordinator(consumer))
     assert type(caught.value) is kind
     assert name in str(caught.value)
     assert GROUP in str(caught.value)
@@ -171,12 +171,12 @@ def test_members_are_named_where_they_are_the_reason(
     """One that has left since is no reason to report a success: nothing was committed."""
     monkeypatch.setattr(consumer_groups, "read_group", lambda *_: consumer_groups.ConsumerGroup(members))
     with pytest.raises(ForeignMemberError) as caught:
-        consumer_groups.commit(FakeCluster(FakeConsumer(name)), GROUP, OFFSETS)
+        consumer_groups.commit(FakeGroupCoordinator(FakeConsumer(name)), GROUP, OFFSETS)
     assert not members or caught.value.found == members[0]
 
 
 def test_a_commit_without_an_answer_ends() -> None:
     consumer = FakeConsumer("silent")
     with pytest.raises(DependencyUnavailableError):
-        consumer_groups.commit(FakeCluster(consumer), GROUP, OFFSETS)
+        consumer_groups.commit(FakeGroupCoordinator(consumer), GROUP, OFFSETS)
     assert (len(consumer.wanted), consumer.closed) == (1, 1)

@@ -154,7 +154,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
     path = lake.build_table_path(STREAM, TABLE)
     asked: list[str] = []
 
-    class FakeSession:
+    class FakeSparkBehindOthers:
         """Spark, where another run is ahead by one column at the first statement."""
 
         def sql(self, statement: str) -> None:
@@ -165,7 +165,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
             _add_column(path, "second")
 
     columns = "slice STRING, first STRING, second STRING"
-    create_table(FakeSession(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
+    create_table(FakeSparkBehindOthers(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
     assert [statement.split("COLUMNS ")[1] for statement in asked] == [
         "(first STRING, second STRING)",
         "(second STRING)",
@@ -173,7 +173,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
 
 
 def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> None:
-    class FakeSession:
+    class FakeRefusingSpark:
         """Spark, which refuses the statement."""
 
         def sql(self, statement: str) -> None:
@@ -181,7 +181,7 @@ def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> 
 
     path, columns = lake.build_table_path(STREAM, TABLE), "slice STRING, first STRING"
     with pytest.raises(RuntimeError, match="no space"):
-        create_table(FakeSession(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
+        create_table(FakeRefusingSpark(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
 
 
 class RecordingSpark:
@@ -239,13 +239,13 @@ def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: 
 def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_path: Path) -> None:
     ledger, held = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), []
 
-    class FakeSession:
+    class FakeLeaseReader:
         """Spark in a driver of its own; looks at the ledger at each statement."""
 
         def sql(self, statement: str) -> None:
             held.append(set(ledger.read_leases()))
 
-    spark: Any = FakeSession()
+    spark: Any = FakeLeaseReader()
     kafka: Any = None
     work = Work(make_stream("orders"), (), spark, lake, ledger, kafka, print)
     ensure_table(work, TABLE, "slice STRING, first STRING", ["slice"])

@@ -29,15 +29,22 @@ if TYPE_CHECKING:
     from highwater.resources.ledger.intents import Intent
 
 
-@pytest.fixture
-def planned(bench: Bench) -> Bench:
+@pytest.fixture(scope="module")
+def written(module_bench: Bench) -> Bench:
     """Two slices, each with a version of one order; neither is in `current`."""
-    bench.send(order_message("o1", 1), order_message("o1", 2))
+    # The last three are for a slice that one test alone plans.
+    module_bench.send(order_message("o1", 1), order_message("o1", 2), *[order_message(f"o{n}", 1) for n in range(3)])
     for ordinal in range(2):
-        slice_ = bench.plan(ordinal, p0=(ordinal, ordinal + 1))
+        slice_ = module_bench.plan(ordinal, p0=(ordinal, ordinal + 1))
         for stage in (raw, events, rejects, dlq):
-            stage.materialise(bench.work(slice_))
-    return bench
+            stage.materialise(module_bench.work(slice_))
+    return module_bench
+
+
+@pytest.fixture
+def planned(written: Bench, tmp_path: Path) -> Bench:
+    """The two slices, for a test that changes their tables."""
+    return written.copy(tmp_path)
 
 
 class Killed(BaseException):
@@ -236,9 +243,7 @@ def test_a_commit_without_record_and_intent_is_recorded_before_the_next_one(
 @pytest.mark.slow
 def test_the_rows_of_a_commit_whose_run_died_are_counted(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum over `_commits` left them out for ever."""
-    bench = planned
-    bench.send(*[order_message(f"o{n}", 1) for n in range(3)])
-    slice_ = bench.plan(2, p0=(2, 5))
+    bench, slice_ = planned, planned.plan(2, p0=(2, 5))
     _materialise_without_record(monkeypatch, raw.materialise, bench.work(slice_))
     raw.materialise(bench.work(slice_))
     log = bench.lake.open_stream_table(bench.stream.name, commit_log.TABLE)

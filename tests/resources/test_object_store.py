@@ -9,7 +9,6 @@ import subprocess
 import sys
 import uuid
 import zipfile
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,24 +38,12 @@ from highwater.resources.object_store import (
     refuse_weakening,
 )
 from highwater.resources.spark import STATIC_CONF, translate_error
-from tests.helpers.object_stores import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The version of the compiler that made the jar; others may give other bytes.
 JAVAC = "17"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with open_store(tmp_path_factory.mktemp("s3")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def bucket(store: ObjectStore) -> str:
-    return store.make_bucket(f"lake-{uuid.uuid4().hex[:8]}")
 
 
 def keys(store: ObjectStore, bucket: str) -> list[str]:

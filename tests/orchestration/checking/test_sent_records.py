@@ -31,8 +31,8 @@ ID = "A" * 22
 
 
 @dataclass
-class FakeCluster:
-    """A test double for the cluster: one partition a topic, and the headers of its records."""
+class FakeTopicHeaders:
+    """Topics of one partition, with the headers of their records."""
 
     records: dict[str, list[Sequence[KafkaHeader]]] = field(default_factory=dict)
     open: int = 0
@@ -56,11 +56,11 @@ class FakeCluster:
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[Any]:
         for headers in self.records[topic][ranges[0].start : ranges[0].end]:
-            yield FakeMessage(headers)
+            yield FakeHeadedMessage(headers)
 
 
 @dataclass(frozen=True)
-class FakeMessage:
+class FakeHeadedMessage:
     found: Sequence[KafkaHeader]
 
     def headers(self) -> Sequence[KafkaHeader]:
@@ -72,7 +72,7 @@ class Scene:
 
     def __init__(self, folder: Path, topic: str = "orders") -> None:
         self.stream = make_stream(topic, publishes=Accepted(f"{topic}.accepted"))
-        self.lake, self.topics = Lake(str(folder / "lake")), FakeCluster()
+        self.lake, self.topics = Lake(str(folder / "lake")), FakeTopicHeaders()
         self.slice_ = Slice("orders", topic, ID, 0, 0, {0: OffsetRange(0, 4)}, NOW - timedelta(minutes=1))
         self.tier, self.parked, self.accepted = (
             self.stream.tier_topics[0],

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from dev import paths
-from dev.object_store import ObjectStore
 from dev.processes import Child, accepts, free_port, wait_until
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
@@ -86,23 +83,14 @@ def test_nothing_of_a_client_is_left(tmp_path: Path) -> None:
     assert environment == {"JAVA_HOME": "/opt/java"}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ObjectStore]:
-    with ObjectStore(tmp_path) as found, pytest.MonkeyPatch.context() as patch:
-        for name, value in found.variables.items():
-            patch.setenv(name, value)
-        yield found
-
-
 @pytest.mark.slow
-def test_a_server_commits_to_a_lake_on_s3(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_server_commits_to_a_lake_on_s3(bucket: str, tmp_path: Path) -> None:
     """With nothing but the jars of `highwater jars` and the variables of the deployment."""
-    lake = store.make_bucket(f"lake-{uuid.uuid4().hex[:8]}")
     home, port = tmp_path / "home", free_port()
     (home / "jars").mkdir(parents=True)
     (home / "jars" / "spark").symlink_to(paths.TOOLS / "jars" / "spark")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    deployment = {"HIGHWATER_HOME": str(home), "HIGHWATER_LAKE": lake, "HIGHWATER_SPARK_MASTER": "local[2]"}
+    deployment = {"HIGHWATER_HOME": str(home), "HIGHWATER_LAKE": bucket, "HIGHWATER_SPARK_MASTER": "local[2]"}
     empty = {"SPARK_REMOTE": "", "AWS_SESSION_TOKEN": "", "AWS_ROLE_ARN": ""}
     highwater = [sys.executable, "-m", "highwater.orchestration.cli.main"]
     command = [*highwater, "serve-spark", "--port", str(port), "--conf", "spark.ui.enabled=false"]
@@ -111,10 +99,10 @@ def test_a_server_commits_to_a_lake_on_s3(store: ObjectStore, tmp_path: Path) ->
     try:
         wait_until(lambda: accepts(port), 180, "the start of the server")
         session = prepare(connect(f"sc://127.0.0.1:{port}"))
-        ensure_log_store(session, lake)
-        with delta_errors(lake):
-            session.range(3).write.format("delta").save(f"{lake}/numbers")
+        ensure_log_store(session, bucket)
+        with delta_errors(bucket):
+            session.range(3).write.format("delta").save(f"{bucket}/numbers")
         close(session)
     finally:
         server.stop()
-    assert sorted(row["id"] for row in read_rows(f"{lake}/numbers")) == [0, 1, 2]
+    assert sorted(row["id"] for row in read_rows(f"{bucket}/numbers")) == [0, 1, 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,7 +30,7 @@ from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import AcceptedReason, Judgement
-from tests.helpers.breaking import RETRIED, accept, build_counts, build_split, make_work, open_repairing
+from tests.helpers.breaking import RETRIED, accept, build_counts, build_split, make_work
 from tests.helpers.repairing import (
     FOUR,
     NOON,
@@ -49,12 +49,6 @@ from tests.helpers.written_tables import a_slice
 @pytest.fixture
 def work(ledger: Ledger, tmp_path: Path) -> Callable[..., Work]:
     return make_work(ledger, tmp_path)
-
-
-@pytest.fixture
-def repairing(tmp_path: Path) -> Iterator[Repairing]:
-    with open_repairing(tmp_path) as made:
-        yield made
 
 
 def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:

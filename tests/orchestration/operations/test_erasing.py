@@ -21,7 +21,6 @@ from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.erasing import ErasedCounts, Erasure, compute_digest, compute_erasure_times, subtract_counts
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
-from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import rebuilding
@@ -36,7 +35,7 @@ from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
 from tests.helpers.erasure_commits import FakeErasureCommits
 from tests.helpers.support import Bench, Message, order_message
-from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, FakeRecord, World, slice_
+from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, FakeRecord, World, slice_, write_world
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -119,10 +118,7 @@ def test_incomplete_erasure_requests_are_refused(asked: ErasureRequest) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
-    made = World(tmp_path)
-    made.write()
-    return made
+    return write_world(tmp_path, monkeypatch)
 
 
 def test_every_row_of_a_key_is_found(world: World) -> None:

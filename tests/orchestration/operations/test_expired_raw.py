@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -32,24 +30,11 @@ from tests.helpers.retained import (
     discard_parked_record,
     held,
     locate_record,
-    make_world,
-    open_step,
 )
 from tests.helpers.world import FIRST, RETRIED, World
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return make_world(tmp_path)
-
-
-@pytest.fixture
-def step(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
-    with open_step(world, monkeypatch) as made:
-        yield made
 
 
 def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,24 +46,11 @@ from tests.helpers.retained import (
     discard_parked_record,
     held,
     locate_record,
-    make_world,
-    open_step,
 )
 from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, World
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return make_world(tmp_path)
-
-
-@pytest.fixture
-def step(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
-    with open_step(world, monkeypatch) as made:
-        yield made
 
 
 def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World) -> None:

@@ -26,11 +26,11 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
-from tests.helpers.lagging import Deployed, FakeCluster
+from tests.helpers.lagging import Deployed, FakeAgedTopics
 from tests.helpers.written_tables import NOW, STREAM, TIER
 
 
-class FakeWideCluster(FakeCluster):
+class FakeFortyPartitions(FakeAgedTopics):
     """Of forty partitions the last lags least, by three records that are six days old; the others lag by minutes."""
 
     OLD = 39
@@ -95,7 +95,7 @@ def test_oldest_of_many_partitions_are_read_even_with_little_lag(
 ) -> None:
     """Those with most unread were asked: one that hung with three records of six days passed for read."""
     monkeypatch.setattr(consumer_lag, "PARTITIONS_ASKED", partitions)
-    deployed.kafka = FakeWideCluster()
+    deployed.kafka = FakeFortyPartitions()
     deployed.slices.append(replace(deployed.slices[0], ordinal=6, ranges={p: OffsetRange(0, 60) for p in range(40)}))
     deployed.ledger.add(deployed.slices[6:])
     deployed.read(*range(7))
@@ -186,7 +186,7 @@ def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
 FOREIGN = "connect.dlq"
 
 
-class FakeClusterOfTopics(FakeCluster):
+class FakeExistingTopics(FakeAgedTopics):
     """Of these topics alone are there any; no broker's clock stamps them."""
 
     def __init__(self, *there: str) -> None:
@@ -230,7 +230,7 @@ def test_a_retry_that_retention_is_about_to_take_is_reported(
     topic: str, main: Mapping[str, int], deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main topic alone was asked: a stopped sensor or a long pause was reported when the offsets were gone."""
-    deployed.kafka = FakeClusterOfTopics("orders", TIER, FOREIGN)
+    deployed.kafka = FakeExistingTopics("orders", TIER, FOREIGN)
     stored = {"orders": main, TIER: A_DAY, FOREIGN: A_DAY, topic: TOO_SHORT}
     found = retention_left(deployed, monkeypatch, stored)
     assert found is not None
@@ -244,7 +244,7 @@ def test_a_retry_that_retention_is_about_to_take_is_reported(
 def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deployed.kafka = FakeClusterOfTopics("orders", FOREIGN)
+    deployed.kafka = FakeExistingTopics("orders", FOREIGN)
     found = retention_left(deployed, monkeypatch, {"orders": A_DAY})
     assert found is not None
     assert (found.over, "of orders" in found.value) == (False, True)
@@ -255,7 +255,7 @@ def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
 
 
 def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
-    deployed.kafka = FakeClusterOfTopics("orders", TIER)
+    deployed.kafka = FakeExistingTopics("orders", TIER)
     sized = {**ALL, "retention_bytes": 9}
     for stored, expected in (
         ({"orders": sized}, "no age ends a record; when retention.bytes=9 of orders takes one is not known"),
@@ -307,7 +307,7 @@ def test_a_retry_that_is_planned_and_not_read_is_late(tmp_path: Path, monkeypatc
     assert alert_of(other, monkeypatch).over, "its first record came 90 minutes ago"
 
 
-class FakeHeldBackCluster(FakeCluster):
+class FakeHeldBackTopics(FakeAgedTopics):
     """Of some topics an open transaction holds back partition 0, from this offset on."""
 
     bootstrap = "here:9092"
@@ -332,7 +332,7 @@ class FakeHeldBackCluster(FakeCluster):
 def test_records_behind_an_open_transaction_have_an_age_and_a_count(deployed: Deployed) -> None:
     """The lag was 0, and nothing was old: what follows an open transaction was no record yet."""
     deployed.read(*range(6))
-    deployed.kafka = FakeHeldBackCluster(orders=60)
+    deployed.kafka = FakeHeldBackTopics(orders=60)
     ages = deployed.ages()
     held = ages.held_back
     assert {p: (one.offset, one.offsets) for p, one in held.items()} == {0: (60, 40)}
@@ -373,7 +373,7 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
     monkeypatch.setattr(
         topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
     )
-    deployed.kafka = FakeHeldBackCluster(**first)
+    deployed.kafka = FakeHeldBackTopics(**first)
     deployed.ledger.topics.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
     found = topic_conditions.measure_open_transaction(
         alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, STREAM)

@@ -68,7 +68,7 @@ class FakeBroker:
         assert topic in self.topics
 
         @dataclass
-        class FakeMessage:
+        class FakeAgedMessage:
             at: int
 
             def partition(self) -> int:
@@ -78,7 +78,7 @@ class FakeBroker:
                 return 1, round((datetime.now(UTC) - age).timestamp() * 1000)
 
         age = self.age
-        return (FakeMessage(partition) for partition, offsets in ranges.items() if len(offsets))
+        return (FakeAgedMessage(partition) for partition, offsets in ranges.items() if len(offsets))
 
 
 @pytest.fixture

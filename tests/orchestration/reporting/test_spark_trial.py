@@ -14,7 +14,6 @@ import pytest
 from dev import jars
 from dev.object_store import ObjectStore
 from dev.spark_local import environment, local_conf, write_conf_dir
-from dev.spark_standalone import SparkStandalone
 from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration.reporting import spark_trial
 from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESSION, from_plain, to_plain, try_spark
@@ -22,14 +21,10 @@ from highwater.orchestration.reporting.trial_results import TrialResult
 from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.settings import Settings
 from tests.helpers.fake_session import FakeSession
+from tests.helpers.spark_trials import ALL_STEPS, STEPS, limit_step, read_states, try_real_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dev.spark_connect import SparkConnect
-    from highwater.orchestration.reporting.spark_trial import TrialStep
-
-NAMES = ["Spark", "Spark session", "Spark and the lake", "Spark and Kafka", "Spark job"]
 
 
 @pytest.mark.parametrize(
@@ -59,15 +54,11 @@ def try_with(monkeypatch: pytest.MonkeyPatch, script: str, **given: str) -> list
     return list(try_spark(Settings.from_environment(given), os.environ, avro=False))
 
 
-def in_time(monkeypatch: pytest.MonkeyPatch, step: TrialStep, seconds: float) -> None:
-    monkeypatch.setitem(vars(step), "seconds", seconds)
-
-
 def test_reports_of_the_process_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = try_with(monkeypatch, f"for what in {NAMES[1:]}: say(what, text='fine')")
+    found = try_with(monkeypatch, f"for what in {STEPS[1:]}: say(what, text='fine')")
     assert [one.row for one in found] == [
         ["ok", "Spark", "it answers", ""],
-        *(["ok", n, "fine", ""] for n in NAMES[1:]),
+        *(["ok", n, "fine", ""] for n in STEPS[1:]),
     ]
 
 
@@ -75,9 +66,9 @@ def test_a_cluster_without_workers_is_found_within_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A master answers and takes the application, and a run would wait for ever."""
-    in_time(monkeypatch, JOB, 0.5)
+    limit_step(monkeypatch, JOB, 0.5)
     script = (
-        f"for what in {NAMES[1:-1]}: say(what, text='fine')\n"
+        f"for what in {STEPS[1:-1]}: say(what, text='fine')\n"
         "print('WARN Initial job has not accepted any resources; check your cluster UI', file=sys.stderr, flush=True)\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     )
@@ -94,15 +85,15 @@ def test_a_cluster_without_workers_is_found_within_a_bounded_time(
 
 
 def test_nothing_follows_a_session_that_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_time(monkeypatch, SESSION, 0.5)
+    limit_step(monkeypatch, SESSION, 0.5)
     found = try_with(monkeypatch, "time.sleep(600)")
-    assert [one.what for one in found] == NAMES[:2]
+    assert [one.what for one in found] == STEPS[:2]
     assert "no Spark session was open within 0.5 s" in found[1].row[2]
 
 
 def test_a_process_that_ends_is_an_error_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     found = try_with(monkeypatch, "say('Spark session', text='fine'); print('x OutOfMemoryError: heap'); os._exit(1)")
-    assert [one.what for one in found] == NAMES[:3]
+    assert [one.what for one in found] == STEPS[:3]
     assert found[2].row[2] == "the process that tried Spark ended at: Spark and the lake: OutOfMemoryError: heap"
 
 
@@ -124,29 +115,16 @@ def test_a_session_of_a_process_is_stopped_and_none_follows_one_that_cannot_be_u
     assert next(stops) == 2
 
 
-def tried_on(home: Path, variables: Mapping[str, str], **given: str) -> dict[str, TrialResult]:
-    """What the doctor finds of a real Spark."""
-    found = Settings.from_environment({"HIGHWATER_HOME": str(home), **given})
-    return {one.what: one for one in try_spark(found, variables, avro=True)}
-
-
-def states(found: Mapping[str, TrialResult]) -> dict[str, str]:
-    return {name: one.row[0] for name, one in found.items()}
-
-
-ALL = [*NAMES[:4], "Spark and Avro", NAMES[4]]
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_local_session_has_all_and_one_without_jars_names_them(tmp_path: Path) -> None:
     variables = environment(write_conf_dir(tmp_path, "local", local_conf(tmp_path, driver_memory_mb=512)))
-    found = tried_on(tmp_path, variables, HIGHWATER_SPARK_MASTER="local[1]")
-    assert states(found) == dict.fromkeys(ALL, "ok"), [one.row for one in found.values()]
+    found = try_real_spark(tmp_path, variables, HIGHWATER_SPARK_MASTER="local[1]")
+    assert read_states(found) == dict.fromkeys(ALL_STEPS, "ok"), [one.row for one in found.values()]
     bare = environment(write_conf_dir(tmp_path, "bare", {"spark.driver.memory": "512m", "spark.ui.enabled": "false"}))
-    found = tried_on(tmp_path, bare, HIGHWATER_SPARK_MASTER="local[1]", HIGHWATER_LAKE="s3a://bucket/lake")
-    assert states(found) == {
-        **dict.fromkeys(ALL, "ok"),
+    found = try_real_spark(tmp_path, bare, HIGHWATER_SPARK_MASTER="local[1]", HIGHWATER_LAKE="s3a://bucket/lake")
+    assert read_states(found) == {
+        **dict.fromkeys(ALL_STEPS, "ok"),
         **dict.fromkeys(("Spark and the lake", "Spark and Kafka", "Spark and Avro"), "failed"),
     }
     jars = {name: str(one.error.stored) for name, one in found.items() if one.error}
@@ -170,28 +148,12 @@ def test_a_lake_on_s3_needs_the_class_of_the_log_store(tmp_path: Path) -> None:
         for name, path, state in (("whole", whole, "ok"), ("lacking", lacking, "failed")):
             folder = write_conf_dir(tmp_path, name, {**conf, "spark.driver.extraClassPath": path})
             variables = {**environment(folder), **store.variables}
-            found = tried_on(tmp_path, variables, HIGHWATER_SPARK_MASTER="local[1]", HIGHWATER_LAKE=lake)
-            assert states(found) == {**dict.fromkeys(ALL, "ok"), "Spark and the lake": state}, name
+            found = try_real_spark(tmp_path, variables, HIGHWATER_SPARK_MASTER="local[1]", HIGHWATER_LAKE=lake)
+            assert read_states(found) == {**dict.fromkeys(ALL_STEPS, "ok"), "Spark and the lake": state}, name
     assert "cannot load the log store" in found["Spark and the lake"].row[2]
 
 
 @pytest.mark.slow
 def test_a_connect_server_has_all(tmp_path: Path, spark_server: SparkConnect) -> None:
-    found = tried_on(tmp_path, os.environ, SPARK_REMOTE=spark_server.remote)
-    assert states(found) == dict.fromkeys(ALL, "ok"), [one.row for one in found.values()]
-
-
-@pytest.mark.slow
-def test_a_standalone_master_with_and_without_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A master without workers takes the application, and its jobs wait."""
-    in_time(monkeypatch, JOB, 25.0)
-    with SparkStandalone(tmp_path, workers=0) as cluster:
-        found = tried_on(tmp_path, cluster.driver_environment(), HIGHWATER_SPARK_MASTER=cluster.master)
-        assert states(found) == {**dict.fromkeys(ALL, "ok"), "Spark job": "failed"}, [o.row for o in found.values()]
-        assert "no executor of Spark ran a task" in found["Spark job"].row[2]
-        monkeypatch.undo()
-        cluster.add_worker()
-        found = tried_on(tmp_path, cluster.driver_environment(), HIGHWATER_SPARK_MASTER=cluster.master)
-        assert states(found) == dict.fromkeys(ALL, "ok"), [one.row for one in found.values()]
-    found = tried_on(tmp_path, cluster.driver_environment(), HIGHWATER_SPARK_MASTER=cluster.master)
-    assert states(found) == {"Spark": "failed"}, "nothing of it runs"
+    found = try_real_spark(tmp_path, os.environ, SPARK_REMOTE=spark_server.remote)
+    assert read_states(found) == dict.fromkeys(ALL_STEPS, "ok"), [one.row for one in found.values()]

@@ -50,7 +50,7 @@ from highwater.resources.ledger.pauses import Pause
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from tests.conftest import TopicFactory
-from tests.helpers.lagging import Deployed, FakeCluster
+from tests.helpers.lagging import Deployed, FakeAgedTopics
 from tests.helpers.scene import Scene
 from tests.helpers.written_tables import STREAM, TIER
 
@@ -63,7 +63,7 @@ def asked(deployed: Any, kafka: Any = None, **changes: Any) -> alert_inputs.Stre
     )
 
 
-class FakePartitions(FakeCluster):
+class FakePartitions(FakeAgedTopics):
     """Each partition as a test says it is."""
 
     def __init__(self, seen: dict[int, PartitionState], topic_id: str = "A") -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.run_requests import PastRun, filter_counted_runs, select_last_tries, stop
 from highwater.resources.ledger.breakers import AcceptedSlice, Judgement
-from tests.helpers.breaking import open_repairing
 from tests.helpers.commits import commit_empty
 from tests.helpers.repairing import (
     FOUR,
@@ -106,12 +103,6 @@ def test_runs_from_before_the_breaker_closed_count_no_more() -> None:
     assert filter_counted_runs(runs, None, {}) == runs
     assert filter_counted_runs(runs, NOON, {}) == runs[1:]
     assert filter_counted_runs(runs, None, {"a": NOON}) == [PastRun(frozenset("b"), NOON - minutes(1)), *runs[1:]]
-
-
-@pytest.fixture
-def repairing(tmp_path: Path) -> Iterator[Repairing]:
-    with open_repairing(tmp_path) as made:
-        yield made
 
 
 def test_repair_stops_what_is_in_raw_and_reads_on(repairing: Repairing) -> None:

@@ -23,7 +23,7 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.conftest import create_topic
-from tests.helpers.lagging import FakeMessage
+from tests.helpers.lagging import FakeTimedMessage
 from tests.helpers.support import Message as Record
 from tests.helpers.support import make_stream, send
 
@@ -58,12 +58,12 @@ class FakeTier:
         came = {p: datetime.fromtimestamp(ms / 1000, UTC) - BEGUN - timedelta(minutes=p) for p in state.partitions}
         return {p: min(max(0, int(since.total_seconds())), self.ends[p]) for p, since in came.items()}
 
-    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[FakeMessage]:
+    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[FakeTimedMessage]:
         if self.unavailable:
             raise DependencyUnavailableError("no broker answered", remedy="start it")
         assert all(len(offsets) <= 20 for offsets in ranges.values()), "not all that waits is read"
         at = [(p, n) for p, r in ranges.items() for n in range(r.start, r.end) if n not in self.markers]
-        return (FakeMessage(BEGUN + timedelta(minutes=p, seconds=n)) for p, n in at)
+        return (FakeTimedMessage(BEGUN + timedelta(minutes=p, seconds=n)) for p, n in at)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
 from tests.conftest import TopicFactory
-from tests.helpers.commits import commit_empty
+from tests.helpers.breaking import open_repairing
 from tests.helpers.repairing import FOUR, ONE, THREE, TWO, Repairing
 from tests.helpers.scene import Scene
 from tests.helpers.support import make_stream
@@ -115,9 +115,7 @@ def test_endangered_slices_are_read_first_and_only_read() -> None:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Repairing]:
-    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
-        made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR])
-        commit_empty(made.lake, [ONE], "raw")
+    with open_repairing(tmp_path, in_raw=1) as made:
         yield made
 
 

@@ -40,8 +40,8 @@ def named(*names: str) -> list[Stream]:
     return [replace(make_stream(name), name=name) for name in names]
 
 
-class FakeCluster:
-    """A cluster of topics with ten partitions; it counts what it is asked."""
+class FakeCountingTopics:
+    """Topics of ten partitions, with a count of each request."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.ends = {name: dict.fromkeys(range(PARTITIONS), 5) for name in names}
@@ -91,7 +91,7 @@ class Deployment:
     ) -> None:
         self.instance, self.streams = instance, streams
         self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
-        self.kafka = FakeCluster([stream.topic for stream in streams])
+        self.kafka = FakeCountingTopics([stream.topic for stream in streams])
         self.lake = Lake(str(root / "lake"))
         self.cursors: dict[str, str | None] = {}
         resources = {"ledger": self.ledger, "kafka": self.kafka, "lake": self.lake}
@@ -207,14 +207,14 @@ def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", '{"sasl.password": "swordfish"}')
-    ours, state = deployed(3), FakeCluster._state
+    ours, state = deployed(3), FakeCountingTopics._state
 
-    def damaged(self: FakeCluster, topic: str) -> TopicState:
+    def damaged(self: FakeCountingTopics, topic: str) -> TopicState:
         found = state(self, topic)
         broken: Any = {0: "swordfish"}
         return replace(found, partitions=broken) if topic == "s001" else found
 
-    monkeypatch.setattr(FakeCluster, "_state", damaged)
+    monkeypatch.setattr(FakeCountingTopics, "_state", damaged)
     monkeypatch.setattr("highwater.orchestration.sensing.planning_rounds.is_caught_up", lambda *_: False)
     result = ours.tick("planner")
     assert sorted(keys_of(result)) == ["s000_slices", "s002_slices"]

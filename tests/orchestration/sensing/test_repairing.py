@@ -17,10 +17,17 @@ from tests.helpers.sensor_ticks import SOON, end_grace
 from tests.helpers.ticking import Ticking
 
 
-def test_a_run_in_flight_keeps_repair_away(ticking: Callable[..., Ticking]) -> None:
+@pytest.fixture
+def planned(ticking: Callable[..., Ticking]) -> Ticking:
+    """Planned slices, of which repair may request each that no run takes."""
     ours = ticking()
     ours.tick("planner")
     end_grace(ours)
+    return ours
+
+
+def test_a_run_in_flight_keeps_repair_away(planned: Ticking) -> None:
+    ours = planned
     keys = ours.keys()
     ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
     requests = ours.tick("repair").run_requests
@@ -29,12 +36,10 @@ def test_a_run_in_flight_keeps_repair_away(ticking: Callable[..., Ticking]) -> N
 
 @pytest.mark.slow
 def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
-    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+    planned: Ticking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Worker and code server killed together left it started for ever, and its slices in flight."""
-    ours = ticking()
-    ours.tick("planner")
-    end_grace(ours)
+    ours = planned
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
     monkeypatch.setattr(dead_workers, "LEASE_SECONDS", 0.0)
     keys = ours.keys()
@@ -50,10 +55,8 @@ def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
     assert asked == {keys[0]: "2", keys[3]: "1"}
 
 
-def test_a_backfill_outside_of_the_job_counts_as_work_too(ticking: Callable[..., Ticking]) -> None:
-    ours = ticking()
-    ours.tick("planner")
-    end_grace(ours)
+def test_a_backfill_outside_of_the_job_counts_as_work_too(planned: Ticking) -> None:
+    ours = planned
     keys = ours.keys()
     run = dg.DagsterRun(
         job_name="__ASSET_JOB",
@@ -67,12 +70,10 @@ def test_a_backfill_outside_of_the_job_counts_as_work_too(ticking: Callable[...,
 
 
 def test_slices_only_the_lake_holds_are_reported_and_not_requested(
-    ticking: Callable[..., Ticking],
+    planned: Ticking,
 ) -> None:
     """Repair asks the lake, not only run records."""
-    ours = ticking()
-    ours.tick("planner")
-    end_grace(ours)
+    ours = planned
     slices = ours.ledger.list_slices("orders")
     ours.fill(slices[:2], *[table.name for table in TABLES])
     result = ours.tick("repair")
@@ -115,12 +116,10 @@ def test_forgotten_materializations_are_reported_as_by_the_run(ticking: Callable
 
 
 def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
-    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+    planned: Ticking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each tick of repair failed by it from then on, so that nothing of the stream was requested again."""
-    ours = ticking()
-    ours.tick("planner")
-    end_grace(ours)
+    ours = planned
     slices = ours.ledger.list_slices("orders")
     last = {"first_event_us": 0, "last_event_us": 253_402_300_799_999_999}
     ours.fill(slices[:1], *[table.name for table in TABLES], **last)
@@ -135,12 +134,10 @@ def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
 
 
 def test_a_slice_that_fails_again_and_again_is_asked_for_by_itself(
-    ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
+    planned: Ticking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be done failed those that were requested with it, until all of them were exhausted."""
-    ours = ticking()
-    ours.tick("planner")
-    end_grace(ours)
+    ours = planned
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
     keys = ours.keys()
     ends = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -178,11 +175,9 @@ def test_a_slice_whose_rejects_do_not_follow_its_events_is_asked_for(ticking: Ca
     assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [slices[0].key]
 
 
-def test_a_lake_that_cannot_be_read_is_not_an_empty_one(ticking: Callable[..., Ticking]) -> None:
+def test_a_lake_that_cannot_be_read_is_not_an_empty_one(planned: Ticking) -> None:
     """I15: repair skips with the reason; it neither reports nor requests."""
-    ours = ticking()
-    ours.tick("planner")
-    end_grace(ours)
+    ours = planned
     slices = ours.ledger.list_slices("orders")
     ours.fill(slices, "raw")
     log = Path(ours.lake.build_table_path("orders", "raw")) / "_delta_log"

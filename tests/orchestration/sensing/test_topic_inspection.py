@@ -61,7 +61,7 @@ FAULTS = {
 }
 
 
-class FakeCluster(Kafka):
+class FakeTopicStates(Kafka):
     """Shows what is given, one look after the other; the last of it from then on. None is an absent topic."""
 
     def __init__(self, *shown: TopicState | None) -> None:
@@ -97,11 +97,11 @@ def planned(ledger: Ledger) -> Ledger:
 def errors_of(ledger: Ledger, *shown: TopicState | None) -> list[HighwaterError]:
     """What a tick and the status show; they show the same."""
     try:
-        tick = Planner(ledger, FakeCluster(*shown)).tick(STREAM, NOON, dry_run=True)
+        tick = Planner(ledger, FakeTopicStates(*shown)).tick(STREAM, NOON, dry_run=True)
         found: list[HighwaterError] = [*tick.errors.values()]
     except HighwaterError as error:
         found = [error]
-    status = read_topic_status(FakeCluster(*shown), STREAM, ledger.topics.read_planned_topic("orders", "orders"))
+    status = read_topic_status(FakeTopicStates(*shown), STREAM, ledger.topics.read_planned_topic("orders", "orders"))
     assert [type(error) for error in status.errors] == [type(error) for error in found]
     return found
 
@@ -129,7 +129,11 @@ def test_a_fault_while_a_partition_has_no_leader_is_none(planned: Ledger, name: 
 @pytest.mark.parametrize("name", ["expired", "truncated", "a partition is gone", "recreated"])
 def test_a_topic_that_the_second_look_misses_is_not_gone(planned: Ledger, name: str) -> None:
     """One look saw the topic and one did not: the tick said to create it, and status to accept its loss."""
-    shown = FakeCluster(FAULTS[name], None), FakeCluster(FAULTS[name], None), FakeCluster(FAULTS[name], None)
+    shown = (
+        FakeTopicStates(FAULTS[name], None),
+        FakeTopicStates(FAULTS[name], None),
+        FakeTopicStates(FAULTS[name], None),
+    )
     with pytest.raises(DependencyUnavailableError):
         Planner(planned, shown[0]).tick(STREAM, NOON, dry_run=True)
     [error] = read_topic_status(shown[1], STREAM, planned.topics.read_planned_topic("orders", "orders")).errors
@@ -158,16 +162,16 @@ def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry_run: bo
     leaderless = replace(fault, partitions={**fault.partitions, 7: LEADERLESS})
     for shown in ((fault, WHOLE), (leaderless, leaderless), (fault, leaderless), (leaderless, fault)):
         with pytest.raises(DependencyUnavailableError):
-            accept(planned, FakeCluster(*shown), dry_run=dry_run)
+            accept(planned, FakeTopicStates(*shown), dry_run=dry_run)
     assert (len(planned.topics.list_generations("orders", "orders")), planned.list_losses()) == (1, [])
-    assert accept(planned, FakeCluster(fault, fault), dry_run=dry_run)
+    assert accept(planned, FakeTopicStates(fault, fault), dry_run=dry_run)
     assert bool(planned.list_losses() or len(planned.topics.list_generations("orders", "orders")) > 1) is not dry_run
 
 
 def test_looks_that_go_back_accept_nothing(planned: Ledger) -> None:
     """Both looks showed a partition cut off; the second one at a lower offset, so that one of them was wrong."""
     with pytest.raises(DependencyUnavailableError, match="do not agree"):
-        accept(planned, FakeCluster(topic(led(0, 30), led(0, 50)), topic(led(0, 20), led(0, 50))), dry_run=False)
+        accept(planned, FakeTopicStates(topic(led(0, 30), led(0, 50)), topic(led(0, 20), led(0, 50))), dry_run=False)
     assert (len(planned.topics.list_generations("orders", "orders")), planned.list_losses()) == (1, [])
 
 
@@ -175,22 +179,22 @@ def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
     """No error of planning showed it: the plan goes on after what retention took of a slice that is not read."""
     seen = topic(led(10, 50), led(0, 50))
     with pytest.raises(DependencyUnavailableError):
-        accept(planned, FakeCluster(seen, WHOLE), dry_run=False)
-    accept(planned, FakeCluster(seen, topic(led(20, 50), led(0, 50))), dry_run=False)
+        accept(planned, FakeTopicStates(seen, WHOLE), dry_run=False)
+    accept(planned, FakeTopicStates(seen, topic(led(20, 50), led(0, 50))), dry_run=False)
     assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(0, 20))]
 
 
 def test_records_written_between_the_looks_do_not_prevent_acceptance(planned: Ledger) -> None:
-    accept(planned, FakeCluster(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry_run=False)
+    accept(planned, FakeTopicStates(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry_run=False)
     assert planned.topics.list_generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
     assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(30, 40))]
 
 
 def test_a_loss_that_the_declaration_records_is_seen_twice(planned: Ledger) -> None:
     recording, expired = replace(STREAM, on_expired="record"), topic(led(45, 50), led(0, 50))
-    Planner(planned, FakeCluster(expired, WHOLE)).tick(recording, NOON)
+    Planner(planned, FakeTopicStates(expired, WHOLE)).tick(recording, NOON)
     assert planned.list_losses() == []
-    tick = Planner(planned, FakeCluster(expired, expired)).tick(recording, NOON)
+    tick = Planner(planned, FakeTopicStates(expired, expired)).tick(recording, NOON)
     assert [(type(one), one.offsets) for one in tick.losses] == [(Loss, OffsetRange(40, 45))]
 
 
@@ -200,8 +204,8 @@ def test_no_slice_expired_while_a_partition_has_no_leader(planned: Ledger, at: s
     slices = planned.list_slices("orders", "orders")
     fault, leaderless = topic(led(10, 50), led(0, 50)), topic(led(10, 50), LEADERLESS)
     shown = {"both": [leaderless, leaderless], "first": [leaderless, fault], "second": [fault, leaderless]}[at]
-    assert list_expired_slices(FakeCluster(*shown), "orders", slices) == []
-    assert [one.offsets for one in list_expired_slices(FakeCluster(fault, fault), "orders", slices)] == [
+    assert list_expired_slices(FakeTopicStates(*shown), "orders", slices) == []
+    assert [one.offsets for one in list_expired_slices(FakeTopicStates(fault, fault), "orders", slices)] == [
         {0: OffsetRange(0, 10)}
     ]
 
@@ -222,7 +226,7 @@ def test_the_run_of_a_planned_slice_records_what_expired(
 ) -> None:
     """Only what expired before it was planned was recorded: a planned slice failed until a person came."""
     [slice_], fault = planned.list_slices("orders", "orders"), topic(led(10, 50), led(0, 50))
-    kafka = FakeCluster(fault, {"expired": fault, "sound": WHOLE, "absent": None}[second])
+    kafka = FakeTopicStates(fault, {"expired": fault, "sound": WHOLE, "absent": None}[second])
     stream: Any = replace(STREAM, **changes)
     work: Any = SimpleNamespace(stream=stream, slices=[slice_], ledger=planned, kafka=kafka, log=lambda _: None)
     left = raw._load_slices_to_read(
@@ -247,7 +251,7 @@ def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: 
     (fault, error), [slice_] = SLICE_FAULTS[name], planned.list_slices("orders", "orders")
 
     def read(*shown: TopicState | None) -> None:
-        work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=planned, kafka=FakeCluster(*shown))
+        work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=planned, kafka=FakeTopicStates(*shown))
         unreadable_slices.list_unreadable_slices(
             work, {slice_.key: slice_}, cast("Any", SimpleNamespace(slice_commits={}))
         )
@@ -281,7 +285,7 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
             accepting_losses.AcceptLossRequest(topic=tier, dry_run=False, by="ann"),
             Lake(str(tmp_path / "lake")),
         )
-        return accepting_losses.accept_topic_losses(ledger, FakeCluster(*shown), lake, STREAM, asked, NOON)[0]
+        return accepting_losses.accept_topic_losses(ledger, FakeTopicStates(*shown), lake, STREAM, asked, NOON)[0]
 
     assert accept_tier(None, held).nothing
     assert (made, ledger.list_losses(), len(ledger.topics.list_generations("orders", tier))) == ([], [], 1)
@@ -293,9 +297,9 @@ def test_publication_takes_no_topic_for_gone_by_one_look() -> None:
     """A broker that did not know a topic yet ended the publication of rejects, with a remedy that gives records up."""
     vanished = TopicVanishedError("orders.parked is gone", remedy="create it")
     with pytest.raises(DependencyUnavailableError):
-        dlq_topics._ensure_none_vanished(FakeCluster(WHOLE), ["orders.parked"], lambda _: vanished)
+        dlq_topics._ensure_none_vanished(FakeTopicStates(WHOLE), ["orders.parked"], lambda _: vanished)
     with pytest.raises(TopicVanishedError):
-        dlq_topics._ensure_none_vanished(FakeCluster(None), ["orders.parked"], lambda _: vanished)
+        dlq_topics._ensure_none_vanished(FakeTopicStates(None), ["orders.parked"], lambda _: vanished)
 
 
 def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,19 +309,19 @@ def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.Monke
         raise TopicAbsentError(f"topic {name} does not exist", remedy="create it")
 
     monkeypatch.setattr(topic_audit, "fetch_topic_facts", absent)
-    assert topic_audit.check_published_topics(FakeCluster(WHOLE), STREAM, lambda _: vanished)[1] == []
-    errors = topic_audit.check_published_topics(FakeCluster(None), STREAM, lambda _: vanished)[1]
+    assert topic_audit.check_published_topics(FakeTopicStates(WHOLE), STREAM, lambda _: vanished)[1] == []
+    errors = topic_audit.check_published_topics(FakeTopicStates(None), STREAM, lambda _: vanished)[1]
     assert errors == [vanished] * len(STREAM.published_topics)
 
 
 def test_loss_of_the_parked_topic_needs_two_looks() -> None:
     held, lost = (replace(topic(led(0, end)), topic=STREAM.parked_topic) for end in (9, 2))
-    assert find_parked_loss(FakeCluster(lost, held), STREAM, 5) is None
-    assert find_parked_loss(FakeCluster(lost, lost), STREAM, 5) is not None
+    assert find_parked_loss(FakeTopicStates(lost, held), STREAM, 5) is None
+    assert find_parked_loss(FakeTopicStates(lost, lost), STREAM, 5) is not None
 
 
 def test_a_topic_that_is_absent_once_is_not_gone(planned: Ledger) -> None:
-    tick = Planner(planned, FakeCluster(None, WHOLE)).tick(STREAM, NOON, dry_run=True)
+    tick = Planner(planned, FakeTopicStates(None, WHOLE)).tick(STREAM, NOON, dry_run=True)
     assert not tick.errors
     with pytest.raises(TopicVanishedError):
-        Planner(planned, FakeCluster(None, None)).tick(STREAM, NOON, dry_run=True)
+        Planner(planned, FakeTopicStates(None, None)).tick(STREAM, NOON, dry_run=True)

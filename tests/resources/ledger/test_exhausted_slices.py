@@ -23,6 +23,7 @@ from highwater.orchestration.sensing import repairing
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules, decide_repair
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
+from tests.helpers.breaking import open_repairing
 from tests.helpers.commits import commit_empty
 from tests.helpers.repairing import NAMED, ONE, STREAM, TWO, Repairing
 from tests.helpers.support import report_failed_run
@@ -65,9 +66,7 @@ def test_the_first_time_stays_and_a_release_ends_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def repairing_(tmp_path: Path) -> Iterator[Repairing]:
-    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
-        made = Repairing(tmp_path, instance, [ONE, TWO])
-        commit_empty(made.lake, [ONE, TWO], "raw")
+    with open_repairing(tmp_path, slices=[ONE, TWO], in_raw=2) as made:
         made.fail_often(ONE.key)
         yield made
 

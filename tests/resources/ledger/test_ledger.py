@@ -41,11 +41,6 @@ def url(either_url: str) -> str:
     return either_url
 
 
-@pytest.fixture
-def ledger(url: str) -> Ledger:
-    return Ledger(url)
-
-
 def slice_(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
     offsets = {int(name[1:]): OffsetRange(*bounds) for name, bounds in (ranges or {"p0": (0, 5)}).items()}
     return Slice("orders", topic, f"Id-{topic}", 0, ordinal, offsets, NOON, lag=7, epochs={0: 3})

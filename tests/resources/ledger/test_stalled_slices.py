@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,12 +47,6 @@ class RepairAndAlerts:
 
     def kinds(self) -> list[str]:
         return [f"{alert.to_plain()['kind']} {alert.what}" for alert in self.heard]
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as made:
-        yield made
 
 
 @pytest.fixture
