@@ -73,6 +73,16 @@ def test_the_page_reports_the_retained_figures(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
+def test_a_missed_figure_has_its_limit_on_the_page(tmp_path: Path) -> None:
+    """Each limit is of a benchmark that there is, and is left out where all figures reach their goals."""
+    assert set(report.LIMITS) <= set(command.BENCHMARKS)
+    missed = Target("times as fast", 1.0, 1.5)
+    for targets, shown in (([missed], True), ([replace(missed, value=2.0)], False)):
+        replace(result(targets=targets), name="d").save(tmp_path)
+        report.write(tmp_path, tmp_path / "page.md")
+        assert (f"Limit: {report.LIMITS['d']}" in (tmp_path / "page.md").read_text()) == shown
+
+
 def test_a_letter_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(["--only", "a,z"])
