@@ -120,5 +120,5 @@ def _noted(rejects: Sequence[Row], noted: Sequence[Row], diff: Differences) -> N
     expected, found = (Counter((row["slice"], _sent(row), row["attempt"]) for row in rows) for rows in (rejects, noted))
     for missing in (expected - found).elements():
         diff.add("dlq: the table lacks what was published", missing)
-    for strange in (found - expected).elements():
-        diff.add("dlq: the table holds what was not rejected", strange)
+    for extra in (found - expected).elements():
+        diff.add("dlq: the table holds what was not rejected", extra)

@@ -60,15 +60,15 @@ def find_divergence(
     Raises:
         ConfigurationError: this user may not read the topic.
     """
-    suspect = {p: was for p, was in recorded.items() if has_new_leader(was, state.partitions.get(p))}
+    with_new_leader = {p: was for p, was in recorded.items() if has_new_leader(was, state.partitions.get(p))}
     # Partitions with new records come first, since their records wait for the answer.
-    ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
+    ordered = sorted(with_new_leader, key=lambda p: (state.partitions[p].last_stable or 0) <= with_new_leader[p].end)
     deadline = time.monotonic() + seconds
     others: list[int] = []
     diverged: dict[int, int] = {}
     unsure: dict[int, str] = {}
     for looked_at in split_by_count(ordered, PARTITIONS_PER_LOOK):
-        some = {p: suspect[p] for p in looked_at}
+        some = {p: with_new_leader[p] for p in looked_at}
         try:
             _ensure_time(deadline)
             others += _list_replaced_partitions(kafka, state, some)
@@ -80,7 +80,7 @@ def find_divergence(
     # The searches come last: the partitions that are sound need not wait for them.
     for p in others:
         try:
-            diverged[p] = _search_epoch_end(kafka, state, p, suspect[p], deadline)
+            diverged[p] = _search_epoch_end(kafka, state, p, with_new_leader[p], deadline)
         except ConfigurationError:
             raise
         except HighwaterError as error:
@@ -130,10 +130,12 @@ def _ensure_time(deadline: float) -> None:
         )
 
 
-def _list_replaced_partitions(kafka: Kafka, state: TopicState, suspect: Mapping[int, PlannedFacts]) -> list[int]:
+def _list_replaced_partitions(
+    kafka: Kafka, state: TopicState, with_new_leader: Mapping[int, PlannedFacts]
+) -> list[int]:
     """The partitions where other records occupy planned offsets, by the record at the mark and by the last one."""
     marks, wholes = {}, {}
-    for p, was in suspect.items():
+    for p, was in with_new_leader.items():
         seen = state.partitions[p]
         log_start, end = seen.log_start or 0, min(was.end, seen.last_stable or 0)
         wholes[p] = OffsetRange(min(log_start, end), end)
@@ -144,7 +146,7 @@ def _list_replaced_partitions(kafka: Kafka, state: TopicState, suspect: Mapping[
         found.setdefault(message.partition() or 0, []).append(_build_seen_record(message))
     for p, last in _read_last_records(kafka, state.topic, wholes).items():
         found.setdefault(p, []).append(last)
-    return [p for p, was in suspect.items() if has_diverged(was, found.get(p, ()))]
+    return [p for p, was in with_new_leader.items() if has_diverged(was, found.get(p, ()))]
 
 
 def has_new_leader(was: PlannedFacts, seen: PartitionState | None) -> bool:

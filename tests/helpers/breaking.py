@@ -52,7 +52,7 @@ RETRIED = a_slice(1, 100, STREAM.tier_topics[0])
 def open_repairing(
     tmp_path: Path, stream: Stream = STREAM, slices: Sequence[Slice] = (ONE, TWO, THREE, FOUR), in_raw: int = 3
 ) -> Iterator[Repairing]:
-    """Planned slices, the first of which are in raw."""
+    """Planned slices; the first ones are in raw."""
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         made = Repairing(tmp_path, instance, [*slices], stream)
         commit_empty(made.lake, [*slices[:in_raw]], "raw")

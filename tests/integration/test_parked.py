@@ -170,7 +170,7 @@ def test_a_limit_takes_those_that_were_parked_first() -> None:
         )
         for n, (partition, parked_ms) in enumerate([(0, 300), (0, 200), (1, 100), (1, 200)])
     }
-    found = select_oldest(Parked(waiting, others=1, ended=0, strange=0, ends={}), 2)
+    found = select_oldest(Parked(waiting, others=1, ended=0, without_envelope=0, ends={}), 2)
     assert ([origin.offset for origin in found.waiting], found.others) == ([2, 1], 3)
 
 
@@ -252,7 +252,7 @@ def test_parked_records_wait_unless_accepted_or_discarded(parking: Parking) -> N
         parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection(reasons=["invalid"])
     )
     assert {origin.offset: one.reason for origin, one in found.waiting.items()} == {3: "invalid"}
-    assert (found.others, found.ended, found.strange) == (2, 2, 2)
+    assert (found.others, found.ended, found.without_envelope) == (2, 2, 2)
     assert parking.waiting() == [0, 3, 4]
     assert (
         select_oldest(

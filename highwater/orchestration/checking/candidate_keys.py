@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from highwater.orchestration.checking.version_queries import Scope
 
 
-class SuspectTrait(Enum):
-    """The reason why a key is a suspect."""
+class CandidateTrait(Enum):
+    """The reason why a key is a candidate."""
 
     ODD = "a version is there twice, or lacking, or came back from the DLQ, or the first state is not the first"
     FALLING = "a version follows a higher one"
@@ -78,10 +78,10 @@ class CandidateKeys:
         self._rules = rules
         self._found: dict[str, pa.Table] = {}
         # A table of its own, since there may be millions of them; it goes with this object.
-        self._folder = tempfile.TemporaryDirectory(prefix="highwater-suspects-")
+        self._folder = tempfile.TemporaryDirectory(prefix="highwater-candidates-")
         self._tables = 0
 
-    def load_suspect_keys(self, scope: Scope, traits: Iterable[SuspectTrait]) -> DeltaTable | None:
+    def load_candidate_keys(self, scope: Scope, traits: Iterable[CandidateTrait]) -> DeltaTable | None:
         """The keys with one of the traits, as a table with the column `key`; None if there are none.
 
         Raises:
@@ -104,16 +104,16 @@ class CandidateKeys:
             self._found[text] = run_query({"t": self._events}, text)
         return self._found[text]
 
-    def _build_query(self, scope: Scope, trait: SuspectTrait) -> str:
+    def _build_query(self, scope: Scope, trait: CandidateTrait) -> str:
         joined = "" if scope.checked is None else TOUCHED
         slim = _SLIM.format(
             mine=scope.mine, among=scope.among, key_range=scope.key_range, joined=joined, state=self._rules["state"]
         )
-        if trait is SuspectTrait.ODD:
+        if trait is CandidateTrait.ODD:
             return slim + _ODD.format(
                 begins_otherwise=self._begins_otherwise, incomplete=self._build_incomplete_condition(scope)
             )
-        if self._stream.first_version is None and trait is SuspectTrait.FALLING:
+        if self._stream.first_version is None and trait is CandidateTrait.FALLING:
             return slim + _SORTED
         # Both traits in one pass, where one join finds both.
         wrong = f"NOT ({self._rules['allowed']})"

@@ -139,7 +139,7 @@ def _compare_main_slice(
     compared, unlike = 0, list[_DifferentEvent]()
     for batch in stream_batches({"raw": raw, "events": events}, sql):
         compared += batch.num_rows
-        rows = (batch.slice(at, 1).to_pylist()[0] for at in _select_suspect_rows(reader.stream, columns, batch))
+        rows = (batch.slice(at, 1).to_pylist()[0] for at in _select_candidate_rows(reader.stream, columns, batch))
         differing = ((row, _select_differing_fields(reader, columns, row, _build_record(row))) for row in rows)
         unlike += [_DifferentEvent(Origin.from_row(row), fields) for row, fields in differing if fields]
     return compared, unlike
@@ -244,7 +244,7 @@ def _quote_column(one: _EventColumn) -> str:
     return f"e.{quote_column(one.column)}"
 
 
-def _select_suspect_rows(stream: Stream, columns: Sequence[_EventColumn], batch: pa.RecordBatch) -> list[int]:
+def _select_candidate_rows(stream: Stream, columns: Sequence[_EventColumn], batch: pa.RecordBatch) -> list[int]:
     """The rows that are to be looked at one by one: Arrow's parser, five times as fast, calls them different.
 
     All of them where it cannot read the values: it knows fewer forms of times and numbers.

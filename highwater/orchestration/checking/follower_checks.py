@@ -190,10 +190,10 @@ WITH brought AS (SELECT slice, {columns}, {deleted} AS "#deleted" FROM e WHERE {
      held AS (SELECT key, max(version) AS version, sum("#live") AS "#rows"
               FROM (SELECT key, version, 1 AS "#live" FROM c {deletes}) c
               LEFT SEMI JOIN highest ON c.key = highest.key GROUP BY key),
-     strange AS (SELECT updated_by_slice AS slice, {columns} FROM c WHERE {updated}
+     unmatched AS (SELECT updated_by_slice AS slice, {columns} FROM c WHERE {updated}
                  EXCEPT SELECT slice, {columns} FROM brought WHERE NOT "#deleted")
 SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
-       'in current, and not an event of the slice' AS problem FROM strange
+       'in current, and not an event of the slice' AS problem FROM unmatched
 UNION ALL
 SELECT DISTINCT w.slice, w.key, w.origin_topic, w.origin_generation, w.origin_partition, w.origin_offset,
        CASE WHEN h.key IS NULL THEN 'the key is not in current' WHEN h."#rows" > 1 THEN 'in current more than once'

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.parsing import select_content_fields
 from highwater.assets.schema_evolution import build_evolved_stream
 from highwater.field_rules import CONTAINERS
-from highwater.orchestration.checking.candidate_keys import TOUCHED, TOUCHED_KEYS, CandidateKeys, SuspectTrait
+from highwater.orchestration.checking.candidate_keys import TOUCHED, TOUCHED_KEYS, CandidateKeys, CandidateTrait
 from highwater.resources.delta import (
     count_logged_rows,
     has_column,
@@ -108,7 +108,7 @@ class VersionFindings:
             self.samples.append(sample)
 
 
-# A contradiction is between events of one key. The history is that of the suspects among the checked events' keys.
+# A contradiction is between events of one key. The history is that of the candidates among the checked events' keys.
 _HISTORY = """
 history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0) AS retries, origin_topic,
                    origin_generation AS generation, origin_partition AS partition, origin_offset AS "offset",
@@ -116,7 +116,7 @@ history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0
                    concat(origin_partition, ':', origin_offset, CASE WHEN origin_generation > 0
                           THEN concat(' of generation ', origin_generation) ELSE '' END) AS origin
             FROM (SELECT * FROM t WHERE {among} AND {key_range}) e
-            LEFT SEMI JOIN suspects ON e.key = suspects.key)
+            LEFT SEMI JOIN candidates ON e.key = candidates.key)
 """
 # The version rule: of equal versions the earliest origin wins.
 _RULE = 'origin_timestamp_ms, partition, "offset", generation'
@@ -209,12 +209,12 @@ WHERE rank <= {SAMPLES} ORDER BY group_name, class, rank
 
 
 # Traits of the keys that a query can report.
-_ASKED_ABOUT: Mapping[str, tuple[SuspectTrait, ...]] = {
-    _COPIES: (SuspectTrait.ODD,),
-    _FALLS: (SuspectTrait.ODD, SuspectTrait.FALLING),
-    _CONFLICTS: (SuspectTrait.ODD,),
-    _STATES: (SuspectTrait.ODD, SuspectTrait.MISPLACED),
-    _GAPS: (SuspectTrait.ODD,),
+_ASKED_ABOUT: Mapping[str, tuple[CandidateTrait, ...]] = {
+    _COPIES: (CandidateTrait.ODD,),
+    _FALLS: (CandidateTrait.ODD, CandidateTrait.FALLING),
+    _CONFLICTS: (CandidateTrait.ODD,),
+    _STATES: (CandidateTrait.ODD, CandidateTrait.MISPLACED),
+    _GAPS: (CandidateTrait.ODD,),
 }
 
 
@@ -225,7 +225,7 @@ class Questions:
         self.events = events
         self._stream = stream
         self._scopes = list(split_by_keys(events, scope))
-        self._suspects = CandidateKeys(events, stream, _build_state_rules(stream))
+        self._candidates = CandidateKeys(events, stream, _build_state_rules(stream))
         self.scope = scope
 
     def with_all_events(self) -> Questions:
@@ -275,12 +275,12 @@ class Questions:
         return found
 
     def _ask(self, template: str, scope: Scope, *, around: str = "{body}", floor: str = "") -> Iterator[dict[str, Any]]:
-        """The answer about the suspects; there is none about other keys."""
-        suspects = self._suspects.load_suspect_keys(scope, _ASKED_ABOUT[template])
-        if suspects is None:
+        """The answer about the candidates; there is none about other keys."""
+        candidates = self._candidates.load_candidate_keys(scope, _ASKED_ABOUT[template])
+        if candidates is None:
             return
         sql = around.format(body=self._build_sql(template, scope, floor))
-        yield from stream_all({"t": self.events, "suspects": suspects}, sql)
+        yield from stream_all({"t": self.events, "candidates": candidates}, sql)
 
     def _build_sql(self, template: str, scope: Scope, floor: str) -> str:
         rules = _build_state_rules(self._stream)

@@ -98,7 +98,7 @@ class Parked:
         waiting: the selected records by origin.
         others: how many wait beside them.
         ended: how many of the topic's records were accepted, discarded, reclaimed or erased, since.
-        strange: records of the topic without an envelope that can be believed; nobody touches them.
+        without_envelope: records of the topic without an envelope that can be believed; nobody touches them.
         ends: to where the topic was read.
         missing: how many wait by the tables beyond those that the topic holds.
     """
@@ -106,7 +106,7 @@ class Parked:
     waiting: Mapping[Origin, ParkedRecord]
     others: int
     ended: int
-    strange: int
+    without_envelope: int
     ends: Mapping[int, OffsetRange]
     missing: int = 0
 
@@ -120,7 +120,9 @@ class Parked:
         lines += [f"{referred:,} of them are parked by reference: raw holds all of them"] if referred else []
         lines += [f"{self.others:,} others wait"] if self.others else []
         lines += [f"{self.ended:,} were accepted, discarded, reclaimed or erased before"] if self.ended else []
-        lines += [f"{self.strange:,} have no Highwater envelope and are ignored"] if self.strange else []
+        lines += (
+            [f"{self.without_envelope:,} have no Highwater envelope and are ignored"] if self.without_envelope else []
+        )
         lost = f"{self.missing:,} more wait by the tables, and the topic does not hold them: highwater reclaim"
         lines += [f"{lost} --on this topic reclaims what was parked there"] if self.missing else []
         return lines
@@ -239,11 +241,11 @@ def read_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice
     waiting: dict[Origin, tuple[ParkedRecord, bool]] = {}
     reclaim_numbers, gone = count_reclaims(ledger.reclaims.list_for_stream(stream.name)), set[Origin]()
     erased = compute_erasure_times(ledger.erasures.list_for_stream(stream.name))
-    strange = 0
+    without_envelope = 0
     for message in kafka.read(stream.parked_topic, ends):
         envelope = open_envelope(extract_headers(message), stream.is_origin)
         if envelope is None:
-            strange += 1
+            without_envelope += 1
         elif is_stale(reclaim_numbers, envelope.origin, envelope.reclaims):
             gone.add(envelope.origin)  # its main slice reprocesses it; what that publishes carries another number
         elif _is_erased(message, envelope, erased):
@@ -256,7 +258,7 @@ def read_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice
     others = len(waiting) - len(meant) - len(ended)
     finished = len(ended) + len(gone - waiting.keys())
     missing = max(0, known - (len(waiting) - len(ended)) - len(gone - waiting.keys()))
-    return Parked(meant, others, finished, strange, ends, missing)
+    return Parked(meant, others, finished, without_envelope, ends, missing)
 
 
 def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:

@@ -51,13 +51,13 @@ class CopyFacts:
 
     Args:
         count: copies by the topic that holds them.
-        strange: records without an envelope that can be believed; they are reported by their own place.
+        without_envelope: records without an envelope that can be believed; they are reported by their own place.
         slices: the highest ordinal of each topic whose slices sent them.
         newest: by generation and partition of the main topic the copy whose origin has the highest offset.
     """
 
     count: Counter[str] = field(default_factory=Counter)
-    strange: int = 0
+    without_envelope: int = 0
     slices: dict[str, int] = field(default_factory=dict)
     newest: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class NewBeginning:
         generations: one for each topic that is there.
         losses: offsets that the main topic's log no longer holds.
         copies: by DLQ topic how many records it holds.
-        strange: records there without a sound envelope.
+        without_envelope: records there without a sound envelope.
         log: by topic and partition what its log holds.
         accepted: the records of the topic of accepted events.
     """
@@ -91,7 +91,7 @@ class NewBeginning:
     generations: Sequence[Generation]
     losses: Sequence[Loss]
     copies: Mapping[str, int]
-    strange: int
+    without_envelope: int
     log: Mapping[str, Mapping[int, OffsetRange]]
     accepted: AcceptedFacts = field(default_factory=AcceptedFacts)
 
@@ -107,7 +107,7 @@ class NewBeginning:
             f"{topic} holds {count:,} records that were published, and keeps them"
             for topic, count in self.copies.items()
         ]
-        lines += [f"{self.strange:,} records there have no sound envelope"] if self.strange else []
+        lines += [f"{self.without_envelope:,} records there have no sound envelope"] if self.without_envelope else []
         lines += [*self._accepted_lines]
         lines += [
             f"partition {loss.partition}: {loss.offsets} is recorded as lost: {loss.reason}" for loss in self.losses
@@ -274,7 +274,7 @@ def rebuild_from_kafka(
     )
     number = compute_generation_number(kafka, states[stream.topic], seen.newest)
     generations, losses = build_new_generations(stream, states, ordinals, number, by or "nobody yet", datetime.now(UTC))
-    found = NewBeginning(generations, losses, dict(seen.count), seen.strange, logs, accepted)
+    found = NewBeginning(generations, losses, dict(seen.count), seen.without_envelope, logs, accepted)
     for line in found.lines:
         log(line)
     erasures = [replace(one, slices={}) for one in stored if not one.erasure.by_age]
@@ -349,7 +349,7 @@ def _read_copy_batches(
         for message in kafka.read(topic, logs[topic]) if topic in logs else ():
             envelope = open_envelope(_extract_headers(message), stream.is_origin)
             if envelope is None:
-                seen.strange += 1
+                seen.without_envelope += 1
                 continue
             seen.add(topic, envelope, stream.topic)
             if topic in stream.delays and envelope.topic == stream.topic:

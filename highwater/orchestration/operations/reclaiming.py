@@ -290,9 +290,9 @@ def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str])
     """
     topics = [*stream.dlq_topics]
     topics += sorted(lies_on - set(topics))
-    if strange := sorted(set(on) - set(topics)):
+    if unknown := sorted(set(on) - set(topics)):
         raise ConfigurationError(
-            f"nothing is published to {', '.join(strange)} by stream {stream.name}",
+            f"nothing is published to {', '.join(unknown)} by stream {stream.name}",
             found=f"its DLQ topics are {', '.join(topics)}",
             remedy="name one of them",
         )

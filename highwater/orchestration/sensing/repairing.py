@@ -76,7 +76,7 @@ class _ExaminedSlices:
         order: Dagster's keys in its order, then the lost ones.
         lost: keys that Dagster is to hold, and does not.
         retired: slices of the page whose keys were retired.
-        strange: keys that Dagster holds, and by the ledger are no slices of the stream.
+        unknown_keys: keys that Dagster holds, and by the ledger are no slices of the stream.
         exhausted_slices: the slices that were exhausted when the tick began, wherever the page is.
         stalled_slices: the slices that were left undone again and again when the tick began, likewise.
         cursor: where the next tick looks.
@@ -90,7 +90,7 @@ class _ExaminedSlices:
     order: Sequence[str]
     lost: Sequence[str]
     retired: Collection[str]
-    strange: Sequence[str]
+    unknown_keys: Sequence[str]
     exhausted_slices: Sequence[ExhaustedSlice]
     stalled_slices: Sequence[StalledSlice]
     cursor: str
@@ -174,7 +174,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     live = [slice_ for key, slice_ in seen.slices.items() if key not in seen.retired]
     forgotten, unreported = _collect_missing_events(instance, ledger, lake, stream, live, seen.there)
     lines = [
-        *format_repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
+        *format_repair_lines(decided.repair, seen.lost, forgotten, seen.unknown_keys, seen.left),
         *format_stopped_lines(gate.breaker, decided.stopped, gate.unavailable),
         *format_turn_lines(decided.turn, gate.holds),
         *format_urgent_lines(urgent, first),
@@ -220,7 +220,7 @@ def _look(
     page, cursor = read_next_page(ledger, stream, cursor)
     retired = ledger.retired.list_retired([slice_.key for slice_ in page])
     lost = _select_lost_keys([slice_ for slice_ in page if slice_.key not in retired], order, now)
-    strange, suspects = _read_suspects(instance, ledger, stream, order)
+    unknown_keys, unmaterialised = _read_unmaterialised(instance, ledger, stream, order)
     exhausted, stalled_slices = (
         ledger.exhausted_slices.read_open(stream.name),
         ledger.stalled_slices.read_open(stream.name),
@@ -228,7 +228,7 @@ def _look(
     # An exhausted or stalled slice that somebody materialised since is done, wherever the page is.
     known_keys = {one.slice_key for one in exhausted[:PAGE]} | {one.slice_key for one in stalled_slices[:PAGE]}
     looked_after = ledger.get(sorted(known_keys))
-    slices = {slice_.key: slice_ for slice_ in (*suspects, *looked_after, *page)}
+    slices = {slice_.key: slice_ for slice_ in (*unmaterialised, *looked_after, *page)}
     with guard_dependencies(build_lake_guard(ledger, lake, stream)):
         ensure_lake_exists(ledger, lake)
         there = slice_status.read_attempts(lake, stream, list(slices))
@@ -242,7 +242,18 @@ def _look(
         lost += [key for key in damaged if key not in set(order)]
     main = frozenset(key for key, slice_ in slices.items() if slice_.topic == stream.topic)
     return _ExaminedSlices(
-        slices, main, there, lacking, left, [*order, *lost], lost, retired, strange, exhausted, stalled_slices, cursor
+        slices,
+        main,
+        there,
+        lacking,
+        left,
+        [*order, *lost],
+        lost,
+        retired,
+        unknown_keys,
+        exhausted,
+        stalled_slices,
+        cursor,
     )
 
 
@@ -370,7 +381,7 @@ def _find_floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | 
     return max((at for at in times if at is not None), default=None)
 
 
-def _read_suspects(
+def _read_unmaterialised(
     instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
 ) -> tuple[list[str], list[Slice]]:
     """Keys of no slice of the stream, and slices that Dagster holds as not materialised, the oldest first."""
@@ -421,7 +432,7 @@ def format_repair_lines(
     found: Repair,
     lost: Sequence[str],
     forgotten: Sequence[dg.AssetMaterialization],
-    strange: Sequence[str],
+    unknown_keys: Sequence[str],
     left: Sequence[str],
 ) -> list[str]:
     """Lines of a tick about requests of repair."""
@@ -433,7 +444,7 @@ def format_repair_lines(
         "waiting for the next attempt": list(found.waiting),
         f"exhausted after {RULES.most_runs} runs, look at them": found.exhausted_slices,
         "reported to Dagster again": sorted({event.partition or "" for event in forgotten}),
-        "no slices of the stream by the ledger, delete their keys from Dagster": strange,
+        "no slices of the stream by the ledger, delete their keys from Dagster": unknown_keys,
         "not done, and of topics that the declaration does not name, they are left": left,
     }
     return [f"{len(keys)} {what}: {_format_keys(keys)}" for what, keys in keys_by_state.items() if keys]

@@ -15,8 +15,8 @@ from highwater.orchestration.checking import contents
 from highwater.orchestration.checking.contents import (
     _EventColumn,
     _Reader,
+    _select_candidate_rows,
     _select_differing_fields,
-    _select_suspect_rows,
 )
 from highwater.second_reader import KafkaRecord
 from tests.helpers.support import make_stream
@@ -48,7 +48,7 @@ def unlike(*pairs: tuple[bytes, tuple[Any, ...]]) -> dict[int, list[str]]:
     """By the place in the batch the fields that differ, of those that Arrow's parser leaves to Python's."""
     made = batch(*pairs)
     rows = made.to_pylist()
-    suspects = _select_suspect_rows(STREAM, COLUMNS, made)
+    suspects = _select_candidate_rows(STREAM, COLUMNS, made)
     found = {at: _select_differing_fields(READER, COLUMNS, rows[at], KafkaRecord(rows[at]["value"])) for at in suspects}
     return {at: fields for at, fields in found.items() if fields}
 
@@ -59,7 +59,7 @@ def record(**changes: object) -> bytes:
 
 def test_equal_values_need_only_the_quick_parser() -> None:
     alike = [record(), record(at="2026-03-01T13:00:00.000+01:00"), b" " + record(more=None).replace(b",", b",\n")]
-    assert _select_suspect_rows(STREAM, COLUMNS, batch(*((value, EVENT) for value in alike))) == []
+    assert _select_candidate_rows(STREAM, COLUMNS, batch(*((value, EVENT) for value in alike))) == []
 
 
 @pytest.mark.parametrize(

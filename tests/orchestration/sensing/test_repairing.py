@@ -19,7 +19,7 @@ from tests.helpers.ticking import Ticking
 
 @pytest.fixture
 def planned(ticking: Callable[..., Ticking]) -> Ticking:
-    """Planned slices, of which repair may request each that no run takes."""
+    """Planned slices; repair may request each that no run takes."""
     ours = ticking()
     ours.tick("planner")
     end_grace(ours)
