@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from highwater.errors import LAKE, DependencyUnavailableError
+from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError
 from highwater.resources.commit_log import (
     TableSlices,
     collect_slice_commits,
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.slice_commits import SliceCommit
+
+# A property of Delta's tables: rows are deleted by a list of their places beside the file.
+DELETION_VECTORS = "delta.enableDeletionVectors"
 
 
 class Lake:
@@ -68,20 +71,26 @@ class Lake:
 
         Raises:
             DependencyUnavailableError: the lake could not be read; this is not the same as empty (I15).
+            ConfigurationError: somebody enabled deletion vectors for the table.
         """
-        return open_table(self.build_table_path(stream, table))
+        found = open_table(self.build_table_path(stream, table))
+        if found is not None:
+            _ensure_without_deletion_vectors(found)
+        return found
 
     def open_existing_table(self, stream: str, table: str, version: int | None = None) -> DeltaTable:
         """A table that must be there, as one version has it, or the newest.
 
         Raises:
             DependencyUnavailableError: it is gone, or could not be read: neither is the same as empty (I15).
+            ConfigurationError: somebody enabled deletion vectors for the table.
         """
         found = open_table(self.build_table_path(stream, table), version)
         if found is None:
             raise DependencyUnavailableError(
                 f"the table {table} of {stream} is gone", remedy="restore it, or materialise the slice from raw on"
             )
+        _ensure_without_deletion_vectors(found)
         return found
 
     def load_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> TableSlices:
@@ -145,3 +154,19 @@ class Lake:
         """
         opened = self.open_stream_table(stream, table)
         return {} if opened is None else count_slice_rows(opened, keys)
+
+
+def _ensure_without_deletion_vectors(table: DeltaTable) -> None:
+    """Refuse a table whose deleted rows stay in its files: an erased key would, and row counts of the log are wrong.
+
+    Raises:
+        ConfigurationError: the table has Delta's property `delta.enableDeletionVectors`.
+    """
+    if table.metadata().configuration.get(DELETION_VECTORS, "false").lower() == "true":
+        name = f"delta.`{table.table_uri}`"
+        raise ConfigurationError(
+            f"{table.table_uri} has deletion vectors, with which deleted rows stay in its files",
+            found=f"{DELETION_VECTORS} = true",
+            remedy=f"in Spark: ALTER TABLE {name} SET TBLPROPERTIES ('{DELETION_VECTORS}' = 'false'), then "
+            f"REORG TABLE {name} APPLY (PURGE)",
+        )

@@ -127,8 +127,11 @@ def _open_storage(table: DeltaTable) -> Any:
 
 
 def _is_data(path: str) -> bool:
-    """Not Delta's log, nor a checksum of Hadoop's."""
-    return not any(part.startswith(("_", ".")) for part in path.split("/"))
+    """Whether a file may hold rows: it is no part of Delta's log, and no checksum of Hadoop.
+
+    Deletion vectors and Iceberg's metadata lie beside the rows too, and Delta's log lists them in no version.
+    """
+    return path.endswith(".parquet") and not any(part.startswith(("_", ".")) for part in path.split("/"))
 
 
 def read_commit_times(table: DeltaTable, versions: Sequence[int]) -> Mapping[int, datetime | None]:

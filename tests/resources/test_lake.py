@@ -15,7 +15,7 @@ import pytest
 from dev.planted import plant
 from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
-from highwater.errors import DependencyUnavailableError
+from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.resources import commit_log
 from highwater.resources.commit_log import CommitTime, read_written
 from highwater.resources.commit_log_writer import add_missing_records
@@ -48,6 +48,22 @@ def lake(tmp_path: Path) -> Lake:
     rows = pa.table({"slice": [slice_commits[0].key] * 3, "value": ["a", "b", "c"]})
     plant(made.build_table_path(STREAM, TABLE), rows, slice_commits, recorded=False)
     return made
+
+
+def test_a_table_with_deletion_vectors_is_refused(lake: Lake) -> None:
+    """Somebody may enable them by hand: an erased key would stay in the files, and row counts of the log are wrong."""
+    from deltalake import DeltaTable
+
+    table = DeltaTable(lake.build_table_path(STREAM, TABLE))
+    for value in ("true", "false"):
+        table.alter.set_table_properties({"delta.enableDeletionVectors": value}, raise_if_not_exists=False)
+        for open_ in (lake.open_stream_table, lake.open_existing_table):
+            if value == "false":
+                assert open_(STREAM, TABLE) is not None
+                continue
+            with pytest.raises(ConfigurationError, match="has deletion vectors") as refused:
+                open_(STREAM, TABLE)
+            assert "REORG TABLE" in str(refused.value.remedy)
 
 
 def rows_of(lake: Lake) -> list[int | None]:

@@ -159,10 +159,16 @@ def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
         there.parent.mkdir(exist_ok=True)
         there.touch()
         os.utime(there, (NOW.timestamp() - age,) * 2)
+    others = [Path(path) / name for name in ("deletion_vector_1.bin", "metadata/v1.metadata.json")]
+    for there in others:  # the log names them as no file, while readers of the table need them
+        there.parent.mkdir(exist_ok=True)
+        there.touch()
+        os.utime(there, (NOW.timestamp() - month,) * 2)
     assert remove_files(table, hours=168) == 1, "what was joined was removed from the table just now"
     assert {file.name for file in Path(path).glob("slice=x/*")} == {"of one who writes.parquet"}
     assert len(list_removable_files(table, hours=0)) == 3
     assert remove_files(table, hours=0) == 3
+    assert all(there.exists() for there in others)
     found = measure_stock(table)
     assert (found.stored, found.stored_bytes) == (found.files, found.bytes)
     assert len([*Path(path).rglob(".*.crc")]) == found.files
