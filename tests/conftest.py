@@ -101,7 +101,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session's broker is there, and answers late on a machine that hangs for seconds: a run would wait."""
     if "bench" in request.fixturenames:
-        for module in ("kafka", "groups", "topic_facts", "dlq_topics", "permissions"):
+        for module in ("kafka", "consumer_groups", "topic_facts", "dlq_topics", "topic_permissions"):
             monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 60.0)
 
 
