@@ -125,6 +125,12 @@ def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) ->
         ConfigurationError: the schema cannot be read, or describes no object.
     """
     formats: dict[str, Format] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
+    if schema.kind not in formats:
+        raise ConfigurationError(
+            f"schema {schema.id} of the registry has a type that no format reads",
+            found=f"type {schema.kind}; read are {', '.join(formats)}",
+            remedy="infer from records instead, without --subject; values of an unknown format are declared as Raw()",
+        )
     reason = f"the {schema.kind} schema {schema.id} of the registry; no record was sampled"
     recognised = RecognisedFormat(formats[schema.kind], reason, (), (schema,))
     layout, envelope = infer_layout(recognised, ())
