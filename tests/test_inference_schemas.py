@@ -73,7 +73,7 @@ def test_avro_types_come_from_the_schemas_of_the_registry() -> None:
         Field("currency", "string", optional=True, default="EUR"),
     )
     assert (found.stream.key, found.stream.version, found.stream.event_time) == (("id",), None, "issued_at")
-    assert found.stream.record_key == "ignore"
+    assert (found.stream.record_key, found.stream.key_format) == ("warn", Avro())
     assert list_kinds(found, records, REGISTRY.get) == ["event"] * 200
 
 
