@@ -23,6 +23,7 @@ from highwater.schemas import (
     VALUE_HEADER,
     FramingError,
     build_self_contained_avro,
+    describe_other_kind,
     parse_framing,
     parse_protobuf_message,
 )
@@ -39,7 +40,7 @@ from highwater.sources import Rest
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
-    from highwater.schemas import FramedValue, Schema
+    from highwater.schemas import FramedValue, Kind, Schema
 
 Schemas = Callable[[int | str], "Schema | None"]
 
@@ -280,6 +281,16 @@ def _resolve_framing(
     return framed, found
 
 
+def _resolve_schema(record: KafkaRecord, schemas: Schemas | None, kind: Kind) -> tuple[FramedValue, Schema]:
+    """The payload and its schema, which is of the declared format."""
+    framed, schema = _resolve_framing(record, schemas)
+    assert schema is not None
+    if schema.kind != kind:
+        name = framed.guid if framed.schema_id is None else framed.schema_id
+        raise MisfitError(f"schema {name} cannot be read: {describe_other_kind(schema, kind)}")
+    return framed, schema
+
+
 def _inline_references(schema: Schema) -> str:
     try:
         return build_self_contained_avro(schema)
@@ -291,10 +302,7 @@ def _decode_avro_record(declared: Avro, record: KafkaRecord, schemas: Schemas | 
     """The decoded value, by the declared schema or by the one that the framing names."""
     if declared.schema is not None:
         return decode_avro(declared.schema, record.value or b"", "the declared schema", any_type=any_type)
-    framed, schema = _resolve_framing(record, schemas)
-    assert schema is not None
-    if schema.kind != "AVRO":
-        raise MisfitError(f"schema {schema.id} is no Avro")
+    framed, schema = _resolve_schema(record, schemas, "AVRO")
     return decode_avro(
         _inline_references(schema), framed.payload, f"schema {schema.id or framed.guid}", any_type=any_type
     )
@@ -312,8 +320,7 @@ def _decode_protobuf(
                 record.value or b"",
             )
         else:
-            framed, schema = _resolve_framing(record, schemas)
-            assert schema is not None
+            framed, schema = _resolve_schema(record, schemas, "PROTOBUF")
             places, payload = parse_protobuf_message(framed)
             kind = _build_message_class(*compile_schema(schema), declared.message, places)
         read = kind()

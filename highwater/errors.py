@@ -98,6 +98,10 @@ class LedgerDiffersError(PermanentError):
     """The ledger differs from its schema, or from the commits of the tables in the lake."""
 
 
+class LedgerRefusedError(PermanentError):
+    """The ledger's database refuses a statement or one of its values, such as a text longer than its column."""
+
+
 class UnbalancedError(PermanentError):
     """Raw, events and rejects of a slice do not add up: rows were changed by somebody else (I5)."""
 

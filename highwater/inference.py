@@ -12,7 +12,7 @@ from typing import Any
 from highwater.classifying import classify
 from highwater.declaration import Answers, Deletes, Field, Stream
 from highwater.decoding import Schemas
-from highwater.errors import ConfigurationError
+from highwater.errors import ConfigurationError, DeclarationError
 from highwater.formats import Avro, Format, Json, Protobuf, Text
 from highwater.inference_formats import RecognisedFormat, ValueEnvelope, recognise
 from highwater.inference_keys import KeyChoice, RecordKeys, SampledRecord, choose_key, recognise_keys
@@ -57,7 +57,7 @@ class Inferred:
     Args:
         stream: the declaration.
         reasons: one sentence for each choice: `format`, `envelope`, `key`, `version`, `event_time`, `deletes`,
-            `record_key`, and `key_format` where fields are taken from keys that are no text.
+            `record_key`, and `key_format` where keys that are no text are decoded.
         columns: the columns, in their order.
         left_out: paths that no source can name, so that they have no column.
     """
@@ -115,7 +115,7 @@ def infer(
     compacted = compacted or len(filled) < len(records)
     evidence = _collect_evidence(topic, recognised, keys, layout, filled, schemas)
     name = name or build_stream_name(topic)
-    return _build_inferred(topic, name, recognised, keys, envelope, layout, evidence, compacted=compacted)
+    return _build_inferred(topic, name, recognised, keys, envelope, layout, evidence, schemas, compacted=compacted)
 
 
 def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) -> Inferred:
@@ -125,12 +125,18 @@ def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) ->
         ConfigurationError: the schema cannot be read, or describes no object.
     """
     formats: dict[str, Format] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
+    if schema.kind not in formats:
+        raise ConfigurationError(
+            f"schema {schema.id} of the registry has a type that no format reads",
+            found=f"type {schema.kind}; read are {', '.join(formats)}",
+            remedy="infer from records instead, without --subject; values of an unknown format are declared as Raw()",
+        )
     reason = f"the {schema.kind} schema {schema.id} of the registry; no record was sampled"
     recognised = RecognisedFormat(formats[schema.kind], reason, (), (schema,))
     layout, envelope = infer_layout(recognised, ())
     keys = recognise_keys((), None)
     return _build_inferred(
-        topic, name or build_stream_name(topic), recognised, keys, envelope, layout, (), compacted=False
+        topic, name or build_stream_name(topic), recognised, keys, envelope, layout, (), None, compacted=False
     )
 
 
@@ -180,6 +186,7 @@ def _build_inferred(
     envelope: ValueEnvelope,
     layout: Layout,
     evidence: Sequence[SampledRecord],
+    schemas: Schemas | None,
     *,
     compacted: bool,
 ) -> Inferred:
@@ -212,6 +219,7 @@ def _build_inferred(
     )
     if by_log:
         stream = _with_log_number(stream, layout, roles, by_draft)
+    stream = _with_compared_keys(stream, keys, key.judged, schemas)
     stream = replace(stream, answers=_build_answers(roles, stream.version, by_draft, retries=bool(stream.tiers)))
     reasons = {
         "format": recognised.reason,
@@ -220,7 +228,7 @@ def _build_inferred(
         "version": version.reason,
         "event_time": event_time.reason,
         "deletes": deletes_reason,
-        "record_key": _explain_record_key(key),
+        "record_key": _explain_record_key(stream),
     }
     if stream.key_format != Text():
         reasons["key_format"] = keys.reason
@@ -234,6 +242,27 @@ def _build_inferred(
         if one.expression is not None
     )
     return Inferred(stream, reasons, columns, tuple(layout.left_out))
+
+
+def _with_compared_keys(
+    stream: Stream, keys: RecordKeys, judged: Sequence[SampledRecord], schemas: Schemas | None
+) -> Stream:
+    """The stream with its records' keys decoded and compared, if each of the sample has the fields of the key."""
+    if isinstance(keys.format, Text) or not stream.key or not judged:
+        return stream
+    try:
+        strict = replace(stream, key_format=keys.format, record_key="strict")
+    except DeclarationError:
+        return stream  # the keys have no members for the fields of the key
+    if not strict.compares_decoded_keys or any(_has_other_key(stream, strict, one.record, schemas) for one in judged):
+        return stream
+    return replace(strict, record_key="warn")
+
+
+def _has_other_key(stream: Stream, strict: Stream, record: KafkaRecord, schemas: Schemas | None) -> bool:
+    """Whether a record is a reject only where its key is compared."""
+    is_rejected = classify(strict, record, schemas).kind == "reject"
+    return is_rejected and classify(stream, record, schemas).kind != "reject"
 
 
 def _with_log_number(stream: Stream, layout: Layout, roles: _Roles, by_draft: Mapping[ColumnDraft, Field]) -> Stream:
@@ -328,8 +357,8 @@ def _build_answers(
     )
 
 
-def _explain_record_key(key: KeyChoice) -> str:
-    if key.record_key == "warn":
+def _explain_record_key(stream: Stream) -> str:
+    if stream.record_key == "warn":
         return "checked: it equals the key in the sampled records"
     return "not checked: it is written in another way than the key, or there is none"
 

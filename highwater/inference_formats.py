@@ -12,7 +12,7 @@ from typing import Any
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
-from highwater.schemas import FramedValue, FramingError, Schema, parse_framing, parse_protobuf_message
+from highwater.schemas import KINDS, FramedValue, FramingError, Schema, parse_framing, parse_protobuf_message
 from highwater.second_reader import InfiniteNumber, KafkaRecord
 from highwater.settings import SCHEMA_REGISTRY_URL
 
@@ -106,7 +106,7 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
             found=f"schemas {', '.join(map(str, sorted(names, key=str)[:5]))}",
             remedy=f"set {SCHEMA_REGISTRY_URL} to the registry's address, then repeat the command",
         )
-    found = {name: schema for name in names if (schema := schemas(name)) is not None}
+    found = {name: schema for name in names if (schema := schemas(name)) is not None and schema.kind in KINDS}
     known = [one for one in framed if _find_schema_id(one) in found]
     kinds = Counter(found[name].kind for one in known if (name := _find_schema_id(one)) is not None)
     if not _is_most(len(known), len(records)) or len(kinds) != 1:

@@ -15,7 +15,7 @@ from highwater.formats import Avro, BigEndian, Json, KeyFormat, Protobuf, Text
 from highwater.inference_fields import FormatHints, guess_scalar, split_words
 from highwater.inference_formats import decode_text, parse_json_document
 from highwater.inference_names import ColumnDraft, is_writable
-from highwater.schemas import KEY_HEADER, FramingError, Kind, parse_framing
+from highwater.schemas import KEY_HEADER, FramingError, parse_framing
 from highwater.second_reader import KafkaRecord, MisfitError
 from highwater.sources import Key, format_path
 
@@ -27,7 +27,7 @@ _BEST_IDS = ("id", "uuid", "guid", "event_id", "message_id", "eventid", "message
 _ODD_SHARE = 0.02
 # Counting integers and times share their first bytes; random bytes do not.
 _MAX_FIRST_BYTES = 2
-_FRAMED: Mapping[Kind, KeyFormat] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
+_FRAMED: Mapping[str, KeyFormat] = {"AVRO": Avro(), "JSON": Json(registry=True), "PROTOBUF": Protobuf()}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
     """The format of keys whose schemas a registry knows, if all can be read by it."""
     if schemas is None:
         return None
-    kinds: Counter[Kind] = Counter()
+    kinds: Counter[str] = Counter()
     names: set[int | str] = set()
     for record in records:
         try:
@@ -147,7 +147,7 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
             return None
         name = None if framed is None else framed.guid if framed.schema_id is None else framed.schema_id
         schema = None if name is None else schemas(name)
-        if schema is None or name is None:
+        if schema is None or name is None or schema.kind not in _FRAMED:
             return None
         kinds[schema.kind] += 1
         names.add(name)

@@ -59,14 +59,14 @@ class Schema:
 
     Args:
         id: the ID in the registry; None for a schema that was read by its GUID.
-        kind: the format.
+        kind: the format as the registry names it: one of `KINDS`, or another that no record can be read by.
         text: JSON for Avro and JSON Schema, the content of a .proto file for Protobuf.
         references: all schemas that the text needs, directly or not, each after those that it needs itself. Empty for
-            JSON Schema, whose references are not read.
+            JSON Schema and for other formats, whose references are not read.
     """
 
     id: int | None
-    kind: Kind
+    kind: str
     text: str
     references: tuple[SchemaReference, ...] = ()
 
@@ -86,6 +86,11 @@ class FramedValue:
     guid: str | None
     payload: bytes
     header_rest: bytes | None = None
+
+
+def describe_other_kind(schema: Schema, wanted: Kind) -> str:
+    """The fault of a record whose schema is of another format than the declared one."""
+    return f"its type is {schema.kind}, and not {wanted}"
 
 
 def parse_framing(

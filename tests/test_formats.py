@@ -235,9 +235,9 @@ def test_schemas_of_other_kinds_reject_their_records_alone(bench: Bench) -> None
     bench.materialise(bench.plan(0, p0=(0, 4)))
     assert len(bench.rows("events")) == 1
     assert rejected(bench) == [
-        (1, "malformed", "schema 5 cannot be read: it is no Avro"),
+        (1, "malformed", "schema 5 cannot be read: its type is PROTOBUF, and not AVRO"),
         (2, "malformed", "schema 6 cannot be read: the type R is inside of itself"),
-        (3, "malformed", "schema 42 cannot be read: it is no Avro"),
+        (3, "malformed", "schema 42 cannot be read: its type is JSON, and not AVRO"),
     ]
     assert not bench.failing()
 

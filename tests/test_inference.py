@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from highwater.classifying import classify
 from highwater.declaration import Deletes, Field
 from highwater.declaration_parts import RESERVED_COLUMNS
 from highwater.errors import ConfigurationError
@@ -136,12 +137,51 @@ def test_tombstones_delete_whatever_the_format_of_keys(
     assert held["STREAM"] == found.stream
 
 
-def test_a_key_in_avro_that_a_field_equals_is_taken_from_the_value() -> None:
-    """The value is what people read; a declaration without key_format is simpler."""
-    records = build_records((key_70(n), {"name": f"k{n}", "n": n}) for n in range(10))
+@pytest.mark.parametrize(
+    ("key_of", "key_format", "key"),
+    [
+        (key_70, Avro(), "name"),
+        (lambda n: framed(71, bytes([2 * n])), Avro(), "id"),
+        (lambda n: framed(72, b'{"id": %d}' % n), Json(registry=True), "id"),
+        (lambda n: framed(73, b"\0\x08" + bytes([n])), Protobuf(), "id"),
+        (lambda n: {"id": n}, Json(), "id"),
+        (lambda n: f'"k{n}"'.encode(), Json(), "name"),
+        (lambda n: n.to_bytes(8), BigEndian(), "id"),
+        (lambda n: n.to_bytes(4), BigEndian(4), "id"),
+    ],
+    ids=["avro texts", "avro records", "framed json", "protobuf", "json objects", "json texts", "longs", "integers"],
+)
+def test_keys_that_are_no_text_are_compared_with_the_fields_that_they_equal(
+    key_of: Callable[[int], Any], key_format: KeyFormat, key: str
+) -> None:
+    """They were declared as "ignore", from when only texts could be compared; the key is taken from the value."""
+    pairs = [(key_of(n), {"name": f"k{n}", "id": n, "n": n}) for n in range(1, 10)]
+    records = build_records(pairs)
     found = infer("profiles", records, schemas=KEY_SCHEMAS.get)
-    assert (found.stream.key, found.stream.key_format, found.stream.record_key) == (("name",), Text(), "ignore")
-    assert "key_format" not in found.reasons
+    assert (found.stream.key, found.stream.key_format, found.stream.record_key) == ((key,), key_format, "warn")
+    assert field(found, key).source is None
+    assert found.reasons["record_key"].startswith("checked")
+    assert found.reasons["key_format"]
+    strict, other = replace(found.stream, record_key="strict"), build_records([(pairs[1][0], pairs[0][1])])
+    assert {classify(strict, one, KEY_SCHEMAS.get).kind for one in records} == {"event"}
+    assert classify(strict, other[0], KEY_SCHEMAS.get).kind == "reject"
+    held: dict[str, Any] = {}
+    exec(to_source(found.stream, comments=found.comments), held)
+    assert held["STREAM"] == found.stream
+
+
+@pytest.mark.parametrize(
+    "key_of",
+    [lambda n: {"id": f"k{n}"}, lambda n: {"other": n}, lambda n: (100 + n).to_bytes(8)],
+    ids=["of another type", "without the member", "other numbers"],
+)
+def test_keys_that_differ_from_the_fields_are_not_compared(key_of: Callable[[int], Any]) -> None:
+    """The field goes with the key, or is distinct in each record, and the keys would be counted as other ones."""
+    pairs = [(key_of(n % 9), {"id": n % 9, "text": f"n{n}"}) for n in range(18)]
+    found = infer("profiles", build_records(pairs))
+    assert found.stream.record_key == "ignore"
+    assert found.stream.key_format == Text() or field(found, found.stream.key[0]).source is not None
+    assert found.reasons["record_key"].startswith("not checked")
 
 
 def test_random_bytes_are_no_integers() -> None:

@@ -59,7 +59,7 @@ def test_debezium_changes_have_the_rows_columns_and_deletes() -> None:
     }
     stream = found.stream
     assert (stream.name, stream.value, stream.key, stream.version) == ("shop_public_orders", Json(), ("id",), "lsn")
-    assert (stream.event_time, stream.record_key) == ("source_ts_ms", "ignore")
+    assert (stream.event_time, stream.record_key, stream.key_format) == ("source_ts_ms", "warn", Json())
     assert stream.deletes == Deletes(field="op", values=("d",))
     assert field(found, "id").source == ("after.id", "before.id")
     assert (field(found, "created").unit, field(found, "day").unit) == ("us", "days")

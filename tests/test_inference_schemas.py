@@ -14,7 +14,7 @@ import pytest
 
 from highwater.declaration import Field
 from highwater.errors import ConfigurationError
-from highwater.formats import Avro, Json, Protobuf
+from highwater.formats import Avro, Json, Protobuf, Raw, Text
 from highwater.inference import infer, infer_from_schema
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
@@ -73,7 +73,7 @@ def test_avro_types_come_from_the_schemas_of_the_registry() -> None:
         Field("currency", "string", optional=True, default="EUR"),
     )
     assert (found.stream.key, found.stream.version, found.stream.event_time) == (("id",), None, "issued_at")
-    assert found.stream.record_key == "ignore"
+    assert (found.stream.record_key, found.stream.key_format) == ("warn", Avro())
     assert list_kinds(found, records, REGISTRY.get) == ["event"] * 200
 
 
@@ -166,6 +166,18 @@ def test_a_schema_alone_gives_columns_and_no_key() -> None:
     found = infer_from_schema("invoices", REGISTRY[8])
     assert (found.stream.value, found.stream.key, found.stream.version) == (Avro(), (), None)
     assert "no record" in found.reasons["format"]
+
+
+def test_a_schema_of_an_unknown_type_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"schema 3 .* a type that no format reads.*type XML"):
+        infer_from_schema("t", Schema(3, "XML", "<x/>"))
+
+
+def test_values_and_keys_of_an_unknown_type_of_schema_are_bytes() -> None:
+    schemas = {3: Schema(3, "XML", "<x/>")}.get
+    records = build_records((framed(3, b"<k>%d</k>" % n), framed(3, b"<x>%d</x>" % n)) for n in range(40))
+    found = infer("t", records, schemas=schemas)  # type: ignore[arg-type]
+    assert (found.stream.value, found.stream.key_format) == (Raw(), Text())
 
 
 def test_debezium_in_avro_is_recognised_by_the_schema() -> None:

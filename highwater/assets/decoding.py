@@ -33,7 +33,7 @@ from highwater.assets.fast_expressions import (
 from highwater.assets.field_parts import can_hold_infinity, select_outermost_names, select_whole_fields
 from highwater.assets.framing import fetch_schemas_by_id, skip_header_id, without_framing
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
-from highwater.schemas import build_self_contained_avro
+from highwater.schemas import build_self_contained_avro, describe_other_kind
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -196,27 +196,23 @@ def with_avro(work: Work, declared: Avro, raw: DataFrame, *, usual: bool = True)
 
     if declared.schema is not None:
         rows = _with_unframed_payload(raw).withColumn("schema", F.lit("declared"))
-        texts: Mapping[str, str | None] = {"declared": declared.schema}
+        types: dict[str, Any] = {"declared": (declared.schema, _resolve_avro_type(work.spark, declared.schema))}
     else:
         rows = without_framing(work, raw)
-        texts = {one: _to_avro_text(schema) for one, schema in fetch_schemas_by_id(work, rows).items() if schema}
+        known = {one: schema for one, schema in fetch_schemas_by_id(work, rows).items() if schema}
+        types = {one: _read_avro_schema(work.spark, schema) for one, schema in known.items()}
     # The bytes after a payload that has the mark in it depend on all of the payload.
     hashed = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
     end = F.when(F.contains("payload", F.lit(_AVRO_MARK)), hashed).otherwise(F.lit(_AVRO_MARK))
     rows = rows.withColumn("end", end)
-    types: dict[str, Any] = {
-        one: "it is no Avro" if text is None else _resolve_avro_type(work.spark, text) for one, text in texts.items()
-    }
-    read = [
-        (one, text, types[one]) for one, text in texts.items() if text is not None and not isinstance(types[one], str)
-    ]
+    read = [(one, text, type_) for one, (text, type_) in types.items() if not isinstance(type_, str)]
     for at, (one, text, _) in enumerate(read):
         mine = F.when(F.col("schema") == one, _from_avro(F.concat("payload", "end"), text))
         rows = rows.withColumn(f"avro_{at}", evaluate_once(mine))
     no = F.lit(False)
     rows = _with_usual_avro(work.stream, rows, read) if usual else rows.withColumn("usual", no)
     json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
-    for one, reason in types.items():
+    for one, (_, reason) in types.items():
         if isinstance(reason, str):
             refused = F.lit(f"{_format_schema_name(one)} cannot be read: {reason}")
             problem = F.when(F.col("schema") == one, refused).otherwise(problem)
@@ -266,12 +262,15 @@ def _format_schema_name(one: str) -> str:
     return "the declared schema" if one == "declared" else f"schema {one}"
 
 
-def _to_avro_text(schema: Schema) -> str | None:
-    """A schema of the registry as one document; None where it is another kind of schema, or none at all."""
+def _read_avro_schema(spark: SparkSession, schema: Schema) -> tuple[str, DataType | str]:
+    """A schema of the registry as one document, with the type of its values, or why they cannot be read."""
+    if schema.kind != "AVRO":
+        return "", describe_other_kind(schema, "AVRO")
     try:
-        return build_self_contained_avro(schema) if schema.kind == "AVRO" else None
+        text = build_self_contained_avro(schema)
     except (ValueError, KeyError, TypeError):
-        return None
+        return "", "it is no Avro"
+    return text, _resolve_avro_type(spark, text)
 
 
 def _from_avro(data: Column, text: str) -> Column:
@@ -301,14 +300,12 @@ def _build_variant_object(read: Column, text: str) -> Column:
     return F.to_variant_object(without_members(read["value"], json.loads(text)))
 
 
-def _resolve_avro_type(spark: SparkSession, text: str | None) -> DataType | str:
+def _resolve_avro_type(spark: SparkSession, text: str) -> DataType | str:
     """The type of the values of a schema, or why they cannot be read."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
     from pyspark.sql import functions as F
 
-    if text is None:
-        return "it is no Avro"
     try:
         schema = json.loads(text)
         if not isinstance(schema, dict) or schema.get("type") != "record":
@@ -339,6 +336,7 @@ def _decode_protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFram
     else:
         rows = without_framing(work, raw)
         schemas = {one: schema for one, schema in fetch_schemas_by_id(work, rows).items() if schema}
+        rows = _with_other_kinds(rows, schemas)
         # Where the ID is in a header, which message it is follows there.
         rows = rows.withColumn("places", skip_header_id())
     rows = rows.withColumn("known", F.when(F.col("unknown_schema").isNull(), F.col("schema")))
@@ -350,6 +348,18 @@ def _decode_protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFram
             "misframed": F.coalesce("misframed", "message.problem"),
         }
     )
+
+
+def _with_other_kinds(rows: DataFrame, schemas: Mapping[str, Schema]) -> DataFrame:
+    """Rows whose `misframed` also reports schemas that are no Protobuf."""
+    from pyspark.sql import functions as F
+
+    problem, others = F.lit(None).cast("string"), {k: v for k, v in schemas.items() if v.kind != "PROTOBUF"}
+    for one, schema in others.items():
+        text = f"{_format_schema_name(one)} cannot be read: {describe_other_kind(schema, 'PROTOBUF')}"
+        problem = F.when(F.col("schema") == one, F.lit(text)).otherwise(problem)
+    reported = F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem))
+    return rows.withColumn("misframed", reported) if others else rows
 
 
 def _parse_csv(stream: Stream, rows: DataFrame) -> DataFrame:

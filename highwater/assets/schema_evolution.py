@@ -14,6 +14,7 @@ from highwater.assets.compaction import count_rows, ensure_same_rows
 from highwater.assets.fields import build_sql_type
 from highwater.assets.framing import fetch_referenced_schemas
 from highwater.errors import ConfigurationError
+from highwater.formats import Avro, Protobuf
 from highwater.inference_schemas import build_tree
 from highwater.resources.commit_log import read_committed_slices
 from highwater.resources.delta import open_table
@@ -27,6 +28,7 @@ from highwater.resources.type_widening import (
     has_other_leaves,
     parse_column_types,
 )
+from highwater.schemas import Kind, describe_other_kind
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
     from highwater.assets.work import Work
     from highwater.declaration import Field, Stream
+
+
+# By format the type of schemas whose records are no rejects. A document in JSON is read whatever its schema is.
+_KINDS: Mapping[type, Kind] = {Avro: "AVRO", Protobuf: "PROTOBUF"}
 
 
 def build_evolved_stream(stream: Stream, events: DeltaTable | None) -> Stream:
@@ -87,9 +93,13 @@ def evolve(work: Work, raw: DataFrame, table: str) -> Work:
 
 
 def _read_schema_trees(work: Work, raw: DataFrame) -> list[Field]:
-    """The schemas of records as fields; one that cannot be read adds no column."""
+    """The schemas of records as fields; one of another format, or that cannot be read, adds no column."""
     found = []
+    wanted = _KINDS.get(type(work.stream.value))
     for schema in fetch_referenced_schemas(work, raw):
+        if wanted is not None and schema.kind != wanted:
+            work.log(f"schema {schema.id} adds no columns: {describe_other_kind(schema, wanted)}")
+            continue
         try:
             found.append(build_tree([schema]))
         except (ValueError, KeyError, TypeError) as error:

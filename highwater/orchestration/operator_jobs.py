@@ -64,6 +64,7 @@ class ParkedRecordsConfig(OperatorConfig):
     """Configuration of `redrive_parked`, `discard_parked` and `reclaim`: which records they select."""
 
     reasons: list[str] = Field(default=[], description="Only records rejected for these reasons; all if empty.")
+    rules: list[str] = Field(default=[], description="Only invalid records that these rules refused; all if empty.")
     slices: list[str] = Field(default=[], description="Only records that these slices rejected; all if empty.")
     keys: list[str] = Field(default=[], description="Only records with these keys; all if empty.")
     since: str = Field(default="", description="Parked at this time or later: ISO 8601, UTC.")
@@ -75,11 +76,12 @@ class ParkedRecordsConfig(OperatorConfig):
         """The selected records.
 
         Raises:
-            ConfigurationError: a time cannot be read.
+            ConfigurationError: a time cannot be read, or rules are selected with a reason that has none.
         """
         from highwater.orchestration.operations.parked import ParkedSelection
 
-        return ParkedSelection(self.reasons, self.slices, self.keys, _parse_time(self.since), _parse_time(self.until))
+        times = _parse_time(self.since), _parse_time(self.until)
+        return ParkedSelection(self.reasons, self.rules, self.slices, self.keys, *times)
 
 
 class ReclaimConfig(ParkedRecordsConfig):

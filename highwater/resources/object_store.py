@@ -6,8 +6,9 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,11 @@ _WEAKENING = {"AWS_CONDITIONAL_PUT": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "fals
 _PRECONDITION_FAILED = 412
 _NOT_IMPLEMENTED = 501
 _REGION = "us-east-1"
+
+# The beginning of the names of objects by which a store is probed, here and in the log store's Java.
+_PROBE = ".highwater-probe-"
+# A probe takes seconds, so an older object is one that a killed process left behind.
+_LONGEST_PROBE = timedelta(hours=1)
 
 # Buckets whose store was seen to refuse a second PUT, for the life of the process.
 _probed: set[str] = set()
@@ -116,8 +122,34 @@ def ensure_conditional_put(path: str) -> None:
     bucket, _, key = path.removeprefix(f"{SCHEME}://").partition("/")
     with _one_probe:
         if bucket not in _probed:
-            _probe(bucket, f"{key.rpartition('/')[0]}/.highwater-probe-{uuid.uuid4().hex}".lstrip("/"))
+            _probe(bucket, _build_probe_prefix(key.rpartition("/")[0]) + uuid.uuid4().hex)
             _probed.add(bucket)
+
+
+def _build_probe_prefix(folder: str) -> str:
+    return f"{folder.strip('/')}/{_PROBE}".lstrip("/")
+
+
+def remove_left_probes(folders: Iterable[str], now: datetime) -> None:
+    """Remove the objects that killed probes left in folders of an object store; those of others are younger.
+
+    An empty object harms nobody: where the store refuses, the next maintenance tries it again.
+    """
+    in_store = [folder for folder in folders if is_s3(folder)]
+    if not in_store:
+        return
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        return  # writers refuse the lake
+    with suppress(BotoCoreError, ClientError):
+        client = _build_s3_client(os.environ)
+        for folder in in_store:
+            bucket, _, key = folder.removeprefix(f"{SCHEME}://").partition("/")
+            found = client.list_objects_v2(Bucket=bucket, Prefix=_build_probe_prefix(key))
+            for one in found.get("Contents", ()):
+                if now - one["LastModified"] > _LONGEST_PROBE:
+                    client.delete_object(Bucket=bucket, Key=one["Key"])
 
 
 def refuse_weakening(environment: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.resources.kafka_options import redact_values
 from highwater.resources.kafka_tls import read_file_versions
-from highwater.schemas import KINDS, Schema, SchemaReference
+from highwater.schemas import Schema, SchemaReference
 from highwater.settings import SCHEMA_REGISTRY_CONFIG, SCHEMA_REGISTRY_URL
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ NOT_FOUND = 404
 # answer of something else, such as a proxy, or of a wrong path.
 UNKNOWN = frozenset({40401, 40402, 40403})
 REFUSED = frozenset({401, 403})
+# The types of schemas whose references are read.
+_REFERENCING = frozenset({"AVRO", "PROTOBUF"})
 
 
 class SchemaRegistry:
@@ -131,10 +133,10 @@ class SchemaRegistry:
     def _resolve(self, answer: Any, schema_id: int | None) -> Schema:
         """A schema of ours from the client's, with all schemas that it needs."""
         kind = answer.schema_type
-        if kind not in KINDS or not isinstance(answer.schema_str, str):
-            raise self._build_unavailable_error(f"a schema of the type {kind!r}, which is none of {', '.join(KINDS)}")
+        if not isinstance(kind, str) or not isinstance(answer.schema_str, str):
+            raise self._build_unavailable_error(f"a schema whose type is {kind!r} and whose text is no text")
         found: dict[str, SchemaReference] = {}
-        if kind != "JSON":
+        if kind in _REFERENCING:
             self._add_references(answer.references, found, set())
         return Schema(schema_id, kind, answer.schema_str, tuple(found.values()))
 

@@ -118,9 +118,18 @@ _KAFKA_UNAVAILABLE = re.compile(
 )
 _KAFKA_FORBIDS = re.compile(r"Not authorized to access (topic|group)s?: .*")
 _STORAGE = re.compile(
-    r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system"
+    r"Permission denied|AccessDenied|No space left|Disk quota exceeded|Mkdirs failed|Read-only file system"
     r"|Destination exists and is not a directory|Parent path is not a directory"
 )
+# Files of shuffles, spilled rows and cached blocks, and the classes that write them; S3A buffers uploads on disk.
+_SCRATCH = (
+    r"/blockmgr-|spark-local|temp_(?:shuffle|local)_|DiskBlock(?:Manager|ObjectWriter)|UnsafeSorterSpillWriter"
+    r"|UnsafeExternalSorter|ExternalSorter|ExternalAppendOnlyMap|org\.apache\.spark\.(?:storage|shuffle)\."
+    r"|org\.apache\.hadoop\.fs\.s3a\.S3ADataBlocks"
+)
+# The first of these after a fault shows what was written: a spill below a write to the lake has the lake's later.
+_WRITTEN = re.compile(rf"(?P<scratch>{_SCRATCH})|org\.apache\.(?:hadoop|parquet)\.|io\.delta\.|spark\.sql\.delta\.")
+_NO_SCRATCH_DIRECTORY = re.compile(r"Failed to create (?:local|a temp) dir\w*.*")
 
 
 def connect(remote: str) -> SparkSession:
@@ -259,7 +268,11 @@ def translate_error(what: str, text: str) -> HighwaterError | None:
             remedy="allow the user of HIGHWATER_KAFKA_CONFIG to describe and to read the "
             + ("topic" if found[1] == "topic" else "groups that begin with spark-kafka-"),
         )
-    return _translate_unsafe_write(what, text) or _translate_unavailable_error(what, text)
+    return (
+        _translate_unsafe_write(what, text)
+        or _translate_scratch_error(what, text)
+        or _translate_unavailable_error(what, text)
+    )
 
 
 def _translate_unsafe_write(what: str, text: str) -> HighwaterError | None:
@@ -271,6 +284,25 @@ def _translate_unsafe_write(what: str, text: str) -> HighwaterError | None:
             f"Spark cannot load the log store that commits to {what}", found=found_class.group(), remedy=CLASS_REMEDY
         )
     return None
+
+
+def _translate_scratch_error(what: str, text: str) -> HighwaterError | None:
+    """A fault of the directory for Spark's own files, which says nothing of the lake's storage."""
+    found = _NO_SCRATCH_DIRECTORY.search(text) or _STORAGE.search(text)
+    if found is None or (found.re is _STORAGE and not _is_of_scratch(text, found)):
+        return None
+    return DependencyUnavailableError(
+        f"Spark's scratch directory failed at {what}",
+        found=_find_line(text, found),
+        remedy="free space in the directories of spark.local.dir on Spark's machines, or set SPARK_LOCAL_DIRS (for "
+        "uploads to S3 fs.s3a.buffer.dir) to larger ones that Spark may write, then request the slice again",
+    )
+
+
+def _is_of_scratch(text: str, found: re.Match[str]) -> bool:
+    """Whether a fault is of a file of Spark's own, by its line and by the first known class of the stack below it."""
+    written = _WRITTEN.search(text, text.rfind("\n", 0, found.start()) + 1)
+    return written is not None and written["scratch"] is not None
 
 
 def _translate_unavailable_error(what: str, text: str) -> HighwaterError | None:

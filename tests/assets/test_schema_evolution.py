@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pytest
 
+from highwater.assets import schema_evolution
 from highwater.declaration import Answers, Field, Stream, UnknownFields
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Json
@@ -129,6 +131,22 @@ def test_a_json_schema_adds_columns(bench: Bench) -> None:
     assert events(bench, "id", "n", "ID_2") == [("a", 0.5, None), ("b", None, "x")]
     assert "other" not in types(bench, "events")
     assert bench.current()["b"]["ID_2"] == "x"
+
+
+def test_a_schema_of_another_format_adds_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records are rejects, and its members became columns of events for good."""
+    strange = Schema(5, "PROTOBUF", 'syntax = "proto3"; message Other { string other = 1; }')
+    unknown = Schema(6, "XML", "<schema/>")
+    mine = Schema(1, "AVRO", text_of(1))
+    monkeypatch.setattr(schema_evolution, "fetch_referenced_schemas", lambda _, __: [mine, strange, unknown])
+    log: list[str] = []
+    work: Any = SimpleNamespace(stream=avro_stream("t"), log=log.append)
+    [found] = schema_evolution._read_schema_trees(work, raw=work)
+    assert [one.name for one in found.members] == ["id", "v"]
+    assert log == [
+        "schema 5 adds no columns: its type is PROTOBUF, and not AVRO",
+        "schema 6 adds no columns: its type is XML, and not AVRO",
+    ]
 
 
 def test_a_slice_that_is_materialised_again_fills_the_columns(bench: Bench) -> None:

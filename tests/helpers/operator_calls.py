@@ -20,8 +20,8 @@ SAME: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "accept_divergence": ("accepting_losses", BY, ["orders", "--by", "ann"]),
     "redrive_parked": (
         "parked",
-        {**BY, "reasons": ["invalid"], "since": "2026-03-01", "most": 3},
-        ["orders", "--by", "ann", "--reason", "invalid", "--since", "2026-03-01", "--limit", "3"],
+        {**BY, "reasons": ["invalid"], "rules": ["paid"], "since": "2026-03-01", "most": 3},
+        ["orders", "--by", "ann", "--reason", "invalid", "--rule", "paid", "--since", "2026-03-01", "--limit", "3"],
     ),
     "discard_parked": (
         "parked",

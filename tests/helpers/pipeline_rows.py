@@ -50,6 +50,7 @@ KEY_SCHEMAS: dict[int, Schema] = {
     63: Schema(63, "JSON", "{}"),
     64: Schema(64, "PROTOBUF", 'syntax = "proto3"; message K { string id = 1; int64 n = 2; double d = 3; }'),
     65: Schema(65, "AVRO", '["null", {"type": "enum", "name": "E", "symbols": ["A", "B"]}]'),
+    66: Schema(66, "XML", "<schema/>"),
 }
 
 

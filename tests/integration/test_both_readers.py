@@ -321,6 +321,32 @@ def test_both_readers_agree_on_schemas_in_headers(spark: SparkSession, name: str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("declared", "kind"), [(Avro(), "AVRO"), (Protobuf(), "PROTOBUF")])
+def test_a_schema_of_another_type_rejects_its_records_and_keys_alone(
+    spark: SparkSession, declared: Any, kind: str
+) -> None:
+    """A type that Highwater does not know failed the slice again and again."""
+    sound = {"AVRO": framed(60, b"\x02k"), "PROTOBUF": framed(64, b"\x00\x0a\x01k")}[kind]
+    value = {"AVRO": framed(62, KEY_RECORDS[0]), "PROTOBUF": sound}[kind]
+    stream = bare(declared, Field("n", "long", source=Meta("offset")), Field("k", "json", source=Key()))
+    stream = replace(stream, key_format=declared)
+    values, keys = [value, framed(66, b"<a/>"), None, value, framed(63, b"{}")], [sound] * 3
+    keys += [framed(66, b"<a/>"), sound]
+    found = {row["name"]: (row["reason"], row["detail"]) for row in by_pipeline(spark, stream, values, keys)}
+    refused = f"cannot be read: its type is %s, and not {kind}"
+    assert found == {
+        0: (None, None),
+        1: ("malformed", f"schema 66 {refused % 'XML'}"),
+        2: (None, None),
+        3: ("malformed", f"the key: schema 66 {refused % 'XML'}"),
+        4: ("malformed", f"schema 63 {refused % 'JSON'}"),
+    }
+    for at, (one, key) in enumerate(zip(values, keys, strict=True)):
+        theirs = classify(stream, KafkaRecord(one, key, (), "t", 0, at, 0), schema_of)
+        assert (theirs.reason, theirs.detail) == found[at]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_both_readers_agree(spark: SparkSession, name: str) -> None:
     """Of the records of a format, and of 300 with a byte changed, left out or added."""

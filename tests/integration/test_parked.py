@@ -262,16 +262,28 @@ def test_parked_records_wait_unless_accepted_or_discarded(parking: Parking) -> N
     )
 
 
+def test_a_rule_is_selected_with_no_reason_that_has_none() -> None:
+    for reasons in ([], ["invalid"]):
+        choice = ParkedSelection(reasons, ["paid"])
+        found = [choice.matches("invalid", rule, (), None, 0) for rule in ("paid", "unpaid", None)]
+        assert found == [True, False, False]
+        assert not choice.matches("unresolved", None, (), None, 0)
+    with pytest.raises(ConfigurationError, match="rejected for malformed, schema have no rule"):
+        ParkedSelection(["schema", "invalid", "malformed"], ["paid"])
+
+
 @pytest.mark.slow
 def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
     parking.park(parking.envelope(0, slice_key="orders@0000007"), parking.envelope(1, "invalid"))
     parking.park(parking.envelope(2), key="ö".encode())
     parking.park(parking.envelope(3), key=None)
+    parking.park(replace(parking.envelope(4, "invalid"), rule="paid"))
     later, earlier = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)
     assert parking.waiting(ParkedSelection(slices=["orders@0000007"])) == [0]
-    assert parking.waiting(ParkedSelection(reasons=["invalid", "other"])) == [1]
+    assert parking.waiting(ParkedSelection(reasons=["invalid", "other"])) == [1, 4]
+    assert parking.waiting(ParkedSelection(rules=["paid"])) == [4]
     assert parking.waiting(ParkedSelection(keys=["ö"])) == [2]
-    assert parking.waiting(ParkedSelection(since=earlier, until=later)) == [0, 1, 2, 3]
+    assert parking.waiting(ParkedSelection(since=earlier, until=later)) == [0, 1, 2, 3, 4]
     assert parking.waiting(ParkedSelection(since=later)) == parking.waiting(ParkedSelection(until=earlier)) == []
 
 

@@ -141,6 +141,21 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaim
     assert meant(since=later) == meant(until=NOON) == 0
 
 
+def test_a_choice_is_by_the_rule_that_refused_a_record(taking: Reclaiming) -> None:
+    """By reason alone a corrected rule took the rejects of every other rule out of the DLQ too."""
+    for table in ("rejects", "dlq"):
+        taking.world.at(table, FIRST, (0, 2)).update(reason="invalid", rule="amount.at_least")
+    taking.world.write()
+
+    def meant(**choice: Any) -> list[tuple[str, str | None]]:
+        found = read_records_on_dlq(*taking.where, ParkedSelection(**choice))
+        return [(one.reason, one.rule) for one in found.meant.values()]
+
+    chosen = [("invalid", "amount.at_least")]
+    assert meant(rules=["amount.at_least"]) == meant(reasons=["invalid"], rules=["x", "amount.at_least"]) == chosen
+    assert meant(rules=["amount"]) == []
+
+
 def test_discarded_or_reclaimed_records_are_not_reclaimed(taking: Reclaiming, tmp_path: Path) -> None:
     taking.world.ledger.discards.add("orders", [Discard(X, "test data", "bob", NOW)])
     assert (taking.reclaim().meant, taking.reclaim().discarded) == ({}, 1)

@@ -10,6 +10,7 @@ import sys
 import uuid
 import zipfile
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,16 +18,19 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from click.testing import CliRunner
 
+from assets.streams.orders import STREAM as ORDERS
 from dev import log_store
 from dev.object_store import ObjectStore
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.orchestration import resources
 from highwater.orchestration.cli.main import main
+from highwater.orchestration.operations.maintenance import _list_probe_folders
 from highwater.orchestration.reporting import doctor
 from highwater.resources import object_store
 from highwater.resources.delta import open_table
 from highwater.resources.delta_rs_writes import append
+from highwater.resources.lake import Lake
 from highwater.resources.object_store import (
     LOG_STORE,
     LOG_STORE_JAR,
@@ -36,6 +40,7 @@ from highwater.resources.object_store import (
     ensure_log_store,
     is_s3,
     refuse_weakening,
+    remove_left_probes,
 )
 from highwater.resources.spark import STATIC_CONF, translate_error
 
@@ -180,6 +185,47 @@ def test_a_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyP
         ensure_conditional_put(f"s3a://away-{uuid.uuid4().hex}/orders/raw")
     assert unavailable.value.of == LAKE
     assert "planted" not in str(unavailable.value)
+
+
+@pytest.mark.slow
+def test_maintenance_removes_what_killed_probes_left(
+    store: ObjectStore, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process that was killed between PUT and DELETE left an empty object behind for ever."""
+    lake = Lake(f"{bucket}/lake")
+    paths = [f"{lake.root}/raw", f"{lake.root}/orders/raw", f"{lake.root}/orders/raw/_delta_log/1.json"]
+    with monkeypatch.context() as killed:
+        killed.setattr(object_store, "_is_second_put_refused", kill_after_first_put)
+        for path in paths:
+            object_store._probed.clear()
+            with pytest.raises(KeyboardInterrupt):
+                ensure_conditional_put(path)
+    name, _, root = lake.root.removeprefix("s3a://").partition("/")
+    object_store._build_s3_client(os.environ).put_object(Bucket=name, Key=f"{root}/orders/raw/a.parquet", Body=b"")
+    left = keys(store, bucket)
+    assert len(left) == 4
+
+    def maintain(age: timedelta) -> list[str]:
+        remove_left_probes(_list_probe_folders(lake, ORDERS), datetime.now(UTC) + age)
+        return keys(store, bucket)
+
+    assert maintain(timedelta()) == left, "another driver probes"
+    assert maintain(timedelta(hours=2)) == [f"{root}/orders/raw/a.parquet"]
+
+
+def kill_after_first_put(client: Any, bucket: str, key: str) -> bool:
+    client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
+    raise KeyboardInterrupt
+
+
+def test_probes_that_cannot_be_removed_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(_: object) -> Any:
+        from botocore.exceptions import NoCredentialsError
+
+        raise NoCredentialsError
+
+    monkeypatch.setattr(object_store, "_build_s3_client", build)
+    remove_left_probes(["s3a://lake/orders", "/lake/orders"], datetime.now(UTC))
 
 
 class FakeStore:

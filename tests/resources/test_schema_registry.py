@@ -336,7 +336,8 @@ def test_a_password_in_the_address_is_not_reported() -> None:
         (200, b"{}"),
         (200, b""),
         (200, b'{"schema": 1}'),
-        (200, b'{"schema": "{}", "schemaType": "XML"}'),
+        (200, b'{"schema": 1, "schemaType": "XML"}'),
+        (200, b'{"schema": "{}", "schemaType": 1}'),
     ],
 )
 def test_an_answer_that_no_registry_gives_is_not_taken_for_an_unknown_schema(status: int, body: bytes) -> None:
@@ -347,6 +348,15 @@ def test_an_answer_that_no_registry_gives_is_not_taken_for_an_unknown_schema(sta
             registry.fetch_schema(1)
         with pytest.raises(DependencyUnavailableError):
             registry.fetch_schema_by_guid("5b9a4b3c-0000-4000-8000-000000000000")
+
+
+def test_a_schema_of_an_unknown_type_is_a_schema() -> None:
+    """It was taken for an unusable answer, so one record that named such a schema failed its slice for ever."""
+    known = json.dumps({"schema": "<x/>", "schemaType": "XML", "references": [{"name": "a", "subject": "a"}]})
+    with answering(lambda _: (200, known.encode())) as url:
+        registry = SchemaRegistry(url, AT_ONCE)
+        assert registry.fetch_schema(1) == Schema(1, "XML", "<x/>")
+        assert registry.fetch_schema_by_guid("5b9a4b3c-0000-4000-8000-000000000000") == Schema(None, "XML", "<x/>")
 
 
 def test_a_missing_reference_is_not_taken_for_an_unknown_schema() -> None:

@@ -47,6 +47,51 @@ def test_write_errors_belong_to_the_lake_and_are_retried(cause: str) -> None:
     assert "HIGHWATER_LAKE" in error.remedy
 
 
+SPILLED = (
+    "\n\tat java.base/sun.nio.ch.FileDispatcherImpl.write0(Native Method)"
+    "\n\tat org.apache.spark.storage.TimeTrackingOutputStream.write(TimeTrackingOutputStream.java:59)"
+    "\n\tat org.apache.spark.storage.DiskBlockObjectWriter.write(DiskBlockObjectWriter.scala:334)"
+    "\n\tat org.apache.spark.util.collection.unsafe.sort.UnsafeSorterSpillWriter.write(SpillWriter.java:136)"
+    "\n\tat org.apache.spark.util.collection.unsafe.sort.UnsafeExternalSorter.spill(UnsafeExternalSorter.java:261)"
+)
+LAKE_WRITE = (
+    "\n\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)"
+    "\n\tat org.apache.hadoop.fs.RawLocalFileSystem$LocalFSFileOutputStream.write(RawLocalFileSystem.java:426)"
+    "\n\tat org.apache.parquet.hadoop.ParquetFileWriter.end(ParquetFileWriter.java:1699)"
+    "\n\tat org.apache.spark.sql.execution.datasources.FileFormatDataWriter.write(FileFormatDataWriter.scala:87)"
+)
+IN_MAP_STAGE = "\n\tat org.apache.spark.shuffle.ShuffleWriteProcessor.write(ShuffleWriteProcessor.scala:56)"
+BLOCK = "/data/blockmgr-6f3c/0c/temp_shuffle_9a1e"
+NO_SCRATCH = {
+    "a spill": "java.io.IOException: No space left on device" + SPILLED,
+    "a spill below a write to the lake": "java.io.IOException: No space left on device" + SPILLED + LAKE_WRITE,
+    "a quota": "java.io.IOException: Disk quota exceeded" + SPILLED,
+    "a file of a shuffle": f"java.io.FileNotFoundException: {BLOCK} (No space left on device)",
+    "no right": f"java.io.FileNotFoundException: {BLOCK} (Permission denied)" + LAKE_WRITE,
+    "a buffer for S3": "java.io.IOException: No space left on device"
+    "\n\tat org.apache.hadoop.fs.s3a.S3ADataBlocks$DiskBlock.write(S3ADataBlocks.java:867)",
+    "no directory": "java.io.IOException: Failed to create local dir in /data/spark (Permission denied)",
+}
+
+
+@pytest.mark.parametrize("cause", NO_SCRATCH.values(), ids=NO_SCRATCH.keys())
+def test_a_full_scratch_directory_is_not_the_lake(cause: str) -> None:
+    """It counted against the lake's breaker, and the remedy named HIGHWATER_LAKE."""
+    error = translate_error(TABLE, TASK + cause)
+    assert isinstance(error, DependencyUnavailableError)
+    assert error.of is None
+    assert error.problem.startswith("Spark's scratch directory failed")
+    assert "SPARK_LOCAL_DIRS" in error.remedy
+    assert "spark.local.dir" in error.remedy
+    assert str(error.found).endswith(cause.partition("\n")[0])
+
+
+@pytest.mark.parametrize("trace", [LAKE_WRITE, LAKE_WRITE + IN_MAP_STAGE])
+def test_a_full_lake_is_not_the_scratch_directory(trace: str) -> None:
+    error = translate_error(TABLE, TASK + "java.io.IOException: No space left on device" + trace)
+    assert getattr(error, "of", None) == LAKE
+
+
 def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
     conflict = translate_error(TABLE, TASK + "ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] Files were added")
     assert isinstance(conflict, SupersededAttemptError)

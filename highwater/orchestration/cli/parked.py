@@ -44,6 +44,7 @@ def _add_selection_options(command: Callable[..., None]) -> Callable[..., None]:
     def call_with_choice(
         *,
         reasons: tuple[str, ...],
+        rules: tuple[str, ...],
         slices: tuple[str, ...],
         keys: tuple[str, ...],
         since: datetime | None,
@@ -53,12 +54,14 @@ def _add_selection_options(command: Callable[..., None]) -> Callable[..., None]:
         from highwater.orchestration.operations.parked import ParkedSelection
 
         command(
-            choice=ParkedSelection(reasons, slices, keys, _convert_to_utc(since), _convert_to_utc(until)), **options
+            choice=ParkedSelection(reasons, rules, slices, keys, _convert_to_utc(since), _convert_to_utc(until)),
+            **options,
         )
 
     return add_options(
         click.argument("stream"),
         click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
+        click.option("--rule", "rules", multiple=True, help="Only invalid records that this rule refused; repeatable."),
         click.option(
             "--slice",
             "slices",

@@ -41,6 +41,7 @@ from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.numbered_commits import PlannedSlices
+from highwater.resources.object_store import remove_left_probes
 from highwater.resources.table_maintenance import (
     TableSize,
     join_files,
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
 
 WITHOUT_A_JVM = (METRICS, PUBLISHED, SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS)
 # Tables that unfinished decisions read at an old version, with the number in their slice commits that names it.
@@ -178,6 +181,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
         erasures_table.sync_with_ledger(work.ledger, work.lake, stream.name)
         discards_table.sync_with_ledger(work.ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name)
+        remove_left_probes(_list_probe_folders(work.lake, stream), now)
     later = _read_later(work)
     found = []
     for name in (*select_tables(stream), SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS):
@@ -199,6 +203,12 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
     runs = delete_runs(instance, stream, now, dry_run=dry_run) if instance else None
     groups, catalog = dlq_marks.clean_up(work, dry_run=dry_run), _register_in_catalog(work, found, dry_run=dry_run)
     return Report(found, keys, runs, not dry_run, retained, groups, catalog)
+
+
+def _list_probe_folders(lake: Lake, stream: Stream) -> list[str]:
+    """Where object stores are probed: by Python beside a table, by Spark beside the first commit to one."""
+    tables = [lake.build_table_path(stream.name, name) for name in select_tables(stream)]
+    return [lake.root, f"{lake.root}/{stream.name}", *(f"{path}/_delta_log" for path in tables)]
 
 
 def _register_in_catalog(work: Work, found: Sequence[TableReport], *, dry_run: bool) -> str:

@@ -25,6 +25,7 @@ from highwater.orchestration.dependencies import ensure_lake_exists
 from highwater.orchestration.operations.redriving import extract_headers, extract_key, redrive
 from highwater.plans import Discard
 from highwater.reclaims import count_reclaims, is_stale
+from highwater.reject_reasons import INVALID
 from highwater.resources.commit_log import ensure_all_rows_seen
 from highwater.resources.deleted_topics import find_vanished_error, read_state
 from highwater.resources.delta import query, read_count
@@ -49,22 +50,36 @@ class ParkedSelection:
 
     Args:
         reasons: why they were rejected the last time.
+        rules: the rules or checks that refused them the last time; only invalid records have one.
         slices: the slices that rejected them.
         keys: the keys of the records, as text.
         since: parked at this moment or later.
         until: parked before this moment.
+
+    Raises:
+        ConfigurationError: rules are selected together with other reasons than `invalid` alone.
     """
 
     reasons: Collection[str] = ()
+    rules: Collection[str] = ()
     slices: Collection[str] = ()
     keys: Collection[str] = ()
     since: datetime | None = None
     until: datetime | None = None
 
-    def matches(self, reason: str, slices: Iterable[str], key: bytes | None, parked_ms: int) -> bool:
+    def __post_init__(self) -> None:
+        if self.rules and (strange := sorted({*self.reasons} - {INVALID})):
+            raise ConfigurationError(
+                f"records that are rejected for {', '.join(strange)} have no rule",
+                stored=f"rules {', '.join(self.rules)}",
+                remedy=f"select rules alone or with the reason {INVALID}, and other reasons by a request of their own",
+            )
+
+    def matches(self, reason: str, rule: str | None, slices: Iterable[str], key: bytes | None, parked_ms: int) -> bool:
         """Whether a record is meant that these slices rejected."""
         return (
             (not self.reasons or reason in self.reasons)
+            and (not self.rules or rule in self.rules)
             and (not self.slices or not set(slices).isdisjoint(self.slices))
             and (not self.keys or (key or b"").decode("utf-8", "replace") in self.keys)
             and (self.since is None or parked_ms >= self.since.timestamp() * 1000)
@@ -88,6 +103,7 @@ class ParkedRecord:
     key: str
     left_out: str = ""
     reclaims: int = 0
+    rule: str | None = None
 
 
 @dataclass(frozen=True)
@@ -130,12 +146,12 @@ class Parked:
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The first of those that are meant, as names of columns and rows."""
-        names = ["partition", "offset", "origin", "key", "reason", "slice", "left out", "detail"]
+        names = ["partition", "offset", "origin", "key", "reason", "rule", "slice", "left out", "detail"]
         shown = sorted(self.waiting.items(), key=lambda item: (item[1].partition, item[1].offset))[:SAMPLES]
         return names, [
             [
                 *(str(one.partition), str(one.offset), _format_origin(origin)),
-                *(one.key, one.reason, one.slice_key, one.left_out, one.detail),
+                *(one.key, one.reason, one.rule or "", one.slice_key, one.left_out, one.detail),
             ]
             for origin, one in shown
         ]
@@ -251,7 +267,13 @@ def read_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice
         elif _is_erased(message, envelope, erased):
             gone.add(envelope.origin)
         else:
-            chosen = choice.matches(envelope.reason, [envelope.slice_key], extract_key(message), message.timestamp()[1])
+            chosen = choice.matches(
+                envelope.reason,
+                envelope.rule,
+                [envelope.slice_key],
+                extract_key(message),
+                message.timestamp()[1],
+            )
             waiting[envelope.origin] = _build_parked_record(message, envelope), chosen
     ended = _load_ended_origins(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
@@ -283,6 +305,7 @@ def _build_parked_record(message: Message, envelope: Envelope) -> ParkedRecord:
         key=(extract_key(message) or b"").decode("utf-8", "replace"),
         left_out="" if envelope.reference is None else ",".join(envelope.reference.left_out),
         reclaims=envelope.reclaims,
+        rule=envelope.rule,
     )
 
 

@@ -50,6 +50,7 @@ class DlqRecord:
         slice_key: the slice that rejected it the last time.
         next_topic: the topic that this slice published it to.
         reason: reason of that rejection.
+        rule: the rule or check that refused the record; None where another reason did.
         key: the record's key.
         published_at: when it was published the last time, in UTC.
         number: how often it was reclaimed before.
@@ -59,6 +60,7 @@ class DlqRecord:
     slice_key: str
     next_topic: str
     reason: str
+    rule: str | None
     key: bytes | None
     published_at: datetime
     number: int
@@ -106,13 +108,14 @@ class RecordsOnDlq:
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The first of those that are meant, as names of columns and rows."""
-        names = ["origin", "key", "reason", "on", "slice", "rejected by", "published"]
+        names = ["origin", "key", "reason", "rule", "on", "slice", "rejected by", "published"]
         shown = sorted(self.meant.items())[:SAMPLES]
         return names, [
             [
                 f"{origin.topic}[{origin.partition}]@{origin.offset}",
                 (one.key or b"").decode("utf-8", "replace"),
                 one.reason,
+                one.rule or "",
                 one.next_topic,
                 one.home,
                 one.slice_key,
@@ -240,7 +243,7 @@ def read_records_on_dlq(
         ledger: has the discards and the earlier reclaims.
         lake: has the tables with rejects and publications.
         stream: the declared stream.
-        choice: the selected reasons, slices, keys and times.
+        choice: the selected reasons, rules, slices, keys and times.
         most: at most this number, oldest first; None means all.
         on: only records last published to these topics; all if empty.
 
@@ -277,7 +280,7 @@ def _read_dlq_records(lake: Lake, stream: Stream) -> dict[Origin, DlqRecord]:
     homes = f"SELECT slice AS home, {_ORIGIN} FROM rejects WHERE {origin_condition} AND starts_with(slice, '{topic}@')"
     rows = query_all(
         opened,
-        f"{build_left_over_clause(opened, origin_condition, more=('reason', 'key'))}, homes AS ({homes}) "
+        f"{build_left_over_clause(opened, origin_condition, more=('reason', 'rule', 'key'))}, homes AS ({homes}) "
         f"SELECT l.*, h.home FROM left_over l JOIN homes h ON {build_origin_condition('l', 'h')} WHERE l.published",
     )
     return {Origin.from_row(row): _build_dlq_record(row) for row in rows}
@@ -313,6 +316,7 @@ def _build_dlq_record(row: Mapping[str, Any]) -> DlqRecord:
         slice_key=row["slice"],
         next_topic=row["next_topic"],
         reason=row["reason"],
+        rule=row["rule"],
         key=None if key is None else bytes(key),
         published_at=row["published_at"],
         number=row[NUMBER],
@@ -338,4 +342,4 @@ def _select_records(
 
 def _matches_selection(choice: ParkedSelection, one: DlqRecord) -> bool:
     at_ms = int(one.published_at.timestamp() * 1000)
-    return choice.matches(one.reason, [one.home, one.slice_key], one.key, at_ms)
+    return choice.matches(one.reason, one.rule, [one.home, one.slice_key], one.key, at_ms)

@@ -75,8 +75,8 @@ class LedgerPart:
     Args:
         database: the ledger's.
 
-    Every method may raise DependencyUnavailableError: the database cannot be reached or stayed locked; nothing was
-    written.
+    Every method may raise DependencyUnavailableError: the database cannot be reached or stayed locked; or
+    LedgerRefusedError: it refuses a value. Nothing was written.
     """
 
     def __init__(self, database: Database) -> None:

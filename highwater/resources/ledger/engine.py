@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from highwater.batching import split_by_count
-from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError, LedgerRefusedError
 
 # SQLite takes 32,766 parameters in a statement, and some builds 999.
 KEYS_PER_STATEMENT = 500
@@ -155,6 +155,10 @@ def translate_errors(engine: Engine) -> Iterator[None]:
 
 # SQLite's words where waiting does not help.
 _UNUSABLE = ("readonly", "unable to open", "not a database", "malformed", "permission denied")
+# The errors that the same statement meets again: of a value, of the statement's text, of what the server cannot do.
+_REFUSALS = (sa.exc.DataError, sa.exc.ProgrammingError, sa.exc.NotSupportedError)
+# SQLSTATE 54: a value is beyond a limit of the server, such as the size of an index's row; an `OperationalError`.
+_LIMIT_EXCEEDED = "54"
 
 
 def _translate_error(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
@@ -176,6 +180,12 @@ def _translate_error(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
             found=reason,
             remedy="grant its rights (docs/deployment/postgresql.md), or let the owner run highwater ledger upgrade",
         )
+    if _is_refused(error):
+        return LedgerRefusedError(
+            f"the ledger {redact_url(engine.url)} refuses a value or a statement",
+            found=f"{type(error).__name__}: {reason}",
+            remedy="nothing was written: shorten or correct the value; if it is none of yours, report this as a defect",
+        )
     return DependencyUnavailableError(
         f"the ledger {redact_url(engine.url)} does not answer",
         found=reason,
@@ -187,6 +197,15 @@ def _is_schema_incomplete(error: SQLAlchemyError, reason: str) -> bool:
     """Whether a table or a column is missing; a server that lacks the whole database says so in another error."""
     absent = isinstance(error, sa.exc.ProgrammingError) and "does not exist" in reason
     return absent or "no such column" in reason or "no such table" in reason
+
+
+def _is_refused(error: SQLAlchemyError) -> bool:
+    """Whether the database, or the type of a column, refuses a value or the statement, so that a retry cannot help."""
+    if isinstance(error, DBAPIError):
+        is_over_limit = str(getattr(error.orig, "pgcode", None)).startswith(_LIMIT_EXCEEDED)
+        return (isinstance(error, _REFUSALS) or is_over_limit) and not error.connection_invalidated
+    # A value that cannot be converted for its column; nothing was sent.
+    return isinstance(error, sa.exc.StatementError) and isinstance(error.orig, TypeError | ValueError)
 
 
 def _extract_first_line(error: SQLAlchemyError) -> str:

@@ -230,7 +230,7 @@ class Receiver(BaseHTTPRequestHandler):
         server.heard.append((self.headers["Content-Type"], json.loads(body)))
         status = next((code for word, code in server.refuses.items() if word.encode() in body), server.status)
         self.send_response(status)
-        self.send_header("Location", "/")
+        self.send_header("Location", server.location)
         self.end_headers()
 
     def do_GET(self) -> None:
@@ -245,7 +245,7 @@ class Receiver(BaseHTTPRequestHandler):
 @pytest.fixture
 def receiver() -> Iterator[Any]:
     server: Any = HTTPServer((LOOPBACK, 0), Receiver)
-    server.heard, server.status, server.refuses = [], 200, {}
+    server.heard, server.status, server.refuses, server.location = [], 200, {}, "/"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -267,10 +267,36 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
         post(f"http://{LOOPBACK}:{free_port()}/planted-secret", {})
     with pytest.raises(ConfigurationError) as strange:
         post("file:///planted-secret", {})
-    with pytest.raises(DependencyUnavailableError) as odd:
+    with pytest.raises(ConfigurationError, match="no HTTP address") as odd:
         post(f"http://{LOOPBACK}/planted secret", {})
     messages.append(str(odd.value) + repr(odd.value.__cause__))
     assert not any("planted" in text for text in [*messages, str(caught.value), str(strange.value)])
+
+
+def test_a_receiver_that_moved_for_good_is_a_permanent_error(receiver: Any) -> None:
+    """It was tried for ever as one that does not answer, and nobody learned the new address."""
+    url = f"http://{LOOPBACK}:{receiver.server_port}/planted-secret"
+    here = f"http://{LOOPBACK}:{receiver.server_port}"
+    targets = {"https://u:planted@new.example:8443/planted?x": "https://new.example:8443", "/planted": here}
+    for location, shown in targets.items():
+        receiver.location = location
+        for receiver.status, error in (
+            (301, ConfigurationError),
+            (308, ConfigurationError),
+            (302, DependencyUnavailableError),
+            (303, DependencyUnavailableError),
+            (307, DependencyUnavailableError),
+        ):
+            with pytest.raises(error) as caught:
+                post(url, {})
+            assert caught.value.found == f"status {receiver.status}, redirect to {shown}"
+            assert "planted" not in str(caught.value)
+            assert ("set HIGHWATER_ALERTS_URL to the new address" in caught.value.remedy) == (
+                error is ConfigurationError
+            )
+    receiver.status, receiver.location = 301, "http://[broken"
+    with pytest.raises(ConfigurationError, match="redirect to no address"):
+        post(url, {})
 
 
 def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(

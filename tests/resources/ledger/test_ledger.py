@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,12 +23,14 @@ from highwater.errors import (
     DependencyUnavailableError,
     InconsistentRecordError,
     LeaseHeldError,
+    LedgerRefusedError,
     UnknownSliceError,
 )
 from highwater.gaps import Gaps
 from highwater.plans import Generation, Loss, PublicationRecord
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.leases import Lease
+from highwater.resources.ledger.schema import slices
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.support import BOUNDED
 
@@ -308,6 +310,34 @@ def test_a_file_that_is_no_database_is_a_fault_of_configuration(tmp_path: Path) 
 
 
 SECRET = "hunter2-secret"
+
+
+def test_a_value_that_the_driver_refuses_is_no_outage(ledger: Ledger) -> None:
+    """It was an outage: it was tried for ever, and its remedy named locks and servers."""
+    with pytest.raises(LedgerRefusedError, match="ProgrammingError") as caught, ledger.database.writing() as connection:
+        connection.execute(sa.text("INSERT INTO slices (stream) VALUES (:value)"), {"value": object()})
+    assert caught.value.__cause__ is None, "the chain would repeat statement and address"
+
+
+def test_a_value_of_another_type_than_its_column_is_no_outage(ledger: Ledger) -> None:
+    with pytest.raises(LedgerRefusedError, match="not JSON serializable"), ledger.database.writing() as connection:
+        connection.execute(sa.insert(slices), {"slice_key": "k", "ranges": object()})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["value too long", "out of range", "maximum size", "cannot"])
+def test_a_value_that_no_column_holds_is_no_outage(postgresql: Callable[[], str], fault: str) -> None:
+    statements = {
+        "value too long": "INSERT INTO topics (stream) VALUES (repeat('x', 300))",
+        "out of range": f"SELECT {2**40}::integer",
+        # An OperationalError: the row of an index is too large.
+        "maximum size": "CREATE TEMP TABLE t (x TEXT PRIMARY KEY); "
+        "INSERT INTO t SELECT string_agg(md5(n::text), '') FROM generate_series(1, 1000) n",
+        # A NotSupportedError.
+        "cannot": "CREATE TEMP TABLE t (x INTEGER); ALTER TABLE t ALTER COLUMN ctid SET DEFAULT 1",
+    }
+    with pytest.raises(LedgerRefusedError, match=fault), Ledger(postgresql()).database.writing() as connection:
+        connection.exec_driver_sql(statements[fault])
 
 
 @pytest.mark.parametrize(
