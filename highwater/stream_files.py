@@ -176,12 +176,12 @@ def _describe_file(file: Path) -> str:
 
 def _ensure_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
     taken = {"name": {other.name}, "topic": {*other.all_topics}}
-    # Another stream may read what one publishes; two that write to one topic would mix their orders.
-    taken["topic to publish to"] = {other.publishes.topic} if other.publishes else set()
+    # Another stream may read what one publishes; two that write to one topic would mix their records.
+    taken["topic to publish to"] = {*other.published_topics}
     mine_by_kind = {
         "name": (stream.name,),
         "topic": stream.all_topics,
-        "topic to publish to": (stream.publishes.topic,) if stream.publishes else (),
+        "topic to publish to": stream.published_topics,
     }
     for what, mine in mine_by_kind.items():
         for value in mine:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ForwardRef, Literal, Union, get_args, get_ori
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, ValidationError, create_model
 from pydantic import Field as Member
+from yaml.constructor import ConstructorError
 
 from highwater.declaration import Stream
 from highwater.errors import DeclarationError
@@ -28,6 +29,23 @@ _DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 # The tag of a union's members that are no dataclass.
 _PLAIN = "plain"
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses a mapping with a key twice, of which YAML itself takes the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """The mapping of a node.
+
+        Raises:
+            ConstructorError: a key is there twice.
+        """
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise ConstructorError(None, None, f"the key {key.value!r} is there twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 class _Model(BaseModel):
@@ -66,7 +84,7 @@ def load_yaml(file: Path) -> list[Stream]:
         DeclarationError: the file is no YAML, or attributes cannot be used. The message names the file and the field.
     """
     try:
-        documents = [one for one in yaml.safe_load_all(file.read_text()) if isinstance(one, dict)]
+        documents = [one for one in yaml.load_all(file.read_text(), _Loader) if isinstance(one, dict)]
     except (OSError, yaml.YAMLError) as error:
         raise DeclarationError(
             f"{file} cannot be read as YAML", found=str(error), remedy="fix the file, or take it out of the folder"

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.holds import find_obstacle
+from highwater.envelope import Origin
+from highwater.holds import HoldingRecords, find_obstacle
 from highwater.orchestration.sensing.ordered_processing import (
     take_turn,
 )
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules
+from highwater.resources.ledger import Ledger
 from tests.helpers.holding import LATER, NOON
 
 KEYS = [f"orders@{n:07d}" for n in range(8)]
@@ -140,3 +142,12 @@ def test_the_first_is_asked_for_again_and_again_a_held_one_every_ten_minutes() -
         soon, due = (NOON + timedelta(minutes=wait, seconds=s) for s in (-1, 0))
         assert turn(lacking, runs, held=held, now=soon) == ([], set(), {"0", "1"})
         assert turn(lacking, runs, held=held, now=due) == (["0"], set(), {"1"})
+
+
+def test_a_hold_is_stored_whatever_its_record_is_named(either_url: str) -> None:
+    """PostgreSQL refused a NUL in the name of a member: no attempt ended, and nobody could release the slice."""
+    ledger, detail = Ledger(either_url), "no field is declared for a\0b"
+    found = HoldingRecords.with_trimmed_detail(1, Origin("orders", 0, 0, 7), "schema", detail)
+    ledger.holds.note("orders", KEYS[0], found, NOON)
+    [hold] = ledger.holds.read_open("orders")
+    assert hold.found.detail == "no field is declared for a\N{REPLACEMENT CHARACTER}b"

@@ -286,6 +286,21 @@ def test_records_refused_by_the_broker_end_like_records_known_to_be_too_large(tm
         assert last.detail.startswith(f"too large for {TIER}, {batch[2].size:,} bytes; why")
 
 
+def test_a_reject_of_a_tier_that_is_declared_no_more_is_parked(tmp_path: Path) -> None:
+    """Decided before the tier was taken out and sent after it, its slice failed with a KeyError in every run."""
+    transactions = FakeTransactions({PARKED: 20_000})
+    sending = a_sending(Lake(str(tmp_path)), transactions, 20_000)
+    sending.topics = {PARKED: sending.topics[PARKED]}
+    batch = [RejectToSend.from_envelope(an_envelope(), TIER, OriginalRecord(b"k", b"v", []))]
+    sending.send(batch, BEFORE, AFTER)
+    assert [[*notes] for notes in sending.__dict__["moved"]] == [[batch[0].envelope.origin]]
+    [_, ([record], mark)] = transactions.committed
+    assert (record.topic, record.value, mark) == (PARKED, b"v", AFTER)
+    found = open_envelope(record.headers)
+    assert found is not None
+    assert found.detail.startswith(f"{TIER} is declared no more; why")
+
+
 def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
     """Otherwise the same would be tried for ever."""
     one = OriginalRecord(b"k", b"v" * 50_000, [])

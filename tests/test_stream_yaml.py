@@ -151,6 +151,16 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
         load_streams(tmp_path)
 
 
+@pytest.mark.parametrize("twice", ["  topic: others\n", "  deletes: {field: a, field: b}\n"])
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, twice: str) -> None:
+    """YAML's own rule is that the last one counts: a stream silently read another topic."""
+    file = tmp_path / "defs.yaml"
+    file.write_text(ORDERS + twice)
+    with pytest.raises(DeclarationError, match="is there twice") as caught:
+        load_yaml(file)
+    assert f"line {len(ORDERS.splitlines()) + 1}," in str(caught.value)
+
+
 def test_a_folder_has_streams_of_both_kinds(tmp_path: Path) -> None:
     write(tmp_path / "small" / "defs.yaml", small())
     (tmp_path / "orders.py").write_text("from assets.streams.orders import STREAM\n")

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 
 # No longer place can be in a reference, so what fits with it fits with any.
 _LONGEST = Place("x" * 249, 2**31 - 1, 2**31 - 1, 2**63 - 1)
-_ORIGINS = (
-    "origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, too_large_for STRING"
-)
+_ORIGINS = "origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, note STRING"
 
 
 class EnvelopeTemplate:
@@ -140,7 +138,7 @@ class RejectSending:
             As `Transactions.commit`.
         """
         while True:
-            batch = self._reroute_oversized(batch, before)
+            batch = self._reroute(batch, before)
             records = self._build_records(batch)
             try:
                 return self.transactions.commit(records, after)
@@ -163,19 +161,24 @@ class RejectSending:
     def _can_send(self, one: RejectToSend) -> bool:
         if self._refused and (one.envelope.origin, one.topic) in self._refused:
             return False
-        return self._limits.can_send_whole(one.topic, one.size)
+        return one.topic in self.topics and self._limits.can_send_whole(one.topic, one.size)
 
-    def _reroute_oversized(self, batch: Sequence[RejectToSend], before: PublicationMark) -> Sequence[RejectToSend]:
+    def _reroute(self, batch: Sequence[RejectToSend], before: PublicationMark) -> Sequence[RejectToSend]:
         """The batch, with what its tier does not take on the parked topic; the table of rejects knows it first."""
         parked = self.work.stream.parked_topic
         moved = [one for one in batch if one.topic != parked and not self._can_send(one)]
         if not moved:
             return batch
         self.transactions.commit([], before)  # a fenced producer fails here, before the table changes
-        notes = {one.envelope.origin: f"too large for {one.topic}, {one.size:,} bytes; " for one in moved}
-        self._record_parked(notes)
-        self.work.log(f"{self.decision.key}: {len(moved):,} records are too large for their tier, and are parked")
+        self._record_parked(notes := {one.envelope.origin: self._describe_move(one) for one in moved})
+        self.work.log(f"{self.decision.key}: {len(moved):,} records are parked: {next(iter(notes.values()))[:-2]}")
         return [_to_parked_reject(one, parked, notes) for one in batch]
+
+    def _describe_move(self, one: RejectToSend) -> str:
+        """The reason why a record does not go to its tier, as the beginning of its detail."""
+        if one.topic not in self.topics:
+            return f"{one.topic} is declared no more; "
+        return f"too large for {one.topic}, {one.size:,} bytes; "
 
     def _record_parked(self, notes: Mapping[Origin, str]) -> None:
         """Write to rejects that these records go to the parked topic, and why."""
@@ -184,16 +187,14 @@ class RejectSending:
         work, path = self.work, self.work.lake.build_table_path(self.work.stream.name, rejects.TABLE)
         noted = work.spark.createDataFrame([(*origin, note) for origin, note in notes.items()], _ORIGINS)
         rows = read_table_version(work.spark, path, self.version).where(slice_is_one_of([self.decision.key]))
-        moved = F.col("too_large_for").isNotNull()
+        moved = F.col("note").isNotNull()
         rows = rows.join(F.broadcast(noted), [*ORIGIN], "left")
         rows = rows.withColumns(
             {
                 "next_topic": F.when(moved, F.lit(work.stream.parked_topic)).otherwise(F.col("next_topic")),
-                "detail": F.when(moved, F.concat("too_large_for", F.coalesce("detail", F.lit("")))).otherwise(
-                    F.col("detail")
-                ),
+                "detail": F.when(moved, F.concat("note", F.coalesce("detail", F.lit("")))).otherwise(F.col("detail")),
             }
-        ).drop("too_large_for")
+        ).drop("note")
         committed = CommittedSlices({self.decision.key: self.decision}, self.version)
         files = raw.compute_file_count([self.decision.rows or 0])
         with take_commit_turn(work, rejects.TABLE):

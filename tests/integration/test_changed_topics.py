@@ -153,6 +153,21 @@ def test_a_stream_under_another_name_is_reported_whose_the_topic_is(
     assert [slice_.ranges for slice_ in tick(EAGER).slices] == [{0: OffsetRange(5, 9)}]
 
 
+def test_a_stream_with_slices_does_not_plan_another_main_topic(tmp_path: Path) -> None:
+    """It did so without a word, and nobody read on in the former topic and its tiers."""
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    kafka: Any = FakeTopics(dict.fromkeys((EAGER.topic, *EAGER.dlq_topics, "orders.v2"), ("A", 5)))
+    planner, changed = Planner(ledger, kafka), replace(EAGER, topic="orders.v2")
+    assert ledger.topics.open_generation(Generation("orders", EAGER.topic, "A", 0, {0: 0}, NOW))
+    assert planner.tick(EAGER, NOW).slices
+    with pytest.raises(ConfigurationError, match="slices of another topic") as caught:
+        planner.tick(changed, NOW)
+    assert (caught.value.stored, caught.value.found) == ("topic orders", "topic orders.v2")
+    assert ledger.count_slices() == {("orders", "orders"): 1}
+    kafka.there["orders"] = ("A", 9)
+    assert planner.tick(EAGER, NOW).slices
+
+
 def test_a_name_that_planned_nothing_yet_may_be_changed(tmp_path: Path) -> None:
     kafka: Any = FakeTopics({"orders": ("A", 0)})
     planner = Planner(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), kafka)

@@ -16,14 +16,15 @@ import pytest
 
 from highwater import envelope
 from highwater.assets import dlq
-from highwater.declaration import OnReject
+from highwater.declaration import Accepted, OnReject
 from highwater.declaration_parts import ON_REJECT
 from highwater.envelope import MAX_COUNT, Envelope, Origin, add_envelope, open_envelope
 from highwater.erasing import Erasure, compute_digest
-from highwater.errors import ConfigurationError, RecordTooLargeError
+from highwater.errors import ConfigurationError, DeclarationError, RecordTooLargeError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.operations import redriving
 from highwater.orchestration.operations.parked import (
     Parked,
     ParkedRecord,
@@ -34,10 +35,11 @@ from highwater.orchestration.operations.parked import (
     redrive_or_discard,
     select_oldest,
 )
+from highwater.orchestration.reporting import doctor
 from highwater.orchestration.reporting.locating import locate
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim
-from highwater.resources.dlq_topics import ensure_dlq_topics
+from highwater.resources.dlq_topics import TopicShape, ensure_dlq_topics
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -349,7 +351,8 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     assert shown.exit_code == 0, shown.output
     assert "2 parked records match: 2 malformed" in shown.output
     assert "1 others wait" in shown.output
-    assert "a dry run" in shown.output
+    assert "a dry run: nothing was changed\nto do it, add --yes --by NAME\n" in shown.output
+    assert "to do it, add --yes --by NAME --because TEXT" in scene.run("discard-parked", "orders").output
     assert scene.run("redrive-parked", "orders", "--yes", "--by", "").exit_code == PERMANENT
     assert scene.run("discard-parked", "orders", "--yes", "--by", "ann").exit_code == PERMANENT
     discarded = scene.run(
@@ -508,3 +511,26 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     check_whole(bench)
     found_now = read_parked(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(found_now.waiting), found_now.ended) == (1, 2)
+
+
+def test_no_transactional_id_of_a_command_can_be_that_of_a_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`redrive-parked` of `orders` had the ID, and the mark, of whoever publishes to a topic `redrive.orders`."""
+    opened: list[str] = []
+
+    def refuse(_: object, name: str, *__: object, **___: object) -> None:
+        opened.append(name)
+        raise RecordTooLargeError("nothing is sent here", remedy="none")
+
+    for module in (redriving, doctor):
+        monkeypatch.setattr(module, "Transactions", refuse)
+    shape = TopicShape(1, 1, {"max.message.bytes": "1000"})
+    monkeypatch.setattr(redriving, "ensure_dlq_topics", lambda *_: {STREAM.tier_topics[0]: shape})
+    nothing = cast("Any", SimpleNamespace(open_kafka=lambda: None))
+    with pytest.raises(RecordTooLargeError):
+        next(redriving.redrive(nothing, nothing, STREAM, {(0, 0)}, {}, nothing))
+    with pytest.raises(RecordTooLargeError):
+        doctor._check_transactions(nothing, STREAM)
+    for name in opened:
+        with pytest.raises(DeclarationError, match="is no topic name"):
+            replace(STREAM, publishes=Accepted(name.removeprefix("highwater.pub.")))
+    assert len(opened) == 2

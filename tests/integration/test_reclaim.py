@@ -401,7 +401,7 @@ def test_the_command_and_the_job(taking: Reclaiming, tmp_path: Path, monkeypatch
     shown = CliRunner().invoke(main, ["reclaim", "orders", "--reason", "malformed"])
     assert shown.exit_code == 0, shown.output
     assert "1 records of 1 slices match: 1 malformed on orders.parked" in shown.output
-    assert "a dry run" in shown.output
+    assert "a dry run: nothing was recorded\nto do it, add --yes --by NAME --because TEXT\n" in shown.output
     assert CliRunner().invoke(main, ["reclaim", "orders", "--yes", "--by", "ann"]).exit_code == PERMANENT
     named = ["--limit", "1", "--yes", "--by", "ann", "--because", "a fixed rule", "--json"]
     done = json.loads(CliRunner().invoke(main, ["reclaim", "orders", *named]).output)

@@ -292,7 +292,14 @@ def test_records_waiting_on_a_recreated_topic_are_reported_as_lost(waits: Writte
     waits.ledger.topics.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW + timedelta(hours=1)))
     ends = waits.ends()
     assert (ends.waiting[TIER_TOPIC], ends.stranded, ends.error) == (0, {TIER_TOPIC: 6}, None)
-    assert [f"lost with {TIER_TOPIC}, to be reclaimed", "6"] in ends.rows
+    assert [f"not read from {TIER_TOPIC}, to be reclaimed", "6"] in ends.rows
+
+
+def test_records_waiting_on_a_tier_that_is_declared_no_more_are_to_be_reclaimed(waits: Written) -> None:
+    """The ends summed to less than was produced, and no text named the records."""
+    waits.ends()
+    ends = count_ends(waits.ledger, waits.lake, replace(STREAM, tiers=()))
+    assert (ends.waiting, ends.stranded, ends.error) == ({}, {TIER_TOPIC: 6}, None)
 
 
 def test_records_published_to_the_new_topic_wait(waits: Written) -> None:

@@ -20,6 +20,7 @@ from highwater.errors import DeclarationError
 from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.operator_jobs import build_operator_jobs
 from highwater.protobuf import compile_schema
 from highwater.schemas import Schema
 from highwater.sources import Key, Meta, Rest
@@ -104,6 +105,23 @@ def test_two_files_that_declare_one_topic_are_both_at_fault(declarations: Path) 
     found = read_streams(declarations)
     assert set(found.streams) == {"zebras"}
     assert sorted(file.name for file in found.faults) == ["copy.py", "orders.py"]
+
+
+@pytest.mark.parametrize("topic", ["z.dlq.1", "z.parked", "z.accepted"])
+def test_no_stream_publishes_to_a_topic_that_another_one_writes(declarations: Path, topic: str) -> None:
+    """A stream published its accepted events to the tier of another one, which took them for records to be retried."""
+    copied = f"STREAM = replace(ORDERS, name='copied', topic='c', publishes=replace(ORDERS.publishes, topic='{topic}'))"
+    declare(declarations, "copy.py", OTHER + copied)
+    others = (
+        "STREAM = replace(ORDERS, name='zebras', topic='z', publishes=replace(ORDERS.publishes, topic='z.accepted'))"
+    )
+    declare(declarations, "zebras.py", OTHER + others)
+    found = read_streams(declarations)
+    assert set(found.streams) == {"orders"}
+    assert [f"the topic to publish to '{topic}' is declared twice" in str(one) for one in found.faults.values()] == [
+        True,
+        True,
+    ]
 
 
 def test_one_file_declares_several_streams(declarations: Path) -> None:
@@ -267,6 +285,7 @@ def test_keys_of_any_type_are_declared(declared: Any) -> None:
         ({"limits": Limits(slices_per_run=0)}, "slices_per_run is 0, and must be 1 or more"),
         ({"limits": Limits(max_offsets=5, min_offsets=6)}, "min_offsets is 6, above max_offsets 5"),
         ({"alerts": Alerts(retries_late=timedelta(hours=-1))}, "retries_late is -1 day, 23:00:00, and cannot be"),
+        ({"name": "kafka"}, "the name is taken: assets of topics begin with kafka/"),
         ({"owner": "data-platform"}, "the owner 'data-platform' is neither a mail address nor team: and a name"),
     ],
 )
@@ -278,8 +297,17 @@ def test_a_declaration_that_contradicts_itself_or_what_reads_it_is_refused(
     with pytest.raises(DeclarationError) as caught:
         replace(ORDERS, **{**changes, "fields": fields})
     assert reported in str(caught.value)
-    assert "'orders'" in str(caught.value) or "topic" in changes
+    assert "'orders'" in str(caught.value) or changes.keys() & {"topic", "name"}
     assert "docs/streams.md" in caught.value.remedy
+
+
+def test_no_job_of_a_stream_has_the_name_of_a_job_of_operators() -> None:
+    """The stream `retry` had the job `retry_slice`: Dagster then refused the definitions of all streams."""
+    jobs = {job.name for job in build_operator_jobs({})}
+    taken = [name.removesuffix(end) for name in jobs for end in ("_slice", "_publish") if name.endswith(end)]
+    assert taken == ["retry"]
+    with pytest.raises(DeclarationError, match="its job would be retry_slice, which is a job of operators"):
+        replace(ORDERS, name="retry")
 
 
 def test_boundary_values_are_accepted() -> None:

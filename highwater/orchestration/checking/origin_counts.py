@@ -46,8 +46,8 @@ class OriginEnds:
         twice: rows in events beyond one for each origin; anything but 0 is an error.
         tombstones: records without a value.
         waiting: by tier the origins that were published to it and not accepted since.
-        stranded: by tier those that were published to it before it lost records, and that it reads no more; tiers
-            without any are left out.
+        stranded: by tier those that were published to it before it lost records, or before the stream declared it no
+            more, and that are not read from it; tiers without any are left out.
         parked: origins that wait for a person.
         discarded: origins that a person discarded; none of them is accepted later.
         reclaimed: origins that were reclaimed from the DLQ, and are not reprocessed yet.
@@ -90,7 +90,7 @@ class OriginEnds:
             "accepted": self.accepted,
             "tombstones": self.tombstones,
             **{f"waiting on {tier}": count for tier, count in self.waiting.items()},
-            **{f"lost with {tier}, to be reclaimed": count for tier, count in self.stranded.items()},
+            **{f"not read from {tier}, to be reclaimed": count for tier, count in self.stranded.items()},
             "parked": self.parked,
             "discarded": self.discarded,
             "reclaimed, not reprocessed yet": self.reclaimed,
@@ -140,13 +140,22 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> OriginEnds:
             if key in settled
         ),
         waiting={tier: rejected[tier, True] - stranded.get(tier, 0) for tier in stream.tier_topics},
-        stranded=stranded,
+        stranded={**stranded, **_select_undeclared(stream, rejected)},
         parked=rejected[stream.parked_topic, True],
         discarded=discarded.total(),
         reclaimed=reclaimed.total(),
         unpublished=sum(count for (_, published), count in rejected.items() if not published),
         undecided=sum(count_records(slice_commit) for key, slice_commit in read.items() if key not in settled),
     )
+
+
+def _select_undeclared(stream: Stream, rejected: Mapping[tuple[str, bool], int]) -> dict[str, int]:
+    """By tier that the stream declares no more the origins that were published to it."""
+    return {
+        topic: count
+        for (topic, published), count in rejected.items()
+        if published and count and topic not in stream.dlq_topics
+    }
 
 
 def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool = False) -> int:

@@ -15,6 +15,7 @@ from highwater.orchestration.cli.terminal import (
     by_option,
     deployment_of,
     dry_run_option,
+    print_needed_options,
     print_result,
 )
 from highwater.orchestration.dagster_home import dagster_instance
@@ -65,6 +66,7 @@ def erase(
     plain |= {"rows": {name: dict(counts) for name, counts in found.rows.items()}}
     plain |= {"erased": [*found.done], "later": dict(found.later)}
     print_result(plain, lines, as_json=as_json, table=found.table)
+    print_needed_options("--yes --by NAME --because TEXT", dry_run=dry_run, as_json=as_json)
     if not dry_run and found.later:
         raise TemporaryError(
             "the key is not erased everywhere yet",

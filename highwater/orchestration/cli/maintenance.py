@@ -11,6 +11,7 @@ from highwater.orchestration.cli.terminal import (
     as_json_option,
     deployment_of,
     dry_run_option,
+    print_needed_options,
     print_result,
 )
 from highwater.orchestration.dagster_home import dagster_instance
@@ -47,6 +48,7 @@ def maintain(deployment: Deployment, *, stream: str, dry_run: bool, as_json: boo
     plain |= {"retention": report.retained and report.retained.to_plain()}
     table = [*_NAMES], [_build_row(one.row) for one in report.tables]
     print_result(plain, report.lines, as_json=as_json, table=table)
+    print_needed_options("--yes", dry_run=dry_run, as_json=as_json)
 
 
 def _build_row(row: dict[str, object]) -> list[str]:
@@ -80,3 +82,4 @@ def recall_keys(deployment: Deployment, *, stream: str, first: str, last: str, d
         now = datetime.now(UTC)
         keys = recall(instance, deployment.open_ledger(), declared, first, last, now, lines.append, dry_run=dry_run)
     print_result({"stream": stream, "done": not dry_run, "keys": keys}, lines, as_json=as_json)
+    print_needed_options("--yes", dry_run=dry_run, as_json=as_json)

@@ -18,6 +18,7 @@ from highwater.orchestration.cli.terminal import (
     by_option,
     deployment_of,
     dry_run_option,
+    print_needed_options,
     print_result,
 )
 from highwater.orchestration.deployment import Deployment
@@ -126,6 +127,7 @@ def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Pa
     )
     plain = {"stream": stream, "done": not options["dry_run"], "meant": found.to_plain(), "slices": found.slices}
     print_result(plain, lines, as_json=as_json, table=found.table)
+    print_needed_options("--yes --by NAME --because TEXT", dry_run=options["dry_run"], as_json=as_json)
 
 
 def _redrive_or_discard(
@@ -144,6 +146,8 @@ def _redrive_or_discard(
     )
     plain = {"stream": stream, "done": not options["dry_run"], "meant": _to_plain(found)}
     print_result(plain, lines, as_json=as_json, table=found.table)
+    reason = "" if options["because"] is None else " --because TEXT"
+    print_needed_options(f"--yes --by NAME{reason}", dry_run=options["dry_run"], as_json=as_json)
 
 
 def _convert_to_utc(moment: datetime | None) -> datetime | None:

@@ -15,6 +15,7 @@ from highwater.orchestration.cli.terminal import (
     dry_run_option,
     print_json,
     print_lines,
+    print_needed_options,
     print_result,
     print_table,
 )
@@ -44,6 +45,7 @@ def rebuild_ledger(deployment: Deployment, *, stream: str, dry_run: bool, as_jso
     found = rebuild_from_lake(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run)
     plain = {"stream": stream, "written": not dry_run, "slices": [slice_.key for slice_ in found.slices]}
     print_result({**plain, "unread": [*found.unread]}, lines, as_json=as_json)
+    print_needed_options("--yes", dry_run=dry_run, as_json=as_json)
 
 
 @click.command("rebuild-current", cls=OperatorCommand)
@@ -72,6 +74,7 @@ def rebuild_current(deployment: Deployment, *, stream: str, dry_run: bool, as_js
     if found.samples:
         print_table(*build_difference_table(found))
     print_lines(lines[len(found.lines) :])
+    print_needed_options("--yes", dry_run=dry_run and not found.none, as_json=as_json)
 
 
 @click.command("rebuild-all", cls=OperatorCommand)
@@ -100,6 +103,7 @@ def rebuild_all(deployment: Deployment, *, stream: str, dry_run: bool, by: str, 
     losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
     plain = {"stream": stream, "written": not dry_run, "copies": dict(found.copies), "losses": losses}
     print_result(plain, lines, as_json=as_json)
+    print_needed_options("--yes --by NAME", dry_run=dry_run, as_json=as_json)
 
 
 def _list_dagster_keys(stream: Stream) -> Sequence[str]:

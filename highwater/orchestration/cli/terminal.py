@@ -104,5 +104,11 @@ def print_decision(plain: Mapping[str, object], lines: Sequence[str], *, dry_run
     print_result({**plain, "done": not dry_run}, [*lines, *note], as_json=as_json)
 
 
+def print_needed_options(options: str, *, dry_run: bool, as_json: bool) -> None:
+    """After a dry run the options with which the same command acts."""
+    if dry_run and not as_json:
+        click.echo(f"to do it, add {options}")
+
+
 def _pad_cell(text: str, width: int) -> str:
     return text.rjust(width) if text.replace(",", "").isdigit() else text.ljust(width)

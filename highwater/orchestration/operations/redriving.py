@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from highwater.assets.dlq_marks import PREFIX, SEPARATOR
 from highwater.assets.parked_references import OriginalRecord, read_original
 from highwater.batching import split_by_size
 from highwater.envelope import Envelope, Place, add_envelope, open_envelope
@@ -109,7 +110,7 @@ def redrive(
         return
     topics, to = ensure_dlq_topics(kafka, stream, find_vanished_error), stream.tier_topics[0]
     size_limits = {topic: shape.max_message_bytes for topic, shape in topics.items()}
-    name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _NotSent()
+    name, sent, stay = f"{PREFIX}redrive{SEPARATOR}{stream.name}", 0, _NotSent()
     with Transactions(kafka, name, stream.parked_topic, most_bytes=min(size_limits.values())) as transactions:
         transactions.mark()
         limits = SizeLimits(size_limits, transactions.most_bytes, transactions.compresses)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from highwater import settings as names
+from highwater.assets.dlq_marks import PREFIX, SEPARATOR
 from highwater.errors import (
     ConfigurationError,
     DependencyUnavailableError,
@@ -292,7 +293,7 @@ def _check_transactions(deployment: Deployment, stream: Stream) -> str:
     The name is nobody's: to open that of a slice, or of the topic of accepted events, would fence who sends by it.
     """
     kafka = deployment.open_kafka()
-    with Transactions(kafka, f"highwater.pub.doctor.{stream.name}", stream.topic) as transactions:
+    with Transactions(kafka, f"{PREFIX}doctor{SEPARATOR}{stream.name}", stream.topic) as transactions:
         transactions.mark()
     return "transactional ids and groups that begin with highwater.pub. may be used"
 

@@ -83,7 +83,8 @@ class RestingStreams:
         self._at_rest = {
             name
             for name, rest in rests.items()
-            if context.now < rest.until
+            # A rest that begins later than now is from before the clock was set back.
+            if rest.since - CLOCKS <= context.now < rest.until
             and rest.revisions == _hash_revisions(self._revisions.get(name, ""))
             and (ran is not None and ran.get(name, rest.since - CLOCKS) <= rest.since - CLOCKS)
         }

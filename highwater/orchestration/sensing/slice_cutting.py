@@ -236,7 +236,8 @@ def _find_wait_reason(limits: Limits, planned: Planned, ready: int, now: datetim
     if ready == 0 or ready >= limits.min_offsets:
         return None
     since = planned.last.planned_at if planned.last else planned.generation.opened_at
-    left = limits.max_wait - (now - since)
+    # A plan from before a clock was set back may lie ahead of it: that is no time to wait for.
+    left = limits.max_wait - abs(now - since)
     if left.total_seconds() <= 0:
         return None
     return f"{ready} offsets wait for {limits.min_offsets}, {left.total_seconds():.0f} s more at the most"

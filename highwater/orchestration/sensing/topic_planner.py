@@ -19,6 +19,7 @@ from highwater.orchestration.sensing.topic_inspection import compare_with_plan
 from highwater.plans import Generation, Loss, Planned
 from highwater.resources.deleted_topics import read_state
 from highwater.resources.divergence_detection import read_fingerprints
+from highwater.routing import is_stream_topic
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -149,8 +150,8 @@ class Planner:
             TopicVanishedError: the topic was planned, and is not there any more.
             TopicAbsentError: the topic does not exist, and was never planned.
             TopicRecreatedError: the topic is not the one that was planned.
-            ConfigurationError: another stream planned the topic; or it was never planned, and yet its DLQ topics hold
-                records: the ledger was lost.
+            ConfigurationError: another stream planned the topic, or the stream planned another main topic; or it was
+                never planned, and yet its DLQ topics hold records: the ledger was lost.
             DependencyUnavailableError: Kafka or the ledger is unavailable; nothing was planned.
             TemporaryError: other planners were first, again and again.
         """
@@ -159,6 +160,8 @@ class Planner:
             look, divergence = None, SOUND
             if planned is not None:
                 state, divergence = compare_with_plan(self._kafka, stream, planned, state)
+            if planned is None and due is None:
+                _ensure_same_main_topic(self._ledger, stream)
             if planned is None or _can_decide(planned, state):
                 planned = self._begin_planning(stream, planned, state, now, dry_run=dry_run)
             if planned is None:
@@ -298,6 +301,22 @@ def _ensure_own(ledger: Ledger, stream: Stream) -> None:
             found=f"stream {stream.name}",
             remedy=f"declare it under the name {theirs.stream} again, which has its tables too; where both are "
             f"declared, give {stream.name} a topic of its own",
+        )
+
+
+def _ensure_same_main_topic(ledger: Ledger, stream: Stream) -> None:
+    """Ensure that a stream whose main topic was never planned planned no other one: nobody would read on in that.
+
+    Raises:
+        ConfigurationError: it did.
+    """
+    topics = sorted(topic for name, topic in ledger.count_slices() if name == stream.name)
+    if others := [topic for topic in topics if not is_stream_topic(stream, topic)]:
+        raise ConfigurationError(
+            f"stream {stream.name} has slices of another topic, which would not be read any further",
+            stored=f"topic {', '.join(others)}",
+            found=f"topic {stream.topic}",
+            remedy="declare the former topic again, and this one as a stream of another name",
         )
 
 

@@ -394,3 +394,5 @@ def test_the_command_reports_what_it_would_erase(world: World, tmp_path: Path) -
     assert reported == json.loads(by_digest.stdout)
     assert (reported["digest"], set(reported["rows"]), reported["erased"]) == (O1, {FIRST.key, world.second.key}, [])
     assert CliRunner().invoke(main, ["erase", "orders"], env=environment).exit_code == 2
+    in_words = CliRunner().invoke(main, ["erase", "orders", "--key", "o1"], env=environment)
+    assert in_words.output.endswith("nothing was erased\nto do it, add --yes --by NAME --because TEXT\n")

@@ -238,9 +238,10 @@ WAITING = replace(STREAM, limits=Limits(max_offsets=10, min_offsets=4, max_wait=
 
 @pytest.mark.parametrize(
     ("offsets", "seconds_ago", "slices"),
-    [(3, 29, 0), (3, 30, 1), (4, 0, 1), (0, 99, 0), (13, 0, 1), (14, 0, 2), (23, 99, 2)],
+    [(3, 29, 0), (3, 30, 1), (4, 0, 1), (0, 99, 0), (13, 0, 1), (14, 0, 2), (23, 99, 2), (3, -5, 0), (3, -3600, 1)],
 )
 def test_few_records_wait_until_the_longest_wait_is_over(offsets: int, seconds_ago: int, slices: int) -> None:
+    """After a clock was set back by an hour, few records waited for an hour."""
     before = planned({0: 0}, ordinal=6, ago=seconds_ago)
     result = cut_slices(WAITING, replace(before, ends={0: 0}), topic(led(0, offsets)), NOON)
     assert len(result.slices) == slices

@@ -381,6 +381,12 @@ def test_an_idle_stream_rests_until_something_changes(
     ours.tick("planner")
     assert visited() == everything, "slices were planned"
     assert visited() == ["s002"]
+    streams = Cursor.parse(ours.cursors["repair"]).streams
+    rest, ahead = resting_rounds.RestingStream.parse(streams["s000"]), timedelta(hours=1)
+    assert rest is not None
+    moved = replace(rest, since=rest.since + ahead, until=rest.until + ahead).to_cursor()
+    ours.cursors["repair"] = Cursor(streams={**streams, "s000": moved}).to_json()
+    assert visited() == ["s000", "s002"], "the clock was set back by an hour since the rest began"
     run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
     ours.instance.add_run(run)
     assert visited() == ["s001", "s002"], "a run began or ended"
