@@ -31,6 +31,7 @@ from highwater.tiling import detect_tiling_faults
 from tests.conftest import create_topic
 from tests.helpers.commits import store_raw
 from tests.helpers.scene import Scene
+from tests.helpers.support import read_messages
 
 if TYPE_CHECKING:
     from highwater.orchestration.checking.check_rules import CheckResult
@@ -155,16 +156,8 @@ class Real:
 
     def read(self, slice_: Slice, *, without: int | None = None) -> list[int]:
         """What a consumer of its own sees of the slice goes into raw; returns the offsets."""
-        from confluent_kafka import Consumer, TopicPartition
-
-        settings = {"group.id": "plain", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
-        consumer = Consumer({"bootstrap.servers": self.scene.bootstrap, **settings})
-        consumer.assign([TopicPartition(self.scene.topic, 0, slice_.ranges[0].start)])
-        found: list[int] = []
-        while not (message := consumer.poll(60) or pytest.fail("nothing came")).error():
-            if message.offset() in slice_.ranges[0]:
-                found.append(message.offset() or 0)
-        consumer.close()
+        read = [message.offset() or 0 for message in read_messages(self.scene.bootstrap, self.scene.topic)]
+        found = [offset for offset in read if offset in slice_.ranges[0]]
         place = {"slice": slice_.key, "topic": self.scene.topic, "generation": 0, "partition": 0}
         store_raw(self.lake, slice_, [{**place, "offset": offset} for offset in found if offset != without])
         return found

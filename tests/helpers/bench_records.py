@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from highwater import envelope
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.slices import Slice
-from tests.helpers.support import Bench
+from tests.helpers.support import Bench, read_messages
 
 Headers = list[tuple[str, bytes | None]]
 
 
 def published(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes | None, Headers]]:
-    """Read all records of a topic with a plain consumer: partition, key, value, headers."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    settings = {"group.id": "foreign", "isolation.level": "read_committed", "enable.partition.eof": True}
-    consumer = Consumer({"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", **settings})
-    partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
-    found: list[tuple[int, bytes | None, bytes | None, Headers]] = []
-    ended: set[int | None] = set()
-    while len(ended) < len(partitions):
-        message = consumer.poll(60)
-        if message is None:
-            raise TimeoutError("the topic did not end within 10 s")
-        if message.error():
-            ended.add(message.partition())
-        else:
-            found.append((message.partition() or 0, message.key(), message.value(), _headers(message)))
-    consumer.close()
-    return found
+    """All records of a topic: partition, key, value, headers."""
+    found = read_messages(bootstrap, topic)
+    return [(one.partition() or 0, one.key(), one.value(), _headers(one)) for one in found]
 
 
 def _headers(message: Any) -> Headers:
@@ -42,11 +25,14 @@ def _headers(message: Any) -> Headers:
 
 
 def due(bench: Bench, tier: int = 1) -> tuple[Slice, ...]:
-    """Plan the tier when all that is in it now has waited long enough."""
-    time.sleep(1.2 * bench.stream.tiers[tier - 1].total_seconds() + 0.1)
-    return plan_tier(
-        bench.ledger, bench.kafka, bench.stream, bench.stream.tier_topics[tier - 1], datetime.now(UTC)
-    ).slices
+    """Plan the tier as at the moment when all that is in it now has waited long enough."""
+    return plan_due(bench, bench.stream.tier_topics[tier - 1])
+
+
+def plan_due(bench: Bench, topic: str) -> tuple[Slice, ...]:
+    """The same for any topic of retries. Nobody waits for the moment: the planner has its time from its caller."""
+    moment = datetime.now(UTC) + 1.2 * bench.stream.delays[topic] + timedelta(seconds=0.1)
+    return plan_tier(bench.ledger, bench.kafka, bench.stream, topic, moment).slices
 
 
 def ends(bench: Bench, table: str) -> Counter[tuple[str, int]]:

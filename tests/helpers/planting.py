@@ -30,15 +30,19 @@ def build_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     """Makes sound tables that nobody has looked at."""
 
     def made(copies: int = 1) -> World:
-        world = World(tmp_path, copies, STREAM)
-
-        def settings(*_: object) -> dict[str, Setting]:
-            return {"cleanup.policy": Setting(world.topics.cleanup_policy, "DYNAMIC_TOPIC_CONFIG")}
-
-        monkeypatch.setattr(gap_checks, "fetch_topic_settings", settings)
-        return world
+        return show_settings(World(tmp_path, copies, STREAM), monkeypatch)
 
     return made
+
+
+def show_settings(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Let the checks find the settings of the world's topics."""
+
+    def settings(*_: object) -> dict[str, Setting]:
+        return {"cleanup.policy": Setting(world.topics.cleanup_policy, "DYNAMIC_TOPIC_CONFIG")}
+
+    monkeypatch.setattr(gap_checks, "fetch_topic_settings", settings)
+    return world
 
 
 def look(world: World) -> World:

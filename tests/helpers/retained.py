@@ -31,7 +31,7 @@ from highwater.retention import (
     AGED_FROM,
 )
 from highwater.slice_commits import SliceCommit
-from tests.helpers.world import NOON, STREAM, World
+from tests.helpers.world import NOON, STREAM, World, write_world
 
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(list_group_names=list))
@@ -54,8 +54,6 @@ class Step:
         self.world, self.dies, self.stream = world, "", STORED
         self.meanwhile: Callable[[], object] = lambda: None
         self.instance = dg.DagsterInstance.ephemeral()
-        for _ in range(2):  # those that the tables have
-            world.ledger.allocate_attempts(world.keys)
         monkeypatch.setattr(gap_checks, "fetch_topic_settings", lambda *_: None)
         monkeypatch.setattr(maintenance, "_maintain_table", lambda task: task)
         monkeypatch.setattr(raw_expiry, "_commit", self.commit)
@@ -125,16 +123,19 @@ class Step:
         self.instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
 
 
-def make_world(tmp_path: Path) -> World:
-    made = World(tmp_path)
-    made.write()
+def make_looked(folder: Path) -> World:
+    """Sound tables, whose gaps were looked at while all rows are there."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = write_world(folder, patch)
+        for _ in range(2):  # those that the tables have
+            made.ledger.allocate_attempts(made.keys)
+        assert made.red() == {}
     return made
 
 
 @contextmanager
 def open_step(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
     made = Step(world, monkeypatch)
-    assert world.red() == {}, "the gaps are looked at while all rows are there"
     yield made
     made.instance.dispose()
 

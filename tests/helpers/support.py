@@ -39,6 +39,7 @@ from highwater.tables import select_stages
 if TYPE_CHECKING:
     import dagster as dg
     import pytest
+    from confluent_kafka import Message as KafkaMessage
     from pyspark.sql import SparkSession
 
     from dev.spark_connect import SparkConnect
@@ -135,16 +136,8 @@ class Bench:
 
     def copy(self, home: Path) -> Bench:
         """The same topic and slices with copies of lake and ledger below `home`, for a test that changes them."""
-        from highwater.resources.lake import Lake
-        from highwater.resources.ledger import Ledger
-
-        ours = Path(self.lake.root).parent
-        shutil.copytree(self.lake.root, home / "lake")
-        stored, copied = sqlite3.connect(ours / "ledger.sqlite"), sqlite3.connect(home / "ledger.sqlite")
-        with closing(stored), closing(copied):
-            stored.backup(copied)
-        ledger = Ledger(f"sqlite:///{home / 'ledger.sqlite'}")
-        return replace(self, lake=Lake(str(home / "lake")), ledger=ledger, log=[])
+        lake, ledger = copy_stores(self.lake, home)
+        return replace(self, lake=lake, ledger=ledger, log=[])
 
     def work(self, *slices: Slice, **changes: Any) -> Work:
         opened = self.spark, self.lake, self.ledger, self.kafka
@@ -215,6 +208,18 @@ class Bench:
         return sum("highwater" in (commit.get("userMetadata") or "") for commit in history)
 
 
+def copy_stores(lake: Lake, home: Path) -> tuple[Lake, Ledger]:
+    """Copies below `home` of a lake and of the ledger beside it."""
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+    ours = Path(lake.root).parent / "ledger.sqlite"
+    shutil.copytree(lake.root, home / "lake")
+    with closing(sqlite3.connect(ours)) as stored, closing(sqlite3.connect(home / "ledger.sqlite")) as copied:
+        stored.backup(copied)
+    return Lake(str(home / "lake")), Ledger(f"sqlite:///{home / 'ledger.sqlite'}")
+
+
 def make_bench(topic: str, bootstrap: str, spark: SparkSession, home: Path) -> Bench:
     """The stream `orders` on a topic, with lake and ledger below `home`."""
     from highwater.resources.kafka import Kafka
@@ -249,8 +254,8 @@ def read_rows(path: str, where: str | None = None) -> list[dict[str, Any]]:
     return [dict(row) for row in pa.table(result).to_pylist()]
 
 
-def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
-    """Every committed record of a topic: (partition, offset) → (key, value), by a plain consumer."""
+def read_messages(bootstrap: str, topic: str) -> list[KafkaMessage]:
+    """Every committed record of a topic, by a plain consumer."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -266,7 +271,7 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
     )
     partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
-    found: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
+    found: list[KafkaMessage] = []
     ended: set[int] = set()
     while len(ended) < len(partitions):
         message = consumer.poll(60)
@@ -275,9 +280,15 @@ def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes 
         if message.error():
             ended.add(message.partition() or 0)
         else:
-            found[message.partition() or 0, message.offset() or 0] = (message.key(), message.value())
+            found.append(message)
     consumer.close()
     return found
+
+
+def read_topic(bootstrap: str, topic: str) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
+    """Every committed record of a topic: (partition, offset) → (key, value)."""
+    found = read_messages(bootstrap, topic)
+    return {(one.partition() or 0, one.offset() or 0): (one.key(), one.value()) for one in found}
 
 
 def read_committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:

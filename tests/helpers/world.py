@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -36,7 +37,7 @@ from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.commits import commit_current
 from tests.helpers.plain_minutes import compute_minute, compute_minutes
-from tests.helpers.support import make_stream, order, with_milliseconds
+from tests.helpers.support import copy_stores, make_stream, order, with_milliseconds
 
 if TYPE_CHECKING:
     import pytest
@@ -386,6 +387,14 @@ class World:
         if table in COLUMNS:
             return schema_of(COLUMNS[table])
         return publication_log.build_schema() if table == "published" else minute_rows.build_schema(self.stream)
+
+    def copy(self, folder: Path) -> World:
+        """The same tables with copies of lake and ledger, for a test that changes them."""
+        made = copy(self)
+        made.lake, made.ledger = copy_stores(self.lake, folder)
+        made.rows, made.slice_commits, made.topics = deepcopy((self.rows, self.slice_commits, self.topics))
+        made.minutes = deepcopy(self.minutes)
+        return made
 
     def check_slices(self, keys: Iterable[str] = ()) -> dict[str, dict[str, CheckResult]]:
         """Every check of these slices or of all, on the tables as they are now."""

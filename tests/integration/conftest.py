@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers.faults import Ours, make_held, make_soon
-from tests.helpers.planting import build_factory, look
+from tests.helpers.planting import build_factory, look, show_settings
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -52,7 +52,14 @@ def world(make_world: Callable[..., World]) -> World:
     return make_world()
 
 
+@pytest.fixture(scope="session")
+def shared_looked(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Sound tables, whose gaps were looked at; tests change copies of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        return look(build_factory(tmp_path_factory.mktemp("looked"), patch)())
+
+
 @pytest.fixture
-def looked(make_world: Callable[..., World]) -> World:
-    """Sound tables, whose gaps were looked at."""
-    return look(make_world())
+def looked(shared_looked: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Sound tables of the test's own, whose gaps were looked at."""
+    return show_settings(shared_looked.copy(tmp_path), monkeypatch)

@@ -217,6 +217,7 @@ def repaired(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
 # One slice, killed at each step that it comes to.
 STEPS = ("raw:read", "raw:files", "events:logged", "rejects:logged", "current:files")
+SERVER_STEPS = (STEPS[0], "raw:logged", *STEPS[1:])
 
 # Each slice is killed again and again on its way: 5 times in its read, 5 times with data files written and no entry in
 # the log, 5 times with the entry and no event in Dagster.
@@ -229,17 +230,21 @@ CHAINS = (
 )
 
 
-@series_of("chains", (("raw:read", "events:logged", "current:files"),), CHAINS)
-def test_only_the_connect_client_is_killed(series: Series, chains: Sequence[Sequence[str]]) -> None:
-    """The server goes on with what the dead client asked for."""
-    keys = planned(series, len(chains))
+@pytest.mark.long
+def test_only_the_connect_client_is_killed(series: Series) -> None:
+    keys = planned(series, len(CHAINS))
+    kill_clients(series, keys, CHAINS)
+    finished(series, keys)
+
+
+def kill_clients(series: Series, keys: Sequence[str], chains: Sequence[Sequence[str]]) -> None:
+    """Kill a client at each point of a slice's chain; the server goes on with what the dead client asked for."""
     for key, chain in zip(keys, chains, strict=False):
         for point in chain:
             found = series.killed([key], point=point, victim="client", tables=up_to(series.deployment, key, point))
             ensure_reached(series.deployment, key, point, found)
             # What it began must not be the first to commit: the next one would take that over, short of its point.
             series.quiet()
-    finished(series, keys)
 
 
 def up_to(deployment: Deployment, key: str, point: str) -> tuple[str, ...]:
@@ -290,11 +295,24 @@ def ensure_nothing_committed(deployment: Deployment, key: str, point: str) -> No
     assert at != "files" or key not in deployment.slice_commits(table)
 
 
-@series_of("points", ("raw:logged",), (STEPS[0], "raw:logged", *STEPS[1:]))
-def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]) -> None:
-    """The clients live on: they fail or try again, on a server that starts again on the same port."""
+@pytest.mark.long
+def test_only_the_connect_server_is_killed(series: Series) -> None:
+    keys = planned(series, sum(point.startswith("raw:") for point in SERVER_STEPS))
+    kill_server(series, keys, SERVER_STEPS)
+    finished(series, keys)
+
+
+def test_connect_clients_and_the_server_are_killed_in_turn(series: Series) -> None:
+    """The short series, on one deployment."""
+    keys = planned(series, 2)
+    kill_clients(series, keys[:1], [("raw:read", "events:logged", "current:files")])
+    kill_server(series, keys[1:], ["raw:logged"])
+    finished(series, keys)
+
+
+def kill_server(series: Series, keys: Sequence[str], points: Sequence[str]) -> None:
+    """Kill the server at each point; its clients fail or try again, on one that starts again on the same port."""
     assert series.server is not None
-    keys = planned(series, sum(point.startswith("raw:") for point in points))
     # The surviving client does not commit a table again: a slice for each point of raw.
     for number, point in enumerate(points):
         key = keys[sum(one.startswith("raw:") for one in points[: number + 1]) - 1]
@@ -310,7 +328,6 @@ def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]
             assert series.deployment.slice_commits("raw")[key]["attempt"] == 1, (
                 "the commit whose answer was lost was repeated"
             )
-    finished(series, keys)
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ The headers are bytes as those systems write them: Kafka Connect and Kafka Strea
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +23,6 @@ from highwater.foreign import MainLog, NamedOrigin, parse_foreign_origin, resolv
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.plan_status import read_stream_status
-from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.stream_ticks import select_tiers_to_plan
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.dlq_topics import ensure_dlq_topics
@@ -33,6 +31,7 @@ from highwater.routing import build_stream_of_topic as asked
 from highwater.routing import build_tier_stream, find_destination, find_tier, format_topic_option
 from highwater.slices import OffsetRange, Slice
 from tests.conftest import create_topic
+from tests.helpers.bench_records import plan_due
 from tests.helpers.foreign_records import (
     BAD,
     DELAY,
@@ -197,8 +196,7 @@ def publish(bootstrap: str, topic: str, records: list[tuple[Message, int]]) -> N
 
 
 def due(bench: Bench, topic: str) -> Slice:
-    time.sleep(1.2 * bench.stream.delays[topic].total_seconds() + 0.1)
-    [slice_] = plan_tier(bench.ledger, bench.kafka, bench.stream, topic, datetime.now(UTC)).slices
+    [slice_] = plan_due(bench, topic)
     return slice_
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -39,7 +40,9 @@ def count_in_duckdb(path: str) -> int:
     return int(count)
 
 
+@cache
 def connected() -> duckdb.DuckDBPyConnection:
+    """One connection for all reads: to load the extension takes longer than a read."""
     connection = duckdb.connect()
     connection.execute(f"LOAD '{delta_extension()}'")
     return connection

@@ -171,10 +171,20 @@ def test_a_declaration_is_inferred_from_a_subject(
     assert "bills-value" in other.stderr, "the subjects that there are"
 
 
+UNKNOWN = [
+    *(("fetch_schema", schema_id) for schema_id in (0, 999_999, 2**31 - 1, 2**31, 2**32 - 1)),
+    ("fetch_latest_schema", "nobody-registered-this"),
+    # This registry gives no schema a GUID.
+    ("fetch_schema_by_guid", "5b9a4b3c-0000-4000-8000-000000000000"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("schema_id", [0, 999_999, 2**31 - 1, 2**31, 2**32 - 1])
-def test_an_id_that_the_registry_does_not_know_is_none(registry: SchemaRegistry, schema_id: int) -> None:
-    assert registry.fetch_schema(schema_id) is None
+@pytest.mark.parametrize(("method", "asked"), UNKNOWN)
+def test_a_schema_that_the_registry_does_not_know_is_none(
+    registry: SchemaRegistry, method: str, asked: int | str
+) -> None:
+    assert getattr(registry, method)(asked) is None
 
 
 @pytest.mark.slow
@@ -184,16 +194,6 @@ def test_an_unknown_schema_is_asked_for_again(client: SchemaRegistryClient, regi
     assert registry.fetch_schema(coming) is None
     assert register(client, "after", "AVRO", '{"type":"fixed","name":"After","size":1}') == coming
     assert registry.fetch_schema(coming) is not None
-
-
-@pytest.mark.slow
-def test_a_subject_that_the_registry_does_not_know_is_none(registry: SchemaRegistry) -> None:
-    assert registry.fetch_latest_schema("nobody-registered-this") is None
-
-
-@pytest.mark.slow
-def test_a_registry_without_guids_knows_none(registry: SchemaRegistry) -> None:
-    assert registry.fetch_schema_by_guid("5b9a4b3c-0000-4000-8000-000000000000") is None
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from highwater.resources.lake import Lake
 from highwater.slices import Slice
 from tests.helpers.commits import store_raw
 from tests.helpers.scene import Scene
+from tests.helpers.support import read_messages
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory
@@ -23,25 +24,18 @@ pytestmark = pytest.mark.slow
 
 def write_raw(lake: Lake, scene: Scene, slice_: Slice) -> list[dict[str, Any]]:
     """The rows of raw as a plain consumer reads them, with the slice's commit record; returns the records."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    settings = {"group.id": "plain", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
-    consumer = Consumer({"bootstrap.servers": scene.bootstrap, **settings})
-    consumer.assign([TopicPartition(scene.topic, 0, 0)])
-    rows: list[dict[str, Any]] = []
-    while not (message := consumer.poll(60) or pytest.fail("nothing came")).error():
-        rows.append(
-            {
-                "slice": slice_.key,
-                "partition": 0,
-                "offset": message.offset(),
-                "timestamp_ms": message.timestamp()[1],
-                "timestamp_type": 0,
-                "key": message.key(),
-                "value": message.value(),
-            }
-        )
-    consumer.close()
+    rows = [
+        {
+            "slice": slice_.key,
+            "partition": 0,
+            "offset": message.offset(),
+            "timestamp_ms": message.timestamp()[1],
+            "timestamp_type": 0,
+            "key": message.key(),
+            "value": message.value(),
+        }
+        for message in read_messages(scene.bootstrap, scene.topic)
+    ]
     store_raw(lake, slice_, rows)
     return rows
 

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.retained import Step, make_world, open_step
+from tests.helpers.retained import Step, make_looked, open_step
 from tests.helpers.world import World
 
 
+@pytest.fixture(scope="session")
+def shared_looked(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Sound tables, whose gaps were looked at; tests change copies of them."""
+    return make_looked(tmp_path_factory.mktemp("looked"))
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    """Sound tables."""
-    return make_world(tmp_path)
+def world(shared_looked: World, tmp_path: Path) -> World:
+    """Sound tables of the test's own."""
+    return shared_looked.copy(tmp_path)
 
 
 @pytest.fixture
