@@ -288,7 +288,7 @@ def test_records_refused_by_the_broker_end_like_records_known_to_be_too_large(tm
 
 def test_a_reject_of_a_tier_that_is_declared_no_more_is_parked(tmp_path: Path) -> None:
     """Decided before the tier was taken out and sent after it, its slice failed with a KeyError in every run."""
-    transactions = FakeTransactions({PARKED: 20_000})
+    transactions = FakeLimitedTransactions({PARKED: 20_000})
     sending = a_sending(Lake(str(tmp_path)), transactions, 20_000)
     sending.topics = {PARKED: sending.topics[PARKED]}
     batch = [RejectToSend.from_envelope(an_envelope(), TIER, OriginalRecord(b"k", b"v", []))]

@@ -68,9 +68,9 @@ class ParkedSelection:
     until: datetime | None = None
 
     def __post_init__(self) -> None:
-        if self.rules and (strange := sorted({*self.reasons} - {INVALID})):
+        if self.rules and (others := sorted({*self.reasons} - {INVALID})):
             raise ConfigurationError(
-                f"records that are rejected for {', '.join(strange)} have no rule",
+                f"records that are rejected for {', '.join(others)} have no rule",
                 stored=f"rules {', '.join(self.rules)}",
                 remedy=f"select rules alone or with the reason {INVALID}, and other reasons by a request of their own",
             )
