@@ -61,8 +61,7 @@ def _find_part_problem(part: FieldPart, named: Column, value: Column) -> Column:
 
     missing = F.when(absent, format_problem("is missing"))
     if not declared.nullable:
-        # Without a type of its own null counts as missing, like an absent value.
-        missing = missing.when(void, format_problem(f"is {'null' if declared.optional else 'missing'}"))
+        missing = missing.when(void, format_problem("is null"))
     unfit = F.when(~matches_type(part), F.concat(format_problem(f"is {declared.type}{_FOUND}"), _found(part)))
     if declared.type in CONTAINERS:
         rest = _find_inner_problem(part, named)

@@ -145,9 +145,9 @@ CASES: dict[str, Case] = {
         "json", '{"b": [1, 2.50, 1e-07], "a": null}', {"a": None, "b": [1, Decimal("2.5"), Decimal("1e-07")]}
     ),
     "a text as JSON": one("json", '"one"', "one"),
-    "null as JSON": one("json", "null", Malformed("field x is missing")),
+    "null as JSON": one("json", "null", Malformed("field x is null")),
     "missing": Case(Field("x", "string"), '{"y": 1}', Malformed("field x is missing")),
-    "null": one("string", "null", Malformed("field x is missing")),
+    "null": one("string", "null", Malformed("field x is null")),
     "absent and optional": Case(Field("x", "string", optional=True), '{"y": 1}', None),
     "null and only optional": one("string", "null", Malformed("field x is null"), optional=True),
     "null and nullable": one("string", "null", None, nullable=True),
@@ -171,7 +171,7 @@ CASES: dict[str, Case] = {
     "a path into the key": in_json(Key("id"), 1001, b'{"id":1001}'),
     "a path that the key has not": in_json(Key("id"), NO_ID, b'{"no":1}'),
     "a key that is a number in JSON": in_json(Key(), -7, b" -7 "),
-    "a key that is null in JSON": in_json(Key(), Malformed("field x (the record's key) is missing"), b"null"),
+    "a key that is null in JSON": in_json(Key(), Malformed("field x (the record's key) is null"), b"null"),
     "a key that is a text in JSON": in_json(Key(), "a\n", b'"a\\n"', "string"),
     "a key with half of a pair": in_json(
         Key(), Malformed("the key has half of a surrogate pair"), b'"\\ud83d"', "string"

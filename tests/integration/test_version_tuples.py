@@ -68,7 +68,7 @@ def test_the_highest_version_wins_whatever_the_order(bench: Bench) -> None:
     assert {key: row["x"] for key, row in bench.current().items()} == {"a": "newest"}
     assert sorted((row["reason"], row["detail"]) for row in bench.rows("rejects")) == [
         ("invalid", "pos is below 0, and a part of the version"),
-        ("malformed", "field pos is missing"),
+        ("malformed", "field pos is null"),
     ]
     work = bench.work()
     assert compare_with_events(work, RebuildSnapshot.take(work)).none
