@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from highwater.assets.work import SliceReport, Work
@@ -311,7 +312,9 @@ def take_commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -
     return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=wait)
 
 
-def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
+def ensure_table(
+    work: Work, table: str, columns: str, searched: Sequence[str], properties: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
 
     The intents that dead runs left open are closed, so that the caller's first read finds their records.
@@ -325,7 +328,7 @@ def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) 
         searched,
         partial(lock_commits, work, table),
         comment=COMMENTS.get(table),
-        properties=of_stream,
+        properties={**of_stream, **properties},
     )
     if absent and work.lake.catalog is not None:
         _register(work, table, work.lake.catalog)

@@ -162,16 +162,20 @@ def _build_comparable(work: Work, name: str) -> Column:
 
 
 def _compute_expected_rows(work: Work, look: RebuildSnapshot) -> DataFrame:
-    """The rows that `current` must hold: the winners among the events of all slices."""
+    """The rows that `current` must hold, with the declared columns."""
+    return _with_columns_of(work, _compute_winners(work, look))
+
+
+def _compute_winners(work: Work, look: RebuildSnapshot) -> DataFrame:
+    """The winners among the events of all slices, with all columns of events."""
     from pyspark.sql import functions as F
 
     rows = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, events.TABLE), look.version)
     known = work.spark.createDataFrame([(key,) for key in look.decisions], "slice STRING")
     expected_rows = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
     if "deleted" not in rows.columns:
-        return current.select_winners(_with_columns_of(work, expected_rows), "key")
-    won = current.select_winners(current.with_deleted_as_boolean(expected_rows), "key").where("NOT deleted")
-    return _with_columns_of(work, won.drop("deleted"))
+        return current.select_winners(expected_rows, "key")
+    return current.select_winners(current.with_deleted_as_boolean(expected_rows), "key").where("NOT deleted")
 
 
 def _read_stored_rows(work: Work) -> DataFrame:
@@ -185,7 +189,10 @@ def _read_stored_rows(work: Work) -> DataFrame:
 
 def _with_columns_of(work: Work, rows: DataFrame) -> DataFrame:
     """The rows with the declared columns: a field that was added has null in older rows."""
-    empty = work.spark.createDataFrame([], current.build_sql_columns(work.stream))
+    return _with_columns_like(work.spark.createDataFrame([], current.build_sql_columns(work.stream)), rows)
+
+
+def _with_columns_like(empty: DataFrame, rows: DataFrame) -> DataFrame:
     return empty.unionByName(rows, allowMissingColumns=True).select(*empty.columns)
 
 
@@ -220,11 +227,12 @@ def rebuild(work: Work) -> int:
 
 def replace_all(work: Work, look: RebuildSnapshot) -> int:
     """Commit the winners of all slices in place of the whole table; returns the version of the table."""
-    rows = _compute_expected_rows(work, look)
+    path = work.lake.build_table_path(work.stream.name, TABLE)
+    # The columns of the table: those of removed fields stay, with the values that events have.
+    rows = _with_columns_like(work.spark.read.format("delta").load(path).limit(0), _compute_winners(work, look))
     records = [CommitRecord(key, one.attempt, one.rows, batch="") for key, one in look.decisions.items()]
 
     def write(options: Mapping[str, str]) -> None:
-        path = work.lake.build_table_path(work.stream.name, TABLE)
         rows.write.format("delta").mode("overwrite").options(**options).save(path)
 
     with delta_errors(f"current of {work.stream.name}"), take_commit_turn(work, TABLE):

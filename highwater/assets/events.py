@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,15 +20,18 @@ from highwater.assets.schema_evolution import adapt_types, evolve
 from highwater.assets.slice_classification import classify_slices, read_raw_rows
 from highwater.assets.small_slices import interpret_if_small, list_classification_tables
 from highwater.assets.work import SliceReport, Work
-from highwater.errors import TemporaryError, UnbalancedError
+from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.retention import count_expired_rows, count_records
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
     from highwater.slices import Slice
 
 TABLE = "events"
+# Written as the table is created, so that events of different keys or versions never meet in `current`.
+KEY_PROPERTY = "highwater.key"
 ORIGIN_COLUMNS = (
     "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
     "origin_timestamp TIMESTAMP, origin_timestamp_ms BIGINT, attempt INT, retries INT, reclaims INT"
@@ -56,8 +60,8 @@ def build_sql_columns(stream: Stream) -> str:
 
 def select_searched_columns(stream: Stream) -> list[str]:
     """The columns whose file statistics let readers of events skip files."""
-    lacking = set() if stream.versioned else {"version"}
-    return [*[name for name in STATISTICS_COLUMNS if name not in lacking], *(["deleted"] if stream.deletes else [])]
+    # None of them is a boolean: Delta then refuses every change of the table's columns.
+    return [name for name in STATISTICS_COLUMNS if name != "version" or stream.versioned]
 
 
 def materialise(work: Work) -> list[SliceReport]:
@@ -75,13 +79,17 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         TemporaryError: raw of a slice is not there yet.
         UnbalancedError: rows of raw have expired, and the decision is gone too.
+        ConfigurationError: the stream declares another key or version than the table was created for.
         BreakerOpenError: the stream's breaker lets none of them be decided.
         RetractionError: an event that was sent to the accepted topic would be rejected; nothing was committed.
         SliceHeldError: records hold a slice; neither it nor what comes after it was committed.
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyUnavailableError: Spark, the lake or the reference table is unavailable; nothing was committed.
     """
-    ensure_table(work, TABLE, build_sql_columns(work.stream), select_searched_columns(work.stream))
+    key = format_key_and_version(work.stream)
+    searched = select_searched_columns(work.stream)
+    ensure_table(work, TABLE, build_sql_columns(work.stream), searched, {KEY_PROPERTY: key})
+    ensure_same_key_and_version(work.lake, work.stream)
     read = require_upstream_commits(work, raw.TABLE)
     work = evolve(work, read_raw_rows(work, work.slices, read.version), TABLE)
     adapt_types(work, TABLE, build_sql_columns(work.stream))
@@ -98,6 +106,31 @@ def materialise(work: Work) -> list[SliceReport]:
         ) as lease:
             found += _materialise(replace(work, slices=[slice_], before_commit=lease.check), read)
     return sorted(found, key=lambda report: work.keys.index(report.slice_.key))
+
+
+def format_key_and_version(stream: Stream) -> str:
+    """The declared key and version, as the property of the table has them."""
+    separator = stream.key_separator if len(stream.key) > 1 else ""
+    return json.dumps({"key": stream.key, "separator": separator, "version": stream.version_fields})
+
+
+def ensure_same_key_and_version(lake: Lake, stream: Stream) -> None:
+    """Ensure that the table's events have the declared key and version: in `current` only these replace each other.
+
+    Raises:
+        ConfigurationError: they have others.
+        DependencyUnavailableError: the lake could not be read.
+    """
+    stored = lake.open_existing_table(stream.name, TABLE).metadata().configuration.get(KEY_PROPERTY)
+    declared = format_key_and_version(stream)
+    if stored not in {None, declared}:
+        raise ConfigurationError(
+            f"stream {stream.name} declares another key or version than its events have",
+            stored=stored,
+            found=declared,
+            remedy="declare these again; with others declare a new stream under another name, on another topic or "
+            "instead of this one",
+        )
 
 
 def _group_slices(work: Work, main: Sequence[Slice]) -> list[Sequence[Slice]]:

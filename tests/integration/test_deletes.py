@@ -233,6 +233,22 @@ def test_a_stream_that_declares_deletes_later(bench: Bench) -> None:
     assert not bench.failing()
 
 
+def test_a_stream_with_deletes_gets_fields_and_wider_types(bench: Bench) -> None:
+    """Its table of events named a boolean column for statistics: Delta refused every added column, in every run."""
+    narrow = tuple(replace(field, type="integer") if field.name == "lsn" else field for field in FIELDS)
+    bench.stream = changes(bench.stream.topic, fields=narrow)
+    newest = change("b", 2**40, at="2026-03-01T11:00:00Z", more="x")
+    first, second, third = sent(
+        bench, [change("a", 1), change("b", 1)], [change("a", 2, "d")], [newest, change("a", 1)]
+    )
+    bench.materialise(first)
+    bench.materialise(second)
+    bench.stream = changes(bench.stream.topic, fields=(*FIELDS, Field("more", "string", optional=True)))
+    bench.materialise(third)
+    assert {key: (row["version"], row["more"]) for key, row in bench.current().items()} == {"b": (2**40, "x")}
+    assert not bench.failing()
+
+
 def test_without_a_version_a_stream_is_append_only(bench: Bench) -> None:
     """Every event is a row, there is no `current`, and no check misses it."""
     bench.stream = changes(bench.stream.topic, version=None, event_time=None, deletes=None, key=())

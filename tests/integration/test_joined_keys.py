@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
+from highwater.assets.events import KEY_PROPERTY, ensure_same_key_and_version, format_key_and_version
 from highwater.assets.parsing import build_key
-from tests.helpers.support import Bench, Message
+from highwater.declaration import Field
+from highwater.errors import ConfigurationError
+from highwater.resources.delta_rs_writes import create
+from highwater.resources.lake import Lake
+from tests.helpers.support import Bench, Message, order_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,3 +97,38 @@ def test_entities_whose_fields_hold_the_separator_stay_apart(bench: Bench) -> No
         4: "field account_id is null",
     }
     assert not bench.failing()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": ("payment_id", "account_id")},
+        {"key_separator": "-"},
+        {"key": ("payment_id",)},
+        {"version": "other"},
+    ],
+)
+def test_a_key_or_version_that_changes_after_the_first_slice_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """A key then had two rows in `current`, of which only one was ever replaced, and every new slice passed."""
+    lake, declared = Lake(str(tmp_path)), replace(PAYMENTS, fields=(*PAYMENTS.fields, Field("other", "long")))
+    path, properties = lake.build_table_path("payments", "events"), {KEY_PROPERTY: format_key_and_version(declared)}
+    create(path, pa.schema([("slice", pa.string())]), configuration=properties)
+    ensure_same_key_and_version(lake, replace(declared, fields=(*declared.fields, Field("more", "long"))))
+    with pytest.raises(ConfigurationError, match="another key or version than its events have"):
+        ensure_same_key_and_version(lake, replace(declared, first_version=None, **changes))
+
+
+@pytest.mark.slow
+def test_a_slice_with_another_key_is_not_committed(bench: Bench) -> None:
+    bench.send(order_message("o1", 1), order_message("o1", 2))
+    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(2)]
+    bench.materialise(slices[0])
+    declared = bench.stream
+    bench.stream = replace(declared, key=("order_id", "customer_id"), record_key="ignore", first_version=None)
+    with pytest.raises(ConfigurationError, match="another key or version"):
+        bench.materialise(slices[1])
+    bench.stream = declared
+    bench.materialise(slices[1])
+    assert {key: row["version"] for key, row in bench.current().items()} == {"o1": 2}
