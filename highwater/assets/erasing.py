@@ -105,6 +105,20 @@ def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
     return found
 
 
+def list_versions(lake: Lake, stream: Stream, digest: str) -> dict[str, list[Any]]:
+    """By slice the versions of the key's events, as values that compare as the version rule does.
+
+    Raises:
+        DependencyUnavailableError: the lake could not be read.
+    """
+    table, found = lake.open_stream_table(stream.name, events.TABLE), dict[str, list[Any]]()
+    mine = f"SELECT slice, version FROM t WHERE {_IS_KEY.format(digest=digest)}"
+    for row in query(table, mine) if table is not None else ():
+        version = row["version"]
+        found.setdefault(row["slice"], []).append(tuple(version.values()) if isinstance(version, dict) else version)
+    return found
+
+
 def _count_rejects(found: RowsOfKey, there: Mapping[str, DeltaTable], mine: str) -> None:
     by_rule = f"SELECT slice, reason, rule, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason, rule"
     for row in _query_if_exists(there, "rejects", by_rule):

@@ -10,10 +10,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from highwater.assets import client_reads, erasures_table, publication_log
-from highwater.assets.erasing import KEYED, RowsOfKey, ensure_key_erased, ensure_same_keys, erase, find
+from highwater.assets.erasing import KEYED, RowsOfKey, ensure_key_erased, ensure_same_keys, erase, find, list_versions
 from highwater.batching import split_by_count
 from highwater.erasing import Erasure, ensure_digest, to_moment
 from highwater.errors import ConfigurationError, SupersededAttemptError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from highwater.erasing import ErasedCounts
     from highwater.resources.ledger.erasures import Erasures
 
-CURRENT = "current"
+CURRENT, EVENTS = "current", "events"
 LEASE_SECONDS = 60
 TRIES = 3
 
@@ -112,6 +112,8 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
     begun = _load_unfinished_erasures(ledger.erasures, stream, request.digest)
     keys = sorted({*found.rows, *begun})
     later = _list_postponed_slices(work, instance, keys, begun, now)
+    versions = list_versions(work.lake, stream, request.digest) if stream.versioned else {}
+    later |= _list_covering_slices(work, found, versions, later)
     if instance is None:
         work.log("DAGSTER_HOME is not set: slices that runs work on are not known, so let no run go on meanwhile")
     for key, why in later.items():
@@ -125,7 +127,8 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
         number = ledger.erasures.add(Erasure(stream.name, request.digest, request.because, request.by, at))
         erasures_table.sync_with_ledger(ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name, timedelta(0))
-        done = _erase_slices(replace(work, before_commit=lease.check), request.digest, number, found, keys, later)
+        wanted = _sort_by_version({*keys} - later.keys(), versions)
+        done = _erase_slices(replace(work, before_commit=lease.check), request.digest, number, found, wanted)
     work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
     accepted = [stream.publishes.topic] if stream.publishes else []
     for line in LEFT_TO_DO:
@@ -171,6 +174,34 @@ def _list_postponed_slices(
     return found
 
 
+def _list_covering_slices(
+    work: Work, found: RowsOfKey, versions: Mapping[str, Sequence[Any]], later: Collection[str]
+) -> dict[str, str]:
+    """Slices whose events of the key cover older ones of postponed slices, which would come back to `current` (I6).
+
+    A postponed slice that is not decided yet may hold any version.
+    """
+    waiting = found.rows.keys() & later
+    if not waiting or not versions:
+        return {}
+    undecided = waiting - work.lake.load_slice_commits(work.stream.name, EVENTS, sorted(waiting)).keys()
+    others = versions.keys() - later
+    covering = set(others) if undecided else set[str]()
+    while postponed := versions.keys() & (waiting | covering):
+        lowest = min(min(versions[key]) for key in postponed)
+        if not (newer := {key for key in others - covering if max(versions[key]) >= lowest}):
+            break
+        covering |= newer
+    why = f"a slice that is left for later may have older events of the key, which {CURRENT} would show again"
+    return dict.fromkeys(sorted(covering), why)
+
+
+def _sort_by_version(keys: set[str], versions: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The newest events go last, so that `current` shows no older ones if this process dies in between."""
+    newest = {key: max(versions[key]) for key in keys if key in versions}
+    return [*sorted(keys - newest.keys()), *sorted(newest, key=lambda key: (newest[key], key))]
+
+
 def _list_busy_slices(instance: dg.DagsterInstance, stream: Stream, now: datetime) -> frozenset[str]:
     """Slices that runs read, decide or send."""
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
@@ -179,12 +210,9 @@ def _list_busy_slices(instance: dg.DagsterInstance, stream: Stream, now: datetim
     )
 
 
-def _erase_slices(
-    work: Work, digest: str, number: int, found: RowsOfKey, keys: Sequence[str], later: Collection[str]
-) -> list[str]:
+def _erase_slices(work: Work, digest: str, number: int, found: RowsOfKey, wanted: Sequence[str]) -> list[str]:
     erasures, done = work.ledger.erasures, list[str]()
     open_ = _load_unfinished_erasures(erasures, work.stream, digest)
-    wanted = [key for key in keys if key not in later]
     for some in split_by_count(wanted, work.stream.limits.slices_per_run):
         taken = {key: open_.get(key) or found.build_erased(key) for key in some}
         erasures.begin(number, [one for key, one in taken.items() if key not in open_])

@@ -24,7 +24,7 @@ from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import rebuilding
-from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
+from highwater.orchestration.operations.erasing import ErasureRequest, _sort_by_version, erase_key
 from highwater.orchestration.reporting.audit import audit
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
@@ -162,6 +162,39 @@ def test_slices_under_way_are_left_for_later(world: World) -> None:
         world.second.key: "a run works on it",
         unread: "a run reads it",
     }
+
+
+@pytest.mark.parametrize(
+    ("postponed", "covering"),
+    [("first", {"second"}), ("second", set[str]()), ("first, not decided", {"second"})],
+)
+def test_newer_events_stay_while_older_ones_are_left_for_later(
+    world: World, postponed: str, covering: set[str]
+) -> None:
+    """Once the newest event was erased before an older one, `current` had the older one until the next erasure."""
+    slices = {"first": FIRST, "second": world.second}
+    one = slices[postponed.partition(",")[0]]
+    if postponed.endswith("not decided"):
+        del world.slice_commits["events"][one.key]
+        world.rows["events"] = [row for row in world.rows["events"] if row["slice"] != one.key]
+        world.write()
+    nothing = cast("Any", None)
+    work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_slices", world.keys)
+        tags = {"dagster/partition": one.key, "highwater/stream": "orders"}
+        instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
+        found = erase_key(work, instance, ErasureRequest(O1), NOW)
+        unversioned = replace(work, stream=replace(STREAM, version=None, first_version=None, transitions=None))
+        assert set(erase_key(unversioned, instance, ErasureRequest(O1), NOW).later) == {one.key}
+    assert set(found.later) == {one.key, *(slices[name].key for name in covering)}
+    assert all("older events of the key" in found.later[slices[name].key] for name in covering)
+
+
+def test_the_newest_events_are_erased_last() -> None:
+    """A process that died after the first of two commits left the older event in `current`."""
+    versions = {"a": [3, 9], "b": [5], "c": [1, 2]}
+    assert _sort_by_version({"a", "b", "c", "without events"}, versions) == ["without events", "c", "b", "a"]
 
 
 def test_slices_that_are_being_sent_are_left_for_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
