@@ -18,11 +18,17 @@ from highwater.assets.compaction import compact
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.errors import SupersededAttemptError
 from highwater.maintenance import FileGroup
+from highwater.orchestration.operations.maintenance import maintain
+from highwater.orchestration.reporting.audit import audit
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.locating import locate
 from highwater.resources.delta import open_table
 from highwater.resources.table_maintenance import join_files, list_files
-from tests.helpers.support import Bench, order_message
+from tests.helpers.support import Bench, Message, order_message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from highwater.maintenance import File
     from highwater.slices import Slice
 
@@ -251,3 +257,37 @@ def test_small_files_of_a_table_without_slices_become_one_and_large_ones_stay(
     after = DeltaTable(path)
     assert (len(after.file_uris()), large in after.file_uris()) == (2, True)
     assert sorted(after.to_pyarrow_table()["key"].to_pylist()) == rows
+
+
+def test_every_record_is_found_after_all_tables_were_compacted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`explain`, `locate` and `audit` read the compacted tables and `_commits` as they read the small files."""
+    broken = Message(b"o1", b"no JSON")
+    bench.send(order_message("o0", 1), broken, order_message("o1", 1), broken, order_message("o0", 2))
+    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(5)]
+    for slice_ in slices:
+        bench.materialise(slice_)
+    before = report_all(bench, slices)
+    monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
+    report = maintain(bench.work(), None, datetime.now(UTC), dry_run=False)
+    joined = {one.table for one in report.tables if one.compacted}
+    assert joined == {"raw", "events", "rejects", "dlq", "current", "_commits"}
+    assert report_all(bench, slices) == before
+    ends = [one["end"] for one in before["located"]]
+    assert ends == ["accepted", "parked", "accepted", "parked", "accepted"]
+    assert before["audit"]["ends"]["parked"] == 2
+
+
+# Without `partitions`, where the ages of records grow.
+ACCOUNT = ("errors", "unfinished", "ends", "losses", "failing_now", "tiling_faults", "orphan_slices")
+
+
+def report_all(bench: Bench, slices: Sequence[Slice]) -> dict[str, Any]:
+    """Each slice, the end of each offset and the account of all; without times, and samples in the order of files."""
+    where = bench.ledger, bench.kafka, bench.lake, bench.stream
+    located = [one for offset in range(len(slices)) for one in locate(*where, bench.stream.topic, 0, offset)]
+    page = audit(*where, records_of=len(slices), versions=True).to_plain()
+    return {
+        "explained": [explain(bench.ledger, bench.lake, bench.stream, one.key).to_plain() for one in slices],
+        "located": [one.to_plain() for one in located],
+        "audit": {name: page[name] for name in ACCOUNT},
+    }
