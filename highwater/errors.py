@@ -1,4 +1,4 @@
-"""The errors of Highwater: two small families, distinguished by what helps against them."""
+"""The errors of Highwater: permanent ones need a person, temporary ones another try."""
 
 from __future__ import annotations
 

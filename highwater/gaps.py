@@ -1,4 +1,4 @@
-"""Gaps: planned offsets without a record in raw, and their explanations."""
+"""Gaps: planned offsets without a record in raw, as ranges, and the recorded counts by explanation."""
 
 # A reader of committed records skips aborted ones, a reader of uncommitted records sees them. Neither sees markers of
 # transactions or compacted records, so on a compacted topic these two cannot be distinguished.

@@ -1,4 +1,4 @@
-"""Holds: slices of a stream that are decided one at a time, in order, and the records that stop one."""
+"""Holds: slices that a record stops, their release, and the slice that is next in order."""
 
 # A record whose reason holds keeps its slice from being classified. Every later slice waits in each table downstream
 # of raw. Planning and raw go on.
@@ -128,7 +128,7 @@ def update_hold(known: Hold | None, slice_key: str, stream: str, found: HoldingR
 
 
 def find_obstacle(order: Sequence[str], committed: Collection[str], run: Collection[str]) -> tuple[str, str] | None:
-    """The slice of a run that is not to go into a table yet, and the earlier one that goes first; None if all may.
+    """The first slice of a run that has to wait, and the earlier one that it waits for; None if none waits.
 
     Args:
         order: slices in their order: those of the run, those between them, and as many before them as are looked at.

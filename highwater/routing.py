@@ -1,4 +1,4 @@
-"""The topic of a rejected record, and the delay and jitter until its retry: pure functions."""
+"""Topics of retries: where a reject goes, which tier a topic is, how tiers are planned, the delay with jitter."""
 
 from __future__ import annotations
 

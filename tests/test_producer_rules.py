@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from highwater.errors import ConfigurationError
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.producer_files import parse_producer_facts, parse_version
 from highwater.producer_rules import UNTOLD, Client, ProducerFacts, Version, check_producer
 from highwater.resources.kafka import Kafka
@@ -176,9 +176,9 @@ def test_our_producer_is_asked_what_it_is() -> None:
 def test_the_command_refuses_a_file_that_it_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "app.properties").write_text("linger.ms=5\n")
     result = Scene("127.0.0.1:1", "orders", tmp_path).run("audit", "--producer", str(tmp_path / "app.properties"))
-    assert result.exit_code == PERMANENT
+    assert result.exit_code == EXIT_PERMANENT
     assert "--client java" in result.output
     (tmp_path / "app.properties").write_bytes(b"client.id=\xff\n")
     result = Scene("127.0.0.1:1", "orders", tmp_path).run("audit", "--producer", str(tmp_path / "app.properties"))
-    assert (result.exit_code, "not text in UTF-8" in result.output) == (PERMANENT, True)
+    assert (result.exit_code, "not text in UTF-8" in result.output) == (EXIT_PERMANENT, True)
     assert "give the file" in Scene("127.0.0.1:1", "orders", tmp_path).run("audit", "--client", "java").output

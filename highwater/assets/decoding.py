@@ -1,4 +1,4 @@
-"""Decoding values and keys in Spark: in every format to a variant whose parts become fields, or to a fault."""
+"""Decoding values in Spark: in every format to a variant whose parts become fields, or to a fault."""
 
 # The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`,
 # the fields of such records (see `highwater.assets.fast_expressions`). For other records `json` is the variant, null

@@ -1,4 +1,4 @@
-"""Events as the records of their publication: read and written window by window, the first one ahead if wanted."""
+"""Events as the records that publish them: key, JSON value and fingerprint, read in windows, the first one ahead."""
 
 from __future__ import annotations
 

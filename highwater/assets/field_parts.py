@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from highwater.assets.documents import EXACT
+from highwater.field_rules import CONTAINERS
 from highwater.formats import Csv, Lines
 from highwater.sources import Header, Key, Meta, Reference, Rest, split_path
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
 
 _INFINITE = ("NaN", "Infinity", "-Infinity")
-CONTAINERS = frozenset({"array", "map", "struct"})
 
 
 @dataclass(frozen=True)

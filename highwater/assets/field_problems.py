@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from highwater.assets.field_parts import CONTAINERS, FieldPart, build_part, matches_type
+from highwater.assets.field_parts import FieldPart, build_part, matches_type
 from highwater.assets.field_times import FINER_THAN_MICROS, convert_to_micros
 from highwater.assets.fields import (
     build_inner_part,
@@ -14,6 +14,7 @@ from highwater.assets.fields import (
     parse_precision_and_scale,
 )
 from highwater.declaration_parts import UNITS
+from highwater.field_rules import CONTAINERS
 from highwater.sources import describe_source
 
 if TYPE_CHECKING:

@@ -128,7 +128,7 @@ def _contradicts_schema(stream: Stream) -> Column:
 
 
 def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
-    """Rows with `deleted`; what a record that deletes does not have is null in it, whatever the default."""
+    """Rows with `deleted`; the absent fields of a record that deletes are null, whatever their default."""
     from pyspark.sql import functions as F
 
     declared = stream.deletes

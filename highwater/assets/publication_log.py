@@ -1,4 +1,4 @@
-"""The table `published`: what became of each event on its way to the topic of accepted events."""
+"""Reads the tables `published` and `_sending`: their columns, what was sent of each event, the batch under way."""
 
 # A batch of slices is first written as it will be sent, to the table `_sending`, each record with its number. The mark
 # in Kafka counts the records of the batch. So after a crash the records below the mark were sent with the written
@@ -74,7 +74,7 @@ class BatchUnderWay:
         topic_id: that topic's ID.
         total: records in it.
         slices: for each slice the attempt of its decision, in the order of publication.
-        settled: a slice of an earlier batch, with the number of that batch: `published` has it, or is an older version.
+        settled: a slice of an earlier batch, with its number. A `published` that lacks this commit is an older version.
     """
 
     attempt: int

@@ -1,4 +1,4 @@
-"""The assets of a stream by name: its tables, their keys, and the names of its jobs."""
+"""The tables of a stream as assets: upstream tables, pool, engine and keys; the names of its jobs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,7 +46,7 @@ TABLES = (
     Table("current", COMMENTS["current"], ("events",), pool=True),
 )
 
-# Commits follow each other anyway; in turn they compute nothing for nothing.
+# Only one commit at a time succeeds, so runs take turns and no computed rows are thrown away.
 METRICS = Table(
     "metrics",
     COMMENTS["metrics"],
@@ -75,7 +75,7 @@ def build_slice_job_name(stream: "Stream") -> str:
     return f"{stream.name}_slice"
 
 
-def publish_job_name(stream: "Stream") -> str:
+def build_publish_job_name(stream: "Stream") -> str:
     """The job that sends a stream's accepted events."""
     return f"{stream.name}_publish"
 

@@ -39,7 +39,7 @@ def list_lookup_guards(ledger: Ledger, lake: Lake, stream: Stream) -> list[Guard
 
 
 def build_step_guards(table: str, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[Guard]:
-    """The breakers of what a step asks that takes slices through a table."""
+    """The breakers of the services that the step of a table uses."""
     lookups = list_lookup_guards(ledger, lake, stream) if table in {"events", "rejects"} else []
     brokers = [build_kafka_guard(ledger, kafka)] if table in {"raw", "dlq", "published"} else []
     return [build_lake_guard(ledger, lake, stream), *lookups, *brokers]

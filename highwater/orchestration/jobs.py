@@ -7,10 +7,10 @@ import dagster as dg
 
 from highwater.orchestration.asset_keys import (
     PUBLISHED,
+    build_publish_job_name,
     build_slice_job_name,
     build_table_key,
     build_table_keys,
-    publish_job_name,
 )
 from highwater.orchestration.run_tags import PUBLISH, PURPOSE, STREAM_TAG
 
@@ -42,7 +42,7 @@ def build_slice_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
 def publish_job(stream: "Stream") -> "UnresolvedAssetJobDefinition":
     """The job `<stream>_publish`, of streams that publish: it sends accepted events, without Spark."""
     return dg.define_asset_job(
-        publish_job_name(stream),
+        build_publish_job_name(stream),
         selection=dg.AssetSelection.assets(build_table_key(stream, PUBLISHED.name)),
         description=f"Sends the accepted events of slices of {stream.name}; a slice waits for those before it.",
         executor_def=IN_PROCESS,

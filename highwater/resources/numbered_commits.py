@@ -1,8 +1,8 @@
 """Numbered commits: an intent in the ledger, one write, its records in `_commits`, the intent closed (I4)."""
 
 # A writer looks at the table, and its commit takes the next number as Delta's `txnVersion`. If any other numbered
-# commit came since that look, Delta skips the write or fails it: also the write of a dead run, of a process that hung,
-# and of a deployment with another ledger.
+# commit came since that look, Delta skips the write or fails it. This also stops late writes of dead or hung runs, and
+# of a deployment with another ledger.
 
 from __future__ import annotations
 
@@ -97,9 +97,8 @@ def _take_number(target: Target, number: int) -> None:
 def _recover_commit_records(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
     """The records of an intent whose write committed and whose entry Delta has cleaned from the log; else none.
 
-    `add_missing_records` finds all others in the log. Only its own write, or the empty commit of another run that
-    closes it, takes the number of an open intent. A table at that number without an entry in the log therefore has the
-    write.
+    `add_missing_records` finds all others in the log. Only the intent's own write, or the empty commit that closes it,
+    can use its number. So if the table is at that number and the entry is gone, the write committed.
     """
     log = commit_log.open_log(opened)
     tail = commit_log.read_tail(opened, commit_log.read_last_recorded(log, opened))

@@ -18,7 +18,7 @@ from highwater.assets.work import Work
 from highwater.errors import DependencyUnavailableError, HighwaterError, TopicAbsentError, TopicRecreatedError
 from highwater.errors import TopicVanishedError as Vanished
 from highwater.orchestration.checking import topic_audit
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.orchestration.reporting import doctor, plan_status, status_report
 from highwater.orchestration.reporting.audit import audit
 from highwater.orchestration.reporting.plan_status import read_stream_status
@@ -142,7 +142,7 @@ def test_status_reports_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.
     sound = replace(reported, accepted=None)
     assert sound.to_plain()["accepted_error"] is None
     scene = Scene("nowhere:1", "orders", tmp_path)
-    for one, status in ((reported, PERMANENT), (sound, 0)):
+    for one, status in ((reported, EXIT_PERMANENT), (sound, 0)):
         monkeypatch.setattr(plan_status, "read_stream_status", lambda *_, one=one: one)
         assert scene.run("status").exit_code == status
 

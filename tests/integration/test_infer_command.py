@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.resources.lake import Lake
 from highwater.stream_files import find_streams_folder, load_streams
 from tests.helpers.support import Message, customers, send
@@ -66,11 +66,11 @@ def test_a_topic_is_inferred_declared_and_tried(
     assert (stream.topic, stream.key, stream.version, stream.event_time) == (name, ("parcel",), "version", "scanned_at")
 
     again = run("infer", name, "--name", "parcels")
-    assert (again.exit_code, "--force" in again.stderr) == (PERMANENT, True)
+    assert (again.exit_code, "--force" in again.stderr) == (EXIT_PERMANENT, True)
     assert run("infer", name, "--name", "parcels", "--force").exit_code == 0
 
     other = run("infer", name, "--name", "others")
-    assert (other.exit_code, "declared twice" in other.stderr) == (PERMANENT, True)
+    assert (other.exit_code, "declared twice" in other.stderr) == (EXIT_PERMANENT, True)
     assert not (folder / "others.py").exists()
 
     send(bootstrap, name, [Message(b"p1", b"{"), Message(b"p1", None)])
@@ -84,7 +84,7 @@ def test_a_topic_is_inferred_declared_and_tried(
     empty = topic("empty")
     assert "no committed records" in run("infer", empty, "--print").stderr
     absent = run("infer", f"{name}x", "--print")
-    assert (absent.exit_code, name in absent.stderr) == (PERMANENT, True)
+    assert (absent.exit_code, name in absent.stderr) == (EXIT_PERMANENT, True)
 
 
 @pytest.mark.slow
@@ -187,5 +187,5 @@ def test_rules_expressions_and_lookups_are_tried_in_spark(
 )
 def test_errors_say_what_to_do(run: Callable[..., Result], arguments: tuple[str, ...], expected: str) -> None:
     result = run(*arguments, bootstrap="127.0.0.1:1")
-    assert result.exit_code == PERMANENT
+    assert result.exit_code == EXIT_PERMANENT
     assert expected in result.stderr

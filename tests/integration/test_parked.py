@@ -23,7 +23,7 @@ from highwater.erasing import Erasure, compute_digest
 from highwater.errors import ConfigurationError, DeclarationError, RecordTooLargeError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.origin_counts import count_ends
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.orchestration.operations import redriving
 from highwater.orchestration.operations.parked import (
     Parked,
@@ -353,8 +353,8 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     assert "1 others wait" in shown.output
     assert "a dry run: nothing was changed\nto do it, add --yes --by NAME\n" in shown.output
     assert "to do it, add --yes --by NAME --because TEXT" in scene.run("discard-parked", "orders").output
-    assert scene.run("redrive-parked", "orders", "--yes", "--by", "").exit_code == PERMANENT
-    assert scene.run("discard-parked", "orders", "--yes", "--by", "ann").exit_code == PERMANENT
+    assert scene.run("redrive-parked", "orders", "--yes", "--by", "").exit_code == EXIT_PERMANENT
+    assert scene.run("discard-parked", "orders", "--yes", "--by", "ann").exit_code == EXIT_PERMANENT
     discarded = scene.run(
         "discard-parked", "orders", "--key", "o1", "--limit", "1", "--yes", "--by", "ann", "--because", "x"
     )

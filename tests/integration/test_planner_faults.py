@@ -28,7 +28,7 @@ from highwater.errors import (
     TopicVanishedError,
 )
 from highwater.orchestration import observation
-from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT, EXIT_TEMPORARY
 from highwater.orchestration.operations.acceptance import accept_loss
 from highwater.orchestration.reporting import alert_inputs, topic_conditions
 from highwater.orchestration.reporting.plan_status import read_topic_status
@@ -89,7 +89,7 @@ def test_an_absent_topic_is_reported_with_the_nearest_name_and_planned_once_it_i
     assert existing in str(caught.value.found)
     assert "create the topic" in caught.value.remedy
     result = scene.run("plan", "orders")
-    assert (result.exit_code, "TopicAbsent" in result.stderr) == (PERMANENT, False)
+    assert (result.exit_code, "TopicAbsent" in result.stderr) == (EXIT_PERMANENT, False)
     assert f"found:  nearest names: {existing}" in result.stderr
     scene.create()
     scene.tick()
@@ -154,7 +154,7 @@ def test_offsets_that_retention_took_stop_their_partition_alone(scene: Scene) ->
     assert str(error) in tick.lines
     scene.ensure_each_once(offsets(0, 0, 3), offsets(1, 0, 2))
     shown = scene.run("plan", "orders")
-    assert (shown.exit_code, "log start offset 6" in shown.stderr) == (PERMANENT, True)
+    assert (shown.exit_code, "log start offset 6" in shown.stderr) == (EXIT_PERMANENT, True)
     assert scene.run("accept-loss", "orders", "--partition", "0", "--yes", "--by", "ann").exit_code == 0
     scene.tick()
     scene.ensure_each_once(offsets(0, 0, 3), offsets(0, 6, 8), offsets(1, 0, 2))
@@ -244,7 +244,7 @@ def test_a_ledger_that_is_locked_plans_nothing_and_goes_on_later(scene: Scene) -
         assert "ledger.sqlite" in caught.value.problem
         assert "locked" in str(caught.value.found)
         result = scene.run("plan", "orders", "--yes")
-        assert (result.exit_code, "locked" in result.stderr) == (TEMPORARY, True)
+        assert (result.exit_code, "locked" in result.stderr) == (EXIT_TEMPORARY, True)
     scene.ensure_each_once(offsets(0, 0, 2))
     scene.tick()
     scene.ensure_each_once(offsets(0, 0, 4))
@@ -276,7 +276,7 @@ def test_a_broker_that_is_unavailable_is_a_tick_that_fails_in_seconds(
         assert time.monotonic() - began < BOUNDED
         assert own_broker.bootstrap in caught.value.problem
     result = scene.run("plan", "orders", "--yes")
-    assert (result.exit_code, own_broker.bootstrap in result.stderr) == (TEMPORARY, True)
+    assert (result.exit_code, own_broker.bootstrap in result.stderr) == (EXIT_TEMPORARY, True)
     scene.ensure_each_once(offsets(0, 0, 2))
     own_broker.start()
     wait_until(scene.all_led, 60, "the broker's return")

@@ -25,7 +25,7 @@ from highwater.orchestration.checking.follower_checks import check_rejects_publi
 from highwater.orchestration.checking.origin_checks import check_offsets_accounted
 from highwater.orchestration.checking.origin_counts import count_ends, count_parked
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.orchestration.operations import parked, pending_reprocessing
 from highwater.orchestration.operations.parked import ParkedSelection
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
@@ -402,7 +402,7 @@ def test_the_command_and_the_job(taking: Reclaiming, tmp_path: Path, monkeypatch
     assert shown.exit_code == 0, shown.output
     assert "1 records of 1 slices match: 1 malformed on orders.parked" in shown.output
     assert "a dry run: nothing was recorded\nto do it, add --yes --by NAME --because TEXT\n" in shown.output
-    assert CliRunner().invoke(main, ["reclaim", "orders", "--yes", "--by", "ann"]).exit_code == PERMANENT
+    assert CliRunner().invoke(main, ["reclaim", "orders", "--yes", "--by", "ann"]).exit_code == EXIT_PERMANENT
     named = ["--limit", "1", "--yes", "--by", "ann", "--because", "a fixed rule", "--json"]
     done = json.loads(CliRunner().invoke(main, ["reclaim", "orders", *named]).output)
     assert (done["done"], done["slices"], done["meant"][0]["origin"]) == (True, [FIRST.key], X._asdict())

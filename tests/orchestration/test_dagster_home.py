@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
-from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT, EXIT_TEMPORARY
 from highwater.orchestration.dagster_home import ask_instance, dagster_instance
 from highwater.orchestration.reporting import doctor
 from highwater.slices import OffsetRange, Slice
@@ -43,7 +43,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     (folder / "dagster.yaml").write_text(texts.get(request.param, ""))
     named = {"relative": "home", "no folder": str(tmp_path / "none")}.get(request.param, str(folder))
     monkeypatch.setenv("DAGSTER_HOME", named)
-    return TEMPORARY if request.param == "no database" else PERMANENT
+    return EXIT_TEMPORARY if request.param == "no database" else EXIT_PERMANENT
 
 
 def test_explain_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, home: int) -> None:

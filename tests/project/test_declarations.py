@@ -19,7 +19,7 @@ from highwater.declaration import Accepted, Alerts, Deletes, Field, Foreign, Lim
 from highwater.errors import DeclarationError
 from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.orchestration.operator_jobs import build_operator_jobs
 from highwater.protobuf import compile_schema
 from highwater.schemas import Schema
@@ -84,7 +84,7 @@ def test_a_broken_declaration_is_named_and_fixed(
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", f"sqlite:///{declarations.parent / 'ledger.sqlite'}")
     result = CliRunner().invoke(main, ["--declarations", str(declarations), "slices", "orders"])
     # A file that declares the same stream leaves open which of the two is right.
-    assert result.exit_code == (0 if "orders" in read_streams(declarations).streams else PERMANENT)
+    assert result.exit_code == (0 if "orders" in read_streams(declarations).streams else EXIT_PERMANENT)
     assert "broken.py is skipped: " in result.stderr
     (declarations / "broken.py").unlink()
     assert set(load_streams(declarations)) == {"orders"}

@@ -21,7 +21,7 @@ from dev.registry import EmbeddedRegistry
 from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.formats import Avro
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.resources.schema_registry import SchemaRegistry, open_registry
 from highwater.schemas import Schema, SchemaReference, parse_framing
 from highwater.settings import Settings
@@ -167,7 +167,7 @@ def test_a_declaration_is_inferred_from_a_subject(
     stream = load_streams(tmp_path)["bills"]
     assert ([(one.name, one.type) for one in stream.fields], stream.value) == ([("amount", "long")], Avro())
     other = infer("nobody-registered-this", "--force")
-    assert other.exit_code == PERMANENT
+    assert other.exit_code == EXIT_PERMANENT
     assert "bills-value" in other.stderr, "the subjects that there are"
 
 

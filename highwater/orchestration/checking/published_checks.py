@@ -1,4 +1,4 @@
-"""The check `events_published`: records on the topic of accepted events against the events, origin by origin."""
+"""The check `events_published`: the table `published` against events, origin by origin; the topic is not read."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _list_uncommitted_slices(published: DeltaTable, bare: Sequence[str]) -> dict
 
 
 def _find_commit_problems(slice_: Slice, sent: SliceCommit, there: Mapping[str, int]) -> list[str]:
-    """Differences of the commit of a slice from its plan or its rows; a number that it does not name is none.
+    """Differences of the commit of a slice from its plan or its rows; a count that it lacks is not compared.
 
     A row keeps the attempt under which it was decided while its event stays the same: only a later one is wrong.
     """

@@ -1,4 +1,4 @@
-"""The terminal: the connections of a command, and how it prints values, tables and errors."""
+"""The terminal: options that commands share, exit statuses, and how values, tables and errors are printed."""
 
 # Exit status: 0 done; 2 an error that needs a person, or wrong arguments; 75 a dependency is unavailable (EX_TEMPFAIL
 # of sysexits.h), so that a script may try again.
@@ -19,8 +19,8 @@ from highwater.orchestration.deployment import Deployment
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 DRY_RUN_NOTE = "a dry run: nothing was recorded; add --yes --by NAME"
-PERMANENT = 2
-TEMPORARY = 75
+EXIT_PERMANENT = 2
+EXIT_TEMPORARY = 75
 
 
 def read_login_name() -> str:
@@ -33,7 +33,7 @@ def read_login_name() -> str:
 
 def exit_status(error: HighwaterError) -> int:
     """The exit status that an error ends the command with."""
-    return TEMPORARY if isinstance(error, TemporaryError) else PERMANENT
+    return EXIT_TEMPORARY if isinstance(error, TemporaryError) else EXIT_PERMANENT
 
 
 def format_error(error: HighwaterError) -> str:

@@ -1,4 +1,4 @@
-"""The lag of accepted events on their way to their topic, for `status`, `explain` and an alert."""
+"""Publication of accepted events: the lag of a stream, the state of a slice, and the error of a topic that is gone."""
 
 # File times in the logs of the two tables show what waits: opening the commits of some hundred slices takes longer than
 # all the rest. Slice commits are opened only where the times leave it open.
@@ -48,7 +48,7 @@ class PublicationLag:
         last: the last slice of the main topic that is sent; all before it are. None if none is.
         slices: slices that are decided and were never sent to their end.
         records: their events.
-        revised: slices that were reprocessed since they were sent; what of them goes out again is not counted before.
+        revised: slices that were reprocessed since they were sent; how many records go out again is not known yet.
         unopened: further slices in an unknown state: there are too many to look them all up.
         oldest: the one that was decided first; None if there is none.
         since: when it was decided, in UTC.

@@ -11,7 +11,12 @@ import dagster as dg
 
 from highwater.errors import PermanentError, TemporaryError, TopicAbsentError, TopicVanishedError, UnknownSliceError
 from highwater.orchestration import metadata, observation
-from highwater.orchestration.asset_keys import build_slice_job_name, build_table_key, build_topic_key, publish_job_name
+from highwater.orchestration.asset_keys import (
+    build_publish_job_name,
+    build_slice_job_name,
+    build_table_key,
+    build_topic_key,
+)
 from highwater.orchestration.dependencies import (
     build_kafka_guard,
     build_lake_guard,
@@ -84,7 +89,7 @@ def build_run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.R
     return [
         dg.RunRequest(
             run_key=request.run_key,
-            job_name=publish_job_name(stream) if request.purpose == PUBLISH else build_slice_job_name(stream),
+            job_name=build_publish_job_name(stream) if request.purpose == PUBLISH else build_slice_job_name(stream),
             tags=build_tags(request),
             asset_selection=raw if request.raw_alone else None,
         )

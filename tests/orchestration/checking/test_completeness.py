@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater.orchestration.checking.completeness import TopicComparison, compare_with_topic
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.resources.lake import Lake
 from highwater.slices import Slice
 from tests.helpers.commits import store_raw
@@ -58,7 +58,7 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     store_raw(lake, slice_, [row for row in rows if row["offset"] != 4])
     assert held().lacking == [(0, 4)]
     reported = scene.run("audit", "orders", "--slices", "1")
-    assert reported.exit_code == PERMANENT
+    assert reported.exit_code == EXIT_PERMANENT
     assert "1 records that Kafka serves are not in raw: partition 0 offset 4" in reported.output
 
     headers = {"headers": [{"key": "h", "value": b"1"}]}

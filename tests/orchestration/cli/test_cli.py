@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dev.processes import LOOPBACK, free_port
-from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT, EXIT_TEMPORARY
 from tests.helpers.scene import Scene
 
 TopicFactory = Callable[..., str]
@@ -36,8 +36,8 @@ def test_the_command_shows_where_planning_is(scene: Scene) -> None:
     assert (partition["planned"], partition["last_stable"], partition["lag"]) == (25, 28, 3)
     assert "lag 3" in scene.run("status", "orders").output
     unknown = scene.run("plan", "nobody")
-    assert (unknown.exit_code, "declared are orders" in unknown.stderr) == (PERMANENT, True)
-    assert scene.run("accept-loss", "orders", "--yes", "--by", "").exit_code == PERMANENT
+    assert (unknown.exit_code, "declared are orders" in unknown.stderr) == (EXIT_PERMANENT, True)
+    assert scene.run("accept-loss", "orders", "--yes", "--by", "").exit_code == EXIT_PERMANENT
     assert "nothing to accept" in scene.run("accept-loss", "orders").output
 
 
@@ -45,7 +45,7 @@ def test_the_command_shows_where_planning_is(scene: Scene) -> None:
 def test_the_command_reports_a_service_that_is_unavailable_by_its_exit_status(tmp_path: Path) -> None:
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
     result = scene.run("status")
-    assert result.exit_code == TEMPORARY
+    assert result.exit_code == EXIT_TEMPORARY
     assert "did not answer" in result.stderr
     assert "lag not known" in result.output
 

@@ -15,7 +15,7 @@ import pytest
 from dev.planted import plant
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError
-from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT, EXIT_TEMPORARY
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import find_stream, locate
 from highwater.orchestration.run_tags import PURPOSE, RANGE_START
@@ -78,11 +78,11 @@ def test_a_broker_that_is_unavailable_is_no_answer(tmp_path: Path, topic: str, s
     """A script took it for one: the status was 0."""
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
     reported = scene.run("locate", topic, "0", "5")
-    assert reported.exit_code == TEMPORARY, reported.output
+    assert reported.exit_code == EXIT_TEMPORARY, reported.output
     assert reported.stdout.startswith(said)
     assert reported.stderr.startswith("error: Kafka at ")
     plain = scene.run("locate", topic, "0", "5", "--json")
-    assert plain.exit_code == TEMPORARY
+    assert plain.exit_code == EXIT_TEMPORARY
     assert json.loads(plain.stdout)[0]["end"] == said.partition(":")[0]
 
 
@@ -137,7 +137,7 @@ def test_unread_offsets_are_reported_with_a_reason(bootstrap: str, topic: TopicF
     assert end(1, 4) == ("lost", "expired, accepted by ann, generation 0")
     assert end(7, 0) == ("unplanned", f"{scene.topic} has no partition 7")
     assert "there is no such offset yet" in scene.run("locate", scene.topic, "0", "99").output
-    assert scene.run("locate", "nobodys", "0", "0").exit_code == PERMANENT
+    assert scene.run("locate", "nobodys", "0", "0").exit_code == EXIT_PERMANENT
     producer.abort_transaction(30)
 
     [slice_] = scene.slices()
@@ -145,8 +145,8 @@ def test_unread_offsets_are_reported_with_a_reason(bootstrap: str, topic: TopicF
     assert shown.exit_code == 0, shown.output
     assert "incomplete: raw, events, rejects, dlq, current still to be written" in shown.output
     assert "15 offsets" in shown.output
-    assert scene.run("explain", f"{scene.topic}@0000009").exit_code == PERMANENT
-    assert scene.run("explain", "no-key").exit_code == PERMANENT
+    assert scene.run("explain", f"{scene.topic}@0000009").exit_code == EXIT_PERMANENT
+    assert scene.run("explain", "no-key").exit_code == EXIT_PERMANENT
 
 
 def test_runs_and_checks_are_reported_where_dagster_is(tmp_path: Path) -> None:

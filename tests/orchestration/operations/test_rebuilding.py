@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from highwater.declaration import Start
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.orchestration.operations.rebuilding import rebuild_plans
 from highwater.slices import OffsetRange, Slice
 from tests.helpers.scene import Scene
@@ -104,7 +104,7 @@ def test_planning_goes_on_behind_a_ledger_that_was_rebuilt(
     before = scene.slices()
     assert len(before) == 3
     refused = scene.run("rebuild-ledger", "orders", "--yes")
-    assert refused.exit_code == PERMANENT
+    assert refused.exit_code == EXIT_PERMANENT
     assert "3 slices" in refused.output
     lake = Written(tmp_path)
     for slice_ in (before[0], before[2]):  # the second was planned and never read

@@ -24,7 +24,7 @@ from highwater.erasing import ErasedCounts, Erasure
 from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.mirroring import MirrorMark
 from highwater.orchestration.checking.origin_counts import count_ends
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.orchestration.operations.rebuilding_all import (
     CopyFacts,
     build_new_generations,
@@ -141,7 +141,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     assert "a dry run: nothing was written\nto do it, add --yes --by NAME\n" in dry.output
     assert scene.ledger.topics.list_generations("orders", scene.topic) == []
     nobody = scene.run("rebuild-all", "orders", "--yes", "--by", "")
-    assert (nobody.exit_code, "--by NAME" in nobody.output) == (PERMANENT, True)
+    assert (nobody.exit_code, "--by NAME" in nobody.output) == (EXIT_PERMANENT, True)
     done = scene.run("rebuild-all", "orders", "--yes", "--by", "ann")
     assert done.exit_code == 0, done.output
     assert [(loss.offsets, loss.accepted_by) for loss in scene.ledger.list_losses("orders")] == [
@@ -154,7 +154,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     scene.ensure_each_once(offsets(0, 4, 10))
     assert [slice_.ordinal for slice_ in scene.slices()] == [9], "behind the last known one"
     again = scene.run("rebuild-all", "orders", "--yes", "--by", "ann")
-    assert (again.exit_code, "the ledger knows orders" in again.output) == (PERMANENT, True)
+    assert (again.exit_code, "the ledger knows orders" in again.output) == (EXIT_PERMANENT, True)
 
 
 def test_a_lost_ledger_is_not_taken_for_a_new_stream(topic: TopicFactory, bootstrap: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from highwater.envelope import Origin
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking import origin_counts
 from highwater.orchestration.checking.origin_counts import OriginEnds, count_ends, count_parked
-from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT, EXIT_TEMPORARY
 from highwater.plans import Discard
 from highwater.resources.kafka import Kafka
 from tests.helpers.scene import Scene
@@ -165,7 +165,7 @@ def ensure_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
     assert [rule["level"] for rule in page["producers"]["others"]] == ["unknown"]
     (scene.folder / "app.json").write_text('{"partitioner": "random", "acks": 1}')
     other = scene.run("audit", "--producer", str(scene.folder / "app.json"), "--client-version", "2.3.0")
-    assert other.exit_code == PERMANENT
+    assert other.exit_code == EXIT_PERMANENT
     assert "producer app.json: acks: 1: what the leader alone has" in other.output
 
 
@@ -203,13 +203,13 @@ def test_a_broker_that_is_unavailable_is_a_temporary_error_until_a_real_one_runs
     written.write()
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", written.folder)
     unavailable = scene.run("audit", "orders")
-    assert unavailable.exit_code == TEMPORARY, unavailable.output
+    assert unavailable.exit_code == EXIT_TEMPORARY, unavailable.output
     assert unavailable.stdout.count("error: Kafka at ") == 1
     doubled = [row for row in written.rows["events"] if row.get("origin_offset") == 3]
     written.rows["events"] += doubled
     written.write()
     both = scene.run("audit", "orders")
-    assert both.exit_code == PERMANENT, both.output
+    assert both.exit_code == EXIT_PERMANENT, both.output
     assert "the audit found 2 errors" in both.output
 
 
@@ -272,7 +272,7 @@ def test_the_command_and_the_job_report_the_same(
     assert "the ends sum to 2, produced were 15" in text
     assert "versions_along_offsets over the stream: 1 versions fall" in text
     reported = scene.run("audit", "orders")
-    assert reported.exit_code == PERMANENT
+    assert reported.exit_code == EXIT_PERMANENT
     assert "the ends sum to 2, produced were 15" in reported.output
     assert "versions_along_offsets" not in reported.output
     [plain] = json.loads(scene.run("audit", "orders", "--versions", "--json").stdout)

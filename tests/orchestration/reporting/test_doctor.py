@@ -18,7 +18,7 @@ from highwater.declaration import Accepted, Foreign
 from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError, PermanentError
 from highwater.formats import Json
 from highwater.orchestration.checking import topic_audit
-from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT, EXIT_TEMPORARY
 from highwater.orchestration.reporting import doctor
 from highwater.resources.delta_rs_writes import try_storage
 from highwater.resources.dlq_topics import ensure_dlq_topics
@@ -284,7 +284,7 @@ def test_all_that_fails_is_reported_at_once(tmp_path: Path) -> None:
         ("declarations", "ledger", "lake"), "ok"
     )
     assert {states[name] for name in ("Kafka", "topic orders", "reference table reference/customers")} == {"failed"}
-    assert result.exit_code in {PERMANENT, TEMPORARY}
+    assert result.exit_code in {EXIT_PERMANENT, EXIT_TEMPORARY}
     assert all(row["remedy"] for row in json.loads(result.stdout) if row["state"] == "failed")
 
 
@@ -295,7 +295,7 @@ def test_a_configuration_that_is_refused_is_one_line_of_many(tmp_path: Path, mon
     assert "enable.auto.commit" in found["Kafka"]["found"]
     assert found["ledger"]["state"] == "ok"
     assert "reference table reference/customers" in found
-    assert result.exit_code == PERMANENT
+    assert result.exit_code == EXIT_PERMANENT
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from highwater.alerting import DEPLOYMENT, Alert
 from highwater.declaration import Severity, Stream
 from highwater.errors import DependencyUnavailableError, PermanentError, TopicAbsentError
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT, EXIT_TEMPORARY
 from highwater.orchestration.reporting import prometheus_metrics
 from highwater.orchestration.reporting.prometheus_metrics import FAMILIES, MetricSamples, measure
 from highwater.plans import Generation, Loss
@@ -338,8 +338,8 @@ def test_a_textfile_collector_reads_it_too(written: Written) -> None:
 def test_the_command_prints_all_it_knows_and_says_what_is_unavailable(tmp_path: Path) -> None:
     environment = {"HIGHWATER_HOME": str(tmp_path), "HIGHWATER_KAFKA_BOOTSTRAP": f"{LOOPBACK}:{free_port()}"}
     reported = CliRunner().invoke(main, ["metrics", "orders"], env=environment)
-    assert reported.exit_code == TEMPORARY
+    assert reported.exit_code == EXIT_TEMPORARY
     assert read(reported.stdout)["highwater_up"] == {("ledger",): 1, ("kafka",): 0, ("lake",): 1}
     assert "did not answer" in reported.stderr
     unknown = CliRunner().invoke(main, ["metrics", "nobody"], env=environment)
-    assert (unknown.exit_code, unknown.stdout) == (PERMANENT, "")
+    assert (unknown.exit_code, unknown.stdout) == (EXIT_PERMANENT, "")

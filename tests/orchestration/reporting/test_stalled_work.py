@@ -30,7 +30,7 @@ from highwater.declaration import Alerts
 from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.orchestration.operations.acceptance import accept_loss, build_unread_filter
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts
 from highwater.orchestration.reporting.plan_status import read_stream_status
@@ -284,7 +284,7 @@ def test_status_reports_expired_slices(bootstrap: str, topic: TopicFactory, tmp_
     assert scene.run("status", "orders").exit_code == 0
     scene.delete_before(3)
     shown = scene.run("status", "orders")
-    assert (shown.exit_code, "OffsetsExpiredError: 1 planned slices" in shown.output) == (PERMANENT, True)
+    assert (shown.exit_code, "OffsetsExpiredError: 1 planned slices" in shown.output) == (EXIT_PERMANENT, True)
     unread = build_unread_filter(Lake(str(tmp_path / "lake")), scene.stream)
     accept_loss(scene.ledger, scene.kafka, scene.stream, unread, by="ann", now=datetime.now(UTC), dry_run=False)
     assert scene.run("status", "orders").exit_code == 0
