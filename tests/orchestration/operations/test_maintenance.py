@@ -203,6 +203,17 @@ def test_erasures_table_is_maintained_during_an_erasure(world: World, monkeypatc
     assert reported == [(f"day {day}", [f"orders@{day:07}"]) for day in (99, *reversed(range(FEWEST_FILES)))]
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_only_a_real_maintenance_removes_left_probes(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, dry_run: bool
+) -> None:
+    removed: list[list[str]] = []
+    monkeypatch.setattr(maintenance, "select_tables", lambda _: [])
+    monkeypatch.setattr(maintenance, "remove_left_probes", lambda folders, _: removed.append(folders))
+    maintain(work_of(world), None, NOW, dry_run=dry_run)
+    assert removed == ([] if dry_run else [[world.lake.root, f"{world.lake.root}/orders"]])
+
+
 def test_published_table_is_maintained_and_a_concurrent_sender_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
