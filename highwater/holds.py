@@ -36,7 +36,7 @@ class HoldingRecords:
 
     @classmethod
     def with_trimmed_detail(cls, records: int, origin: Origin, reason: str, detail: str | None) -> HoldingRecords:
-        """With the detail cut where it would repeat what the record holds, and as PostgreSQL takes a text."""
+        """With the detail cut where it would repeat the record, and without NUL, which PostgreSQL refuses."""
         text = (detail or "").split(_TYPE_PARAMETERS)[0][:LONGEST_DETAIL]
         return cls(records, origin, reason, text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 

@@ -32,7 +32,7 @@ _PLAIN = "plain"
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses a mapping with a key twice, of which YAML itself takes the last one without a word."""
+    """A loader that refuses a mapping with a key twice; PyYAML takes the last one and reports nothing."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         """The mapping of a node.

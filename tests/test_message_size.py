@@ -286,7 +286,7 @@ def test_records_refused_by_the_broker_end_like_records_known_to_be_too_large(tm
         assert last.detail.startswith(f"too large for {TIER}, {batch[2].size:,} bytes; why")
 
 
-def test_a_reject_of_a_tier_that_is_declared_no_more_is_parked(tmp_path: Path) -> None:
+def test_a_reject_of_a_tier_that_is_no_longer_declared_is_parked(tmp_path: Path) -> None:
     """Decided before the tier was taken out and sent after it, its slice failed with a KeyError in every run."""
     transactions = FakeLimitedTransactions({PARKED: 20_000})
     sending = a_sending(Lake(str(tmp_path)), transactions, 20_000)
@@ -298,7 +298,7 @@ def test_a_reject_of_a_tier_that_is_declared_no_more_is_parked(tmp_path: Path) -
     assert (record.topic, record.value, mark) == (PARKED, b"v", AFTER)
     found = open_envelope(record.headers)
     assert found is not None
-    assert found.detail.startswith(f"{TIER} is declared no more; why")
+    assert found.detail.startswith(f"the stream no longer declares {TIER}; why")
 
 
 def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:

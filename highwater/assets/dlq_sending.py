@@ -177,7 +177,7 @@ class RejectSending:
     def _describe_move(self, one: RejectToSend) -> str:
         """The reason why a record does not go to its tier, as the beginning of its detail."""
         if one.topic not in self.topics:
-            return f"{one.topic} is declared no more; "
+            return f"the stream no longer declares {one.topic}; "
         return f"too large for {one.topic}, {one.size:,} bytes; "
 
     def _record_parked(self, notes: Mapping[Origin, str]) -> None:

@@ -420,10 +420,9 @@ class Kafka:
     def get_admin(self) -> AdminClient:
         """A client for questions and changes that have no method here.
 
-        All threads share it, and one that finds the broker unavailable gives it up. So keep it until the answers are
-        in: a client that nobody holds lets go of what it was asked (`_DESTROY`), as if no broker had answered. And let
-            it go
-        then, for one that an error's traceback holds would go on connecting.
+        All threads share it, until one finds the broker unavailable and drops it. So keep a reference until the answers
+        are in: without one its requests end (`_DESTROY`) as if no broker had answered. Drop the reference then: one in
+        the traceback of an error would keep the client connecting.
 
         Raises:
             ConfigurationError: the configuration is refused.

@@ -14,13 +14,14 @@ from highwater.resources.commit_log import (
     with_row_counts,
 )
 from highwater.resources.delta import count_slice_rows, find_local_path, is_table, list_slices_in_rows, open_table
+from highwater.resources.spark_tables import quote_table
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.slice_commits import SliceCommit
 
-# A property of Delta's tables: rows are deleted by a list of their places beside the file.
+# A property of Delta's tables: a DELETE then lists the deleted rows in a file of its own and rewrites no data.
 DELETION_VECTORS = "delta.enableDeletionVectors"
 
 
@@ -73,9 +74,9 @@ class Lake:
             DependencyUnavailableError: the lake could not be read; this is not the same as empty (I15).
             ConfigurationError: somebody enabled deletion vectors for the table.
         """
-        found = open_table(self.build_table_path(stream, table))
+        found = open_table(path := self.build_table_path(stream, table))
         if found is not None:
-            _ensure_without_deletion_vectors(found)
+            _ensure_without_deletion_vectors(path, found)
         return found
 
     def open_existing_table(self, stream: str, table: str, version: int | None = None) -> DeltaTable:
@@ -85,12 +86,12 @@ class Lake:
             DependencyUnavailableError: it is gone, or could not be read: neither is the same as empty (I15).
             ConfigurationError: somebody enabled deletion vectors for the table.
         """
-        found = open_table(self.build_table_path(stream, table), version)
+        found = open_table(path := self.build_table_path(stream, table), version)
         if found is None:
             raise DependencyUnavailableError(
                 f"the table {table} of {stream} is gone", remedy="restore it, or materialise the slice from raw on"
             )
-        _ensure_without_deletion_vectors(found)
+        _ensure_without_deletion_vectors(path, found)
         return found
 
     def load_commits(self, stream: str, table: str, keys: Sequence[str] | None = None) -> TableSlices:
@@ -156,17 +157,17 @@ class Lake:
         return {} if opened is None else count_slice_rows(opened, keys)
 
 
-def _ensure_without_deletion_vectors(table: DeltaTable) -> None:
+def _ensure_without_deletion_vectors(path: str, table: DeltaTable) -> None:
     """Refuse a table whose deleted rows stay in its files: an erased key would, and row counts of the log are wrong.
 
     Raises:
         ConfigurationError: the table has Delta's property `delta.enableDeletionVectors`.
     """
     if table.metadata().configuration.get(DELETION_VECTORS, "false").lower() == "true":
-        name = f"delta.`{table.table_uri}`"
+        name = quote_table(path)
         raise ConfigurationError(
-            f"{table.table_uri} has deletion vectors, with which deleted rows stay in its files",
+            f"the table {path} has deletion vectors: deleted rows stay in its files",
             found=f"{DELETION_VECTORS} = true",
-            remedy=f"in Spark: ALTER TABLE {name} SET TBLPROPERTIES ('{DELETION_VECTORS}' = 'false'), then "
+            remedy=f"run in Spark: ALTER TABLE {name} SET TBLPROPERTIES ('{DELETION_VECTORS}' = 'false'); then "
             f"REORG TABLE {name} APPLY (PURGE)",
         )

@@ -74,7 +74,7 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
 
     other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
     other.erasures.add(Erasure("orders", compute_digest(b"o6"), "asked for", "bob", NOON + timedelta(days=1)))
-    assert sync_with_ledger(other, lake, "orders") == 1, "a ledger that knows less takes nothing unavailable"
+    assert sync_with_ledger(other, lake, "orders") == 1, "a ledger that knows less removes nothing"
     assert [one.erasure.erased_by for one in read(lake, "orders")] == ["ann", "bob"]
     for _ in range(2):
         restore_plans(other.database, [], [], {}, [], {}, erasures=read(lake, "orders"))

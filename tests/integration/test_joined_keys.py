@@ -111,7 +111,7 @@ def test_entities_whose_fields_hold_the_separator_stay_apart(bench: Bench) -> No
 def test_a_key_or_version_that_changes_after_the_first_slice_is_refused(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """A key then had two rows in `current`, of which only one was ever replaced, and every new slice passed."""
+    """A key then had two rows in `current`, only one was ever replaced, and every new slice passed."""
     lake, declared = Lake(str(tmp_path)), replace(PAYMENTS, fields=(*PAYMENTS.fields, Field("other", "long")))
     path, properties = lake.build_table_path("payments", "events"), {KEY_PROPERTY: format_key_and_version(declared)}
     create(path, pa.schema([("slice", pa.string())]), configuration=properties)

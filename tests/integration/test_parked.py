@@ -514,7 +514,7 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
 
 
 def test_no_transactional_id_of_a_command_can_be_that_of_a_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`redrive-parked` of `orders` had the ID, and the mark, of whoever publishes to a topic `redrive.orders`."""
+    """`redrive-parked` of `orders` had the ID, and the mark, of a publication to a topic `redrive.orders`."""
     opened: list[str] = []
 
     def refuse(_: object, name: str, *__: object, **___: object) -> None:

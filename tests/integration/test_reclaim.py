@@ -316,7 +316,7 @@ def test_a_topic_that_nothing_is_published_to_is_reported(taking: Reclaiming) ->
     taking.world.write()
     fewer = replace(STREAM, tiers=STREAM.tiers[:1])
     found = reclaim_records(ledger, lake, fewer, ReclaimRequest(on=[STREAM.tier_topics[1]]), taking.log.append)
-    assert [*found.meant] == [X], "of a tier that is declared no more the records are reclaimed as well"
+    assert [*found.meant] == [X], "records of a tier that is no longer declared are reclaimed as well"
 
 
 def test_rejected_after_that_it_is_parked_once_and_can_be_reclaimed_again(taking: Reclaiming) -> None:

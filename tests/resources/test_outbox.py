@@ -121,7 +121,7 @@ def test_a_record_that_the_client_refuses_holds_up_its_key_and_no_other(
 
 
 def test_a_file_has_one_process_that_sends_from_it(tmp_path: Path) -> None:
-    """Nothing kept a second one unavailable, and both sent all of it."""
+    """Nothing refused a second one, and both sent all of it."""
     file = tmp_path / "outbox.sqlite"
     box = Outbox(file, NOBODY)
     with pytest.raises(ConfigurationError, match=r"outbox.sqlite is open already; .*outbox.sqlite.lock; remedy: end"):

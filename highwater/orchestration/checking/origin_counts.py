@@ -46,8 +46,8 @@ class OriginEnds:
         twice: rows in events beyond one for each origin; anything but 0 is an error.
         tombstones: records without a value.
         waiting: by tier the origins that were published to it and not accepted since.
-        stranded: by tier those that were published to it before it lost records, or before the stream declared it no
-            more, and that are not read from it; tiers without any are left out.
+        stranded: by tier those that were published to it before it lost records, or while the stream declared it,
+            which it no longer does; tiers without any are left out.
         parked: origins that wait for a person.
         discarded: origins that a person discarded; none of them is accepted later.
         reclaimed: origins that were reclaimed from the DLQ, and are not reprocessed yet.
@@ -150,7 +150,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> OriginEnds:
 
 
 def _select_undeclared(stream: Stream, rejected: Mapping[tuple[str, bool], int]) -> dict[str, int]:
-    """By tier that the stream declares no more the origins that were published to it."""
+    """Counts of origins by the tier that they were published to, of tiers that the stream no longer declares."""
     return {
         topic: count
         for (topic, published), count in rejected.items()

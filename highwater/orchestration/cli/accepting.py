@@ -17,6 +17,7 @@ from highwater.orchestration.cli.terminal import (
     dry_run_option,
     print_json,
     print_lines,
+    print_needed_options,
 )
 from highwater.orchestration.deployment import Deployment
 
@@ -79,3 +80,4 @@ def _accept(
         print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
         return
     print_lines([*lines, DRY_RUN_NOTE if dry_run else "recorded"])
+    print_needed_options("--yes --by NAME", dry_run=dry_run, as_json=as_json)

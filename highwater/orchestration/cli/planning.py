@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from highwater.orchestration.cli.terminal import (
+    DRY_RUN_NOTE,
     as_json_option,
     deployment_of,
     dry_run_option,
     print_json,
     print_lines,
+    print_needed_options,
     print_table,
     to_plain_error,
 )
@@ -47,8 +49,8 @@ def plan(deployment: Deployment, *, stream: str, dry_run: bool, as_json: bool) -
             }
         )
     else:
-        lines = [*found.lines, "a dry run: nothing was recorded; add --yes"] if dry_run else found.lines
-        print_lines(lines)
+        print_lines([*found.lines, *([DRY_RUN_NOTE] if dry_run else [])])
+        print_needed_options("--yes", dry_run=dry_run, as_json=as_json)
     for error in found.errors.values():
         raise error
 

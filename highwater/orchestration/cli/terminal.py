@@ -18,7 +18,7 @@ from highwater.orchestration.deployment import Deployment
 
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 
-DRY_RUN_NOTE = "a dry run: nothing was recorded; add --yes --by NAME"
+DRY_RUN_NOTE = "a dry run: nothing was recorded"
 EXIT_PERMANENT = 2
 EXIT_TEMPORARY = 75
 
@@ -102,10 +102,11 @@ def print_decision(plain: Mapping[str, object], lines: Sequence[str], *, dry_run
     """A decision as JSON, with its lines; or the lines, with a note if it was a dry run."""
     note = [DRY_RUN_NOTE] if dry_run and not as_json else []
     print_result({**plain, "done": not dry_run}, [*lines, *note], as_json=as_json)
+    print_needed_options("--yes --by NAME", dry_run=dry_run, as_json=as_json)
 
 
 def print_needed_options(options: str, *, dry_run: bool, as_json: bool) -> None:
-    """After a dry run the options with which the same command acts."""
+    """Print after a dry run the options with which the same command acts."""
     if dry_run and not as_json:
         click.echo(f"to do it, add {options}")
 

@@ -113,7 +113,7 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
     keys = sorted({*found.rows, *begun})
     later = _list_postponed_slices(work, instance, keys, begun, now)
     versions = list_versions(work.lake, stream, request.digest) if stream.versioned else {}
-    later |= _list_covering_slices(work, found, versions, later)
+    later |= _list_newer_slices(work, found, versions, later)
     if instance is None:
         work.log("DAGSTER_HOME is not set: slices that runs work on are not known, so let no run go on meanwhile")
     for key, why in later.items():
@@ -174,10 +174,10 @@ def _list_postponed_slices(
     return found
 
 
-def _list_covering_slices(
+def _list_newer_slices(
     work: Work, found: RowsOfKey, versions: Mapping[str, Sequence[Any]], later: Collection[str]
 ) -> dict[str, str]:
-    """Slices whose events of the key cover older ones of postponed slices, which would come back to `current` (I6).
+    """Slices with newer events of the key than postponed slices: without them `current` would show the older ones (I6).
 
     A postponed slice that is not decided yet may hold any version.
     """
@@ -186,14 +186,14 @@ def _list_covering_slices(
         return {}
     undecided = waiting - work.lake.load_slice_commits(work.stream.name, EVENTS, sorted(waiting)).keys()
     others = versions.keys() - later
-    covering = set(others) if undecided else set[str]()
-    while postponed := versions.keys() & (waiting | covering):
+    newer = set(others) if undecided else set[str]()
+    while postponed := versions.keys() & (waiting | newer):
         lowest = min(min(versions[key]) for key in postponed)
-        if not (newer := {key for key in others - covering if max(versions[key]) >= lowest}):
+        if not (more := {key for key in others - newer if max(versions[key]) >= lowest}):
             break
-        covering |= newer
+        newer |= more
     why = f"a slice that is left for later may have older events of the key, which {CURRENT} would show again"
-    return dict.fromkeys(sorted(covering), why)
+    return dict.fromkeys(sorted(newer), why)
 
 
 def _sort_by_version(keys: set[str], versions: Mapping[str, Sequence[Any]]) -> list[str]:

@@ -114,7 +114,7 @@ class Parked:
         waiting: the selected records by origin.
         others: how many wait beside them.
         ended: how many of the topic's records were accepted, discarded, reclaimed or erased, since.
-        without_envelope: records of the topic without an envelope that can be believed; nobody touches them.
+        without_envelope: records of the topic without a sound envelope; they are ignored.
         ends: to where the topic was read.
         missing: how many wait by the tables beyond those that the topic holds.
     """

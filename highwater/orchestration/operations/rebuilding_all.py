@@ -51,7 +51,7 @@ class CopyFacts:
 
     Args:
         count: copies by the topic that holds them.
-        without_envelope: records without an envelope that can be believed; they are reported by their own place.
+        without_envelope: records without a sound envelope; they are reported by their own place.
         slices: the highest ordinal of each topic whose slices sent them.
         newest: by generation and partition of the main topic the copy whose origin has the highest offset.
     """

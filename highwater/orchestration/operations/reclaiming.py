@@ -289,7 +289,7 @@ def _read_dlq_records(lake: Lake, stream: Stream) -> dict[Origin, DlqRecord]:
 def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str]) -> None:
     """A name that is no topic of the DLQ is reported; it would mean no record, which looks like success.
 
-    On a tier that is declared no more records may lie still.
+    A tier that is no longer declared may still hold records.
     """
     topics = [*stream.dlq_topics]
     topics += sorted(lies_on - set(topics))

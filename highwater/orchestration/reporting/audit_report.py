@@ -138,7 +138,7 @@ class Audit:
         found = [*self.problems]
         found += [self.ends.error] if self.ends.error else []
         found += [
-            f"{count:,} records waited on {tier}, which lost them or is declared no more; remedy: highwater reclaim "
+            f"{count:,} records waited on {tier}, which lost them or is no longer declared; remedy: highwater reclaim "
             f"{self.stream} --on {tier} reclaims them, to be reprocessed from raw"
             for tier, count in self.ends.stranded.items()
         ]

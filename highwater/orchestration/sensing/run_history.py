@@ -155,7 +155,7 @@ def _find_time_of_end(record: RunRecord) -> datetime:
 
 
 def list_dependency_failures(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
-    """The slices whose last run failed because a dependency was unavailable whose breaker stayed closed.
+    """The slices whose last run failed by an unavailable dependency whose breaker stayed closed.
 
     Spark has none, and that of Kafka is kept closed by questions that a broker answers while another one is missing.
     They are asked for on and on, at the longest wait: what they wait for is no fault of theirs.

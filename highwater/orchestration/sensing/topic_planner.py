@@ -305,15 +305,15 @@ def _ensure_own(ledger: Ledger, stream: Stream) -> None:
 
 
 def _ensure_same_main_topic(ledger: Ledger, stream: Stream) -> None:
-    """Ensure that a stream whose main topic was never planned planned no other one: nobody would read on in that.
+    """Ensure that the stream has no slices of another main topic, whose later records no slice would read.
 
     Raises:
-        ConfigurationError: it did.
+        ConfigurationError: it has.
     """
     topics = sorted(topic for name, topic in ledger.count_slices() if name == stream.name)
     if others := [topic for topic in topics if not is_stream_topic(stream, topic)]:
         raise ConfigurationError(
-            f"stream {stream.name} has slices of another topic, which would not be read any further",
+            f"stream {stream.name} has slices of another main topic, which would be read no further",
             stored=f"topic {', '.join(others)}",
             found=f"topic {stream.topic}",
             remedy="declare the former topic again, and this one as a stream of another name",

@@ -294,7 +294,7 @@ def test_a_log_that_cannot_be_read_and_a_slice_commit_of_another_format_are_repo
         patched.setattr(type(table), "get_add_actions", fails)
         found = _load_waiting_work(tables.ledger, tables.lake, tables.stream)
     assert isinstance(found, DependencyUnavailableError)
-    assert (found.of, found.found) == (None, "a checkpoint is gone"), "one table that is broken is no lake unavailable"
+    assert (found.of, found.found) == (None, "a checkpoint is gone"), "one broken table is no outage of the lake"
 
     def newer(*_: object) -> None:
         raise ValueError("slice commit of format 9; this version reads format 2")
