@@ -245,7 +245,7 @@ def _check_in_sync_minimum(facts: TopicFacts) -> Finding:
         return _build_unreadable_finding(facts, rule)
     least = int(found.value)
     if least >= facts.factor > 1:
-        text = f"{least} of {facts.factor}: one broker unavailable stops writes"
+        text = f"{least} of {facts.factor}: one unavailable broker stops writes"
         return Finding(rule, Level.ERROR, text, found.source, _find_spare_replica(facts, least))
     # Brokers ask for no more replicas than there are.
     in_force = min(least, facts.factor)
