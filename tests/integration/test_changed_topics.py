@@ -160,7 +160,7 @@ def test_a_stream_with_slices_does_not_plan_another_main_topic(tmp_path: Path) -
     planner, changed = Planner(ledger, kafka), replace(EAGER, topic="orders.v2")
     assert ledger.topics.open_generation(Generation("orders", EAGER.topic, "A", 0, {0: 0}, NOW))
     assert planner.tick(EAGER, NOW).slices
-    with pytest.raises(ConfigurationError, match="slices of another topic") as caught:
+    with pytest.raises(ConfigurationError, match="slices of another main topic") as caught:
         planner.tick(changed, NOW)
     assert (caught.value.stored, caught.value.found) == ("topic orders", "topic orders.v2")
     assert ledger.count_slices() == {("orders", "orders"): 1}
