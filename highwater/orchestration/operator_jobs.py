@@ -16,7 +16,7 @@ from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.jobs import build_one_op_job
 from highwater.orchestration.operations.recorded_action import recorded_action
 from highwater.orchestration.resources import read_settings
-from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG
+from highwater.orchestration.run_tags import AUDIT_PRIORITY, PRIORITY, STREAM_TAG
 from highwater.orchestration.stream_assets import build_work, do_nothing
 from highwater.stream_files import find_declared_stream
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
 
-# Below new slices, retries and their repair.
-AUDIT_PRIORITY = "-2"
 # Dagster's tag for the person who launched a run; a proxy or a wrapper of the launch may set it.
 USER_TAG = "user"
 

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -30,10 +30,12 @@ from highwater.orchestration.sensing.rounds import (
     RoundResult,
     describe_problem,
     describe_remedy,
+    find_first_unserved,
     limit_runs,
     visit_all,
 )
 from highwater.orchestration.sensing.run_history import describe_instance_place, read_instance_id
+from highwater.orchestration.sensing.run_places import assign_places
 from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
 from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES
 from highwater.resources.ledger.sensor_faults import NAME_LENGTH, SensorFault
@@ -233,10 +235,12 @@ def _evaluate(
     unread = {} if files is None else index_file_faults(files)
     visits.faults |= unread
     faults, ticks = _build_faults(shell, known, visits, now), limit_runs(visits.ticks, MAX_RUNS)
+    after = replace(visits.cursor, begin=find_first_unserved(visits.ticks, ticks) or visits.cursor.begin)
+    ticks = assign_places(context.instance, ticks)
     read = [] if files is None else [one for one in known if is_in(files, one) and one not in unread]
     lines = [*round_.lines, *_record(ledger, shell, known, faults, [*visits.served, *paused, *read])]
     _log(context, ticks, visits, faults)
-    return _build_result(streams, ticks, _format_message(streams, paused, visits, faults, ticks, lines), visits.cursor)
+    return _build_result(streams, ticks, _format_message(streams, paused, visits, faults, ticks, lines), after)
 
 
 def index_file_faults(files: "Declarations") -> "dict[str, DeclarationError]":

@@ -9,8 +9,10 @@ import dagster as dg
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 
+from highwater.declaration import Stream
+from highwater.orchestration.sensing.run_places import assign_places
 from highwater.orchestration.sensing.run_requests import build_first_requests
-from highwater.orchestration.sensing.stream_ticks import build_run_requests
+from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
 from tests.helpers.support import make_stream
 
 STREAM = make_stream("orders")
@@ -20,10 +22,17 @@ _LOCATION = RegisteredCodeLocationOrigin("ours")
 ORIGIN = RemoteJobOrigin(RemoteRepositoryOrigin(_LOCATION, "__repository__"), "orders_slice")
 
 
-def add_runs(instance: dg.DagsterInstance, keys: Sequence[str], purpose: str, status: dg.DagsterRunStatus) -> list[str]:
+def add_runs(
+    instance: dg.DagsterInstance,
+    keys: Sequence[str],
+    purpose: str,
+    status: dg.DagsterRunStatus,
+    stream: Stream = STREAM,
+) -> list[str]:
     """A run for each key, with the tags that a tick requests it by."""
     found = []
-    for request in build_run_requests(STREAM, build_first_requests(keys, keys, 1, purpose)):
+    tick = Tick(requests=build_first_requests(keys, keys, 1, purpose))
+    for request in build_run_requests(stream, assign_places(instance, {stream.name: tick})[stream.name].requests):
         run = dg.DagsterRun("orders_slice", tags=dict(request.tags), status=status, remote_job_origin=ORIGIN)
         instance.add_run(run)
         found.append(run.run_id)

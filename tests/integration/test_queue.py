@@ -1,4 +1,4 @@
-"""However many retries are due, they delay a new slice by one run at the most: by Dagster's own queue.
+"""Streams take turns, and however many retries are due, they delay a new slice by one run at most: by Dagster's queue.
 
 The queue's daemon decides here as it does in a deployment, with the limits of our dagster.yaml; no run is launched.
 """
@@ -6,6 +6,7 @@ The queue's daemon decides here as it does in a deployment, with the limits of o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -13,8 +14,10 @@ import pytest
 import yaml
 from dagster import instance_for_test
 
-from highwater.orchestration.run_tags import PUBLISH, RETRY
+from highwater.declaration import Stream
+from highwater.orchestration.run_tags import MAIN_TAG, PUBLISH, RETRY
 from tests.helpers.run_queue import TIER, add_runs, list_dequeued
+from tests.helpers.support import make_stream
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -67,3 +70,65 @@ def test_a_backlog_that_runs_leaves_a_place_for_what_is_retried_or_published(
     key = f"{TIER}@0000000" if purpose == RETRY else "orders@0000000"
     wanted = add_runs(instance, [key], purpose, dg.DagsterRunStatus.QUEUED)
     assert list_dequeued(instance) == wanted
+
+
+def test_a_stream_waits_for_one_run_of_each_other_stream_however_many_of_theirs_wait(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The two take all places. A third stream waited for the last run of both."""
+    busy = {name: _declare(name) for name in ("a", "b")}
+    owners: dict[str, str] = {}
+    for name, stream in busy.items():
+        owners |= dict.fromkeys(_add(instance, stream, 2, dg.DagsterRunStatus.STARTED), name)
+    for name, stream in busy.items():
+        owners |= dict.fromkeys(_add(instance, stream, 38, dg.DagsterRunStatus.QUEUED, first=2), name)
+    third = _declare("c")
+    owners |= dict.fromkeys(_add(instance, third, 3, dg.DagsterRunStatus.QUEUED), "c")
+    ended = [run for run in owners if instance.get_run_by_id(run).status == dg.DagsterRunStatus.STARTED]  # type: ignore[union-attr]
+    launched = [owners[_end_and_launch(instance, ended)] for _ in range(15)]
+    assert launched.index("c") <= 2, launched
+    assert launched.count("c") == 3, "its later runs take their turn too"
+    assert min(launched[:9].count(name) for name in "abc") >= 2, launched
+
+
+def test_a_backlog_goes_on_beside_streams_that_always_have_a_new_slice(instance: dg.DagsterInstance) -> None:
+    """Were runs of streams without a backlog always first, a stream that is behind would be for ever."""
+    _add(instance, _declare("behind"), 40, dg.DagsterRunStatus.QUEUED)
+    steady, started = [_declare(f"steady{n}") for n in range(6)], list[str]()
+    unfinished = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED]
+    for number in range(30):
+        for stream in steady:
+            if not instance.get_runs_count(dg.RunsFilter(tags={MAIN_TAG: stream.name}, statuses=unfinished)):
+                _add(instance, stream, 1, dg.DagsterRunStatus.QUEUED, first=number)
+        for run in list_dequeued(instance):
+            _start(instance, run)
+            started.append(run)
+        instance.report_run_canceled(instance.get_run_by_id(started.pop(0)))  # type: ignore[arg-type]
+    left = dg.RunsFilter(tags={MAIN_TAG: "behind"}, statuses=[dg.DagsterRunStatus.QUEUED])
+    assert 40 - instance.get_runs_count(left) >= 5, "a seventh of 33 runs is its share"
+
+
+def _declare(name: str) -> Stream:
+    return replace(make_stream(name), name=name)
+
+
+def _add(
+    instance: dg.DagsterInstance, stream: Stream, runs: int, status: dg.DagsterRunStatus, first: int = 0
+) -> list[str]:
+    keys = [f"{stream.topic}@{n:07d}" for n in range(first, first + runs)]
+    return add_runs(instance, keys, "plan", status, stream)
+
+
+def _end_and_launch(instance: dg.DagsterInstance, started: list[str]) -> str:
+    """End the run that began first, and start the one that the queue launches then."""
+    instance.report_run_canceled(instance.get_run_by_id(started.pop(0)))  # type: ignore[arg-type]
+    [run] = list_dequeued(instance)
+    _start(instance, run)
+    started.append(run)
+    return run
+
+
+def _start(instance: dg.DagsterInstance, run: str) -> None:
+    instance.report_dagster_event(
+        dg.DagsterEvent(dg.DagsterEventType.PIPELINE_START.value, "orders_slice", message="started"), run
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from sqlalchemy import event
 
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting import alerts
@@ -75,6 +77,27 @@ def test_every_sensor_records_its_instance_for_each_stream(ledger: Ledger, monke
         found = ledger.instances.list_for_stream("orders")
         assert len(found) == number, sensor.name
         assert found[-1].place.endswith(":/srv/dagster")
+
+
+def test_an_instance_of_many_streams_is_one_update_a_minute(ledger: Ledger) -> None:
+    """100 idle streams were 100 deleted and 100 inserted rows a minute."""
+    streams, now, counts = [f"s{n}" for n in range(100)], datetime.now(UTC), Counter[str]()
+    ledger.instances.record(streams, "i", "here", now)
+
+    def count(_: Any, __: Any, statement: str, *___: Any) -> None:
+        counts[statement.split(maxsplit=1)[0]] += 1
+
+    event.listen(ledger.database.engine, "before_cursor_execute", count)
+    for seconds in range(20, 620, 20):
+        ledger.instances.record(streams, "i", "here", now + timedelta(seconds=seconds))
+    assert (counts["UPDATE"], counts["INSERT"], counts["DELETE"]) == (10, 0, 0)
+    [one] = ledger.instances.list_for_stream("s99")
+    assert (one.first_seen, one.last_seen) == (now, now + timedelta(minutes=10))
+    ledger.instances.record([*streams, "new"], "i", "there", now + timedelta(minutes=11))
+    [one] = ledger.instances.list_for_stream("s99")
+    assert (one.place, one.first_seen) == ("there", now), "it is the same instance"
+    ledger.instances.record(streams, "i", "there", now + timedelta(minutes=30))
+    assert [one.first_seen for one in ledger.instances.list_for_stream("s99")] == [now + timedelta(minutes=30)]
 
 
 def test_status_and_alert_report_two_instances_at_once(ledger: Ledger, tmp_path: Path) -> None:

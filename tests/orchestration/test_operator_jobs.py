@@ -15,7 +15,8 @@ from highwater.orchestration import failures
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import maintenance
 from highwater.orchestration.operations.maintenance import Report, TableReport
-from highwater.orchestration.operator_jobs import AUDIT_PRIORITY, OPERATIONS
+from highwater.orchestration.operator_jobs import OPERATIONS
+from highwater.orchestration.run_tags import AUDIT_PRIORITY
 from highwater.resources.table_maintenance import TableSize
 from tests.helpers.operator_calls import SAME, SLICE, Calls
 

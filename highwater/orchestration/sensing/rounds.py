@@ -231,6 +231,11 @@ def limit_runs(ticks: Mapping[str, Tick], most: int) -> dict[str, Tick]:
     return {name: _limit_requests(tick, counts[name]) for name, tick in ticks.items()}
 
 
+def find_first_unserved(asked: Mapping[str, Tick], ticks: Mapping[str, Tick]) -> str:
+    """The first stream whose runs all wait for the next tick, which begins with it; empty if there is none."""
+    return next((name for name, tick in asked.items() if tick.requests and not ticks[name].requests), "")
+
+
 def _limit_requests(tick: Tick, many: int) -> Tick:
     """The tick with its first requests only, and the keys before those that have to wait."""
     if many == len(tick.requests):

@@ -12,6 +12,7 @@ from highwater.orchestration.run_tags import (
     PARTITION,
     PRIORITY,
     PROBE,
+    PUBLISH,
     PURPOSE,
     RANGE_END,
     RANGE_START,
@@ -40,6 +41,7 @@ class Request:
         raw_alone: whether they are only to be read from Kafka, not decided: the stream's breaker is not closed, or
             they are urgent.
         urgent: whether retention is about to take their records.
+        place: the place in Dagster's queue among runs that take turns, from 0.
     """
 
     keys: tuple[str, ...]
@@ -49,6 +51,12 @@ class Request:
     tier: bool = False
     raw_alone: bool = False
     urgent: bool = False
+    place: int = 0
+
+    @property
+    def takes_turn(self) -> bool:
+        """Whether it is for slices of the main topic that wait for their turn among those of all streams."""
+        return not self.tier and not self.urgent and self.purpose not in (PROBE, PUBLISH)
 
     @property
     def run_key(self) -> str:
@@ -63,12 +71,13 @@ class Request:
     @property
     def tags(self) -> dict[str, str]:
         """The tags that make it a run over a range, one slice included."""
+        priority = URGENT_PRIORITY if self.urgent else TIER_PRIORITY if self.tier else str(-self.place)
         return {
             RANGE_START: self.keys[0],
             RANGE_END: self.keys[-1],
             RUN_NUMBER: str(self.run_number),
             PURPOSE: self.purpose,
-            **({PRIORITY: URGENT_PRIORITY} if self.urgent else {PRIORITY: TIER_PRIORITY} if self.tier else {}),
+            **({} if priority == "0" else {PRIORITY: priority}),
         }
 
 

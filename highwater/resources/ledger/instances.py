@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from highwater.instances import TERM, Instance, select_concurrent
@@ -33,30 +33,27 @@ class Instances(LedgerPart):
         return select_concurrent(self.list_for_stream(stream), now)
 
     def record(self, streams: Collection[str], instance_id: str, place: str, now: datetime) -> None:
-        """Record that an instance's sensors tick for these streams, with one write for all of them."""
+        """Record that an instance's sensors tick for these streams: an update a minute, with one statement for all."""
         query = select(_TABLE).where(_TABLE.c.instance_id == instance_id)
         with self._database.reading() as connection:
             known = {row.stream: row for row in connection.execute(query)}
-        fresh = {name for name, row in known.items() if row.place == place and now - row.last_seen < WRITE_EVERY}
-        due = [name for name in streams if name not in fresh]
-        if not due:
+        live = {n: row for n, row in known.items() if row.place == place and now - row.last_seen < TERM}
+        due = [n for n in streams if n in live and now - live[n].last_seen >= WRITE_EVERY]
+        new = [n for n in streams if n not in live]
+        if not due and not new:
             return
-        live = {name: row.first_seen for name, row in known.items() if now - row.last_seen < TERM}
-        rows = [
-            {
-                "stream": name,
-                "instance_id": instance_id,
-                "place": place,
-                "first_seen": live.get(name, now),
-                "last_seen": now,
-            }
-            for name in due
-        ]
+        # An instance that moved meanwhile, to another host or DAGSTER_HOME, is the same one.
+        since = {n: known[n].first_seen for n in new if n in known and now - known[n].last_seen < TERM}
+        here = {"instance_id": instance_id, "place": place, "last_seen": now}
+        rows = [{"stream": n, "first_seen": since.get(n, now), **here} for n in new]
+        is_mine = _TABLE.c.instance_id == instance_id
         try:
             with self._database.writing() as connection:
-                connection.execute(delete(_TABLE).where(_TABLE.c.last_seen < now - RETENTION))
-                is_instance = (_TABLE.c.stream == bindparam("of")) & (_TABLE.c.instance_id == instance_id)
-                connection.execute(delete(_TABLE).where(is_instance), [{"of": name} for name in due])
-                connection.execute(insert(_TABLE), rows)
+                if due:
+                    connection.execute(update(_TABLE).where(is_mine, _TABLE.c.stream.in_(due)).values(last_seen=now))
+                if new:
+                    connection.execute(delete(_TABLE).where(_TABLE.c.last_seen < now - RETENTION))
+                    connection.execute(delete(_TABLE).where(is_mine, _TABLE.c.stream.in_(new)))
+                    connection.execute(insert(_TABLE), rows)
         except IntegrityError:
             return  # another sensor of the same instance recorded it first

@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 from sqlalchemy import event
 
-from highwater.declaration import Foreign, Limits, Stream
+from highwater.declaration import Accepted, Foreign, Limits, Stream
 from highwater.errors import ConfigurationError, DeclarationError, DependencyUnavailableError, TopicAbsentError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
@@ -25,7 +25,7 @@ from highwater.orchestration.sensing.rounds import Cursor
 from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.pauses import ALL, PLANNER, RETRIES, Pause
+from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES, Pause
 from highwater.resources.topic_state import PartitionState, TopicState, TopicStates
 from highwater.slices import OffsetRange
 from highwater.stream_files import Declarations
@@ -311,6 +311,37 @@ def test_one_tick_requests_a_bounded_number_of_runs_and_the_next_ones_the_rest(
     for stream in ours.streams:
         keys = [slice_.key for slice_ in ours.ledger.list_slices(stream.name)]
         assert list(ours.instance.get_dynamic_partitions(stream.partitions_name)) == keys
+
+
+@pytest.mark.parametrize(
+    ("sensor", "stops"),
+    [
+        ("planner", {PLANNER, ALL}),
+        ("dlq_retries", {RETRIES, ALL}),
+        ("publisher", {PUBLISHER, ALL}),
+        ("repair", {ALL}),
+        ("offset_mirror", set[str]()),
+    ],
+)
+def test_a_pause_stops_the_sensors_of_its_part_alone(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, sensor: str, stops: set[str]
+) -> None:
+    parts = dict(zip(("s000", "s001", "s002", "s003"), (PLANNER, RETRIES, PUBLISHER, ALL), strict=True))
+    streams = [replace(one, publishes=Accepted(f"{one.name}.accepted")) for one in named(*parts, "s004")]
+    ours, visited, visit_all = Deployment(tmp_path, instance, streams), set[str](), sensors.visit_all
+
+    def record_visits(round_: Any, streams: Sequence[Stream], *rest: Any) -> Any:
+        visited.update(stream.name for stream in streams)
+        return visit_all(round_, streams, *rest)
+
+    monkeypatch.setattr(sensors, "visit_all", record_visits)
+    for name, part in parts.items():
+        ours.ledger.paused.pause_part(name, part, Pause("", NOW, "ann", f"no {part}"))
+    ours.tick(sensor)
+    message = ours.tick(sensor).skip_message or ""
+    stopped = {name for name, part in parts.items() if part in stops}
+    assert visited == {stream.name for stream in ours.streams} - stopped
+    assert all((f"no {part}" in message) == (part in stops) for part in parts.values()), message
 
 
 def test_a_paused_stream_is_skipped_and_the_others_are_planned(deployed: Callable[..., Deployment]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from highwater.declaration import Stream
 from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration.sensing import rounds
-from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
+from highwater.orchestration.sensing.rounds import Cursor, find_first_unserved, limit_runs, visit_all
 from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.stream_ticks import Tick
 from tests.helpers.support import make_stream
@@ -143,3 +143,9 @@ def test_keys_that_no_run_is_requested_for_are_added_all_the_same() -> None:
     assert limit_runs({"a": replace(tick, requests=[])}, 1)["a"].keys == tick.keys
     cut = limit_runs({"a": tick}, 1)["a"]
     assert (cut.keys, cut.requests) == (["a@0"], []), "keys are added in the order of the plan"
+
+
+def test_a_round_begins_with_the_first_stream_whose_runs_all_waited() -> None:
+    ticks = {name: wanting(name, 2) for name in "abcd"} | {"e": Tick(lines=["nothing new"])}
+    assert find_first_unserved(ticks, limit_runs(ticks, 2)) == "c"
+    assert find_first_unserved(ticks, limit_runs(ticks, 4)) == "", "each had one"

@@ -1,0 +1,65 @@
+"""The places of runs in Dagster's queue, so that streams take turns however many runs of one of them wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.orchestration.run_tags import MAIN_TAG, PRIORITY
+from highwater.orchestration.sensing.run_requests import Request
+
+if TYPE_CHECKING:
+    from highwater.orchestration.sensing.stream_ticks import Tick
+
+# Dagster's queue launches runs of one priority in the order of their requests: a stream would wait for the last run of
+# two others with a backlog, which fill the queue's limit. So runs of main topics have places as in start-time fair
+# queueing: a stream's next run is one behind its own last one, and behind what is in progress now.
+_QUEUED = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED]
+_IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+_NONE = -1
+
+
+def assign_places(instance: dg.DagsterInstance, ticks: Mapping[str, Tick]) -> dict[str, Tick]:
+    """The ticks with a place for each request that takes its turn; one query, and one for each stream with such.
+
+    Args:
+        instance: Dagster's.
+        ticks: by stream.
+    """
+    streams = [name for name, tick in ticks.items() if any(one.takes_turn for one in tick.requests)]
+    if not streams:
+        return dict(ticks)
+    now = _read_current_place(instance)
+    return {**ticks, **{name: _place(ticks[name], max(now, _read_last_place(instance, name))) for name in streams}}
+
+
+def _place(tick: Tick, last: int) -> Tick:
+    requests: list[Request] = []
+    for request in tick.requests:
+        last += request.takes_turn
+        requests.append(replace(request, place=last) if request.takes_turn else request)
+    return replace(tick, requests=requests)
+
+
+def _read_current_place(instance: dg.DagsterInstance) -> int:
+    """The highest place that is in progress; where none is, the one before the place that is next."""
+    places = _list_places(instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS)))
+    if places:
+        return max(places)
+    oldest = _list_places(instance.get_runs(dg.RunsFilter(statuses=_QUEUED), limit=20, ascending=True))
+    return min(oldest, default=0) - 1
+
+
+def _read_last_place(instance: dg.DagsterInstance, stream: str) -> int:
+    """The place of the stream's last run that is queued or in progress."""
+    unfinished = dg.RunsFilter(statuses=[*_QUEUED, *_IN_PROGRESS], tags={MAIN_TAG: stream})
+    return max(_list_places(instance.get_runs(unfinished, limit=1)), default=_NONE)
+
+
+def _list_places(runs: Sequence[dg.DagsterRun]) -> list[int]:
+    """The places of runs that took their turn: others, such as urgent ones, have none."""
+    priorities = [int(run.tags.get(PRIORITY, 0)) for run in runs if MAIN_TAG in run.tags]
+    return [-priority for priority in priorities if priority <= 0]
