@@ -84,7 +84,7 @@ def test_a_stream_waits_for_one_run_of_each_other_stream_however_many_of_theirs_
         owners |= dict.fromkeys(_add(instance, stream, 38, dg.DagsterRunStatus.QUEUED, first=2), name)
     third = _declare("c")
     owners |= dict.fromkeys(_add(instance, third, 3, dg.DagsterRunStatus.QUEUED), "c")
-    ended = [run for run in owners if instance.get_run_by_id(run).status == dg.DagsterRunStatus.STARTED]  # type: ignore[union-attr]
+    ended = [run for run in owners if instance.get_run_by_id(run).status == dg.DagsterRunStatus.STARTED]
     launched = [owners[_end_and_launch(instance, ended)] for _ in range(15)]
     assert launched.index("c") <= 2, launched
     assert launched.count("c") == 3, "its later runs take their turn too"

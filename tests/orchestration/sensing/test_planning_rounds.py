@@ -20,7 +20,7 @@ from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.stalled_work import measure_skipped_streams, measure_stream_files
-from highwater.orchestration.sensing import resting_rounds
+from highwater.orchestration.sensing import resting_rounds, rounds
 from highwater.orchestration.sensing.rounds import Cursor
 from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.resources.lake import Lake
@@ -328,7 +328,7 @@ def test_a_pause_stops_the_sensors_of_its_part_alone(
 ) -> None:
     parts = dict(zip(("s000", "s001", "s002", "s003"), (PLANNER, RETRIES, PUBLISHER, ALL), strict=True))
     streams = [replace(one, publishes=Accepted(f"{one.name}.accepted")) for one in named(*parts, "s004")]
-    ours, visited, visit_all = Deployment(tmp_path, instance, streams), set[str](), sensors.visit_all
+    ours, visited, visit_all = Deployment(tmp_path, instance, streams), set[str](), rounds.visit_all
 
     def record_visits(round_: Any, streams: Sequence[Stream], *rest: Any) -> Any:
         visited.update(stream.name for stream in streams)
