@@ -174,6 +174,10 @@ class DependencyUnavailableError(TemporaryError):
         self.of = of
 
 
+class OutOfTimeError(DependencyUnavailableError):
+    """The time of a sensor's tick was over before Kafka was asked everything; no breaker counts it."""
+
+
 class NothingFetchedError(DependencyUnavailableError):
     """Kafka gave Spark no record in time, although its offsets are there."""
 

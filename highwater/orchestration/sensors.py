@@ -23,6 +23,7 @@ from highwater.orchestration.sensing.planning_rounds import PlannerRound, Retrie
 from highwater.orchestration.sensing.resting_rounds import MirrorRound, PublisherRound, RepairRound, RestingStreams
 from highwater.orchestration.sensing.rounds import (
     BUDGET_SECONDS,
+    LIMIT_SECONDS,
     MAX_RUNS,
     Cursor,
     Round,
@@ -39,6 +40,7 @@ from highwater.orchestration.sensing.run_places import assign_places
 from highwater.orchestration.sensing.stream_ticks import Tick, build_run_requests
 from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES
 from highwater.resources.ledger.sensor_faults import NAME_LENGTH, SensorFault
+from highwater.resources.time_limits import limit_time
 from highwater.resources.webhook import post
 
 if TYPE_CHECKING:
@@ -210,7 +212,8 @@ def _build_sensor(
         required_resource_keys=set(shell.needs),
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return _evaluate(context, shell, streams, files)
+        with limit_time(LIMIT_SECONDS):
+            return _evaluate(context, shell, streams, files)
 
     return tick
 
@@ -387,20 +390,21 @@ def build_alerts_sensor(
             )
             faulty = {one.stream for one in ledger.sensor_faults.list_all()}
             resting = {s.name for s in streams if rests.is_at_rest(s.name) and s.name not in faulty}
-            done = alerts.tick(
-                ledger,
-                connections.kafka.open(),
-                connections.lake.open(),
-                streams,
-                _build_alert_sender(context),
-                sensors=lambda: [
-                    *measure_sensors(context.instance, names, list_known_secrets()),
-                    *measure_skipped_streams(ledger, streams, names, datetime.now(UTC)),
-                    measure_stream_files(files),
-                ],
-                begin=cursor.begin,
-                resting=resting,
-            )
+            with limit_time(LIMIT_SECONDS):
+                done = alerts.tick(
+                    ledger,
+                    connections.kafka.open(),
+                    connections.lake.open(),
+                    streams,
+                    _build_alert_sender(context),
+                    sensors=lambda: [
+                        *measure_sensors(context.instance, names, list_known_secrets()),
+                        *measure_skipped_streams(ledger, streams, names, datetime.now(UTC)),
+                        measure_stream_files(files),
+                    ],
+                    begin=cursor.begin,
+                    resting=resting,
+                )
         except TemporaryError as error:
             context.log.info(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)

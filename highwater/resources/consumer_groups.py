@@ -15,6 +15,7 @@ from highwater.batching import split_by_count
 from highwater.errors import ConfigurationError, ForeignMemberError, HighwaterError
 from highwater.mirroring import GroupOffset, MirrorMark
 from highwater.resources.kafka import REQUEST_SECONDS
+from highwater.resources.time_limits import limit_wait
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, TopicPartition
@@ -90,12 +91,10 @@ def _request_group(kafka: Kafka, name: str) -> Any:
     """The coordinator's description of a group; None if it does not exist."""
     from confluent_kafka import KafkaException
 
-    admin = kafka.get_admin()
-    futures = admin.describe_consumer_groups(
-        [name], include_authorized_operations=True, request_timeout=REQUEST_SECONDS
-    )
+    admin, seconds = kafka.get_admin(), limit_wait(REQUEST_SECONDS)
+    futures = admin.describe_consumer_groups([name], include_authorized_operations=True, request_timeout=seconds)
     try:
-        return futures[name].result(REQUEST_SECONDS + 1)
+        return futures[name].result(seconds + 1)
     except KafkaException as error:
         if error.args[0].name() in _ABSENT:
             return None
@@ -136,7 +135,9 @@ def read_group_offsets(
     asked = [TopicPartition(*place) for place in sorted(places)]
     consumer = kafka.open_reader(**{"group.id": name})
     try:
-        answers = _with_coordinator(kafka, name, lambda: _ensure_no_errors(consumer.committed(asked, REQUEST_SECONDS)))
+        answers = _with_coordinator(
+            kafka, name, lambda: _ensure_no_errors(consumer.committed(asked, limit_wait(REQUEST_SECONDS)))
+        )
     finally:
         consumer.close()
     return {
@@ -173,16 +174,19 @@ def _commit_once(kafka: Kafka, name: str, wanted: list[TopicPartition]) -> None:
     The client's own wait for a commit has no limit, so the answer comes by callback.
     """
     outcomes: list[tuple[KafkaError | None, list[TopicPartition]]] = []
-    consumer = kafka.open_reader(**{"group.id": name, "on_commit": lambda *outcome: outcomes.append(outcome)})
+    seconds = limit_wait(REQUEST_SECONDS)
+    # A consumer that is closed waits for the answer to its commit for as long as its session lasts: 45 s by default.
+    waits = {"session.timeout.ms": max(1, int(1000 * seconds))}
+    consumer = kafka.open_reader(**{"group.id": name, "on_commit": lambda *outcome: outcomes.append(outcome), **waits})
     try:
         consumer.commit(offsets=wanted, asynchronous=True)
-        deadline = time.monotonic() + REQUEST_SECONDS
+        deadline = time.monotonic() + seconds
         while not outcomes and time.monotonic() < deadline:
             consumer.poll(POLL_SECONDS)
     finally:
         consumer.close()
     if not outcomes:
-        raise kafka.build_unavailable_error(f"group {name}: no answer to a commit in {REQUEST_SECONDS:g} s")
+        raise kafka.build_unavailable_error(f"group {name}: no answer to a commit in {seconds:.3g} s")
     [(fault, answers), *_] = outcomes
     _ensure_no_errors(answers, fault)
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import KAFKA, ConfigurationError, DependencyUnavailableError, HighwaterError, TopicAbsentError
+from highwater.resources.broker_requests import ask_any_broker, describe_topics, list_topics
 from highwater.resources.clients import open_client
 from highwater.resources.kafka_options import build_spark_options, redact_values, refuse_weakening
 from highwater.resources.offset_requests import (
@@ -28,6 +29,7 @@ from highwater.resources.offset_requests import (
     wait_for_result,
 )
 from highwater.resources.record_reading import READER, WAITS, list_fetch_waits, read_records
+from highwater.resources.time_limits import build_out_of_time_error, is_out_of_time, limit_wait
 from highwater.resources.topic_state import (
     TopicState,
     TopicStates,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
     from confluent_kafka.admin import AdminClient, TopicDescription
 
-# A tick makes four requests at the most: 4 x 4 s is well within the 60 s that Dagster gives a sensor.
+# For the last broker that is asked; the tick's own limit may leave less.
 REQUEST_SECONDS = 4.0
 # Between two looks that must agree before anything is called lost. Brokers hear of a new leader, or of a topic, within
 # a second of each other.
@@ -97,8 +99,8 @@ class Kafka:
         from confluent_kafka import KafkaException
 
         try:
-            return sorted(self.get_admin().list_topics(timeout=REQUEST_SECONDS).topics)
-        except KafkaException as error:
+            return ask_any_broker(self, list_topics, REQUEST_SECONDS)
+        except (KafkaException, TimeoutError) as error:
             raise self.build_unavailable_error(error) from error
 
     def list_group_names(self) -> list[str]:
@@ -109,9 +111,9 @@ class Kafka:
         """
         from confluent_kafka import KafkaException
 
-        admin = self.get_admin()
+        admin, seconds = self.get_admin(), limit_wait(REQUEST_SECONDS)
         try:
-            found: Any = admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS + 1)
+            found: Any = admin.list_consumer_groups(request_timeout=seconds).result(seconds + 1)
         except (KafkaException, TimeoutError) as error:
             raise self.build_unavailable_error(error) from error
         finally:
@@ -188,31 +190,32 @@ class Kafka:
         Raises:
             DependencyUnavailableError: no broker answered in time.
         """
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+        from confluent_kafka import KafkaError
+
+        found: dict[str, tuple[str, dict[int, int | None]]] = {}
+        denied = set[str]()
+        for topic, answer in self._describe(topics).items():
+            if isinstance(answer, KafkaError):
+                if answer.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    denied.add(topic)
+            elif is_whole(answer):
+                found[topic] = find_id_and_leaders(answer)
+        return found, denied
+
+    def _describe(self, topics: Collection[str]) -> dict[str, TopicDescription | KafkaError]:
+        """The descriptions of topics, or the errors with which they were refused.
+
+        Raises:
+            DependencyUnavailableError: no broker answered in time.
+        """
+        from confluent_kafka import KafkaException
 
         if not topics:
-            return {}, set()
-        denied = set[str]()
-        admin = self.get_admin()
-        found: dict[str, tuple[str, dict[int, int | None]]] = {}
+            return {}
         try:
-            futures = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_SECONDS)
-            for topic, future in futures.items():
-                try:
-                    answer = future.result(REQUEST_SECONDS + 1)
-                except KafkaException as error:
-                    if error.args[0].code() in list_timeout_codes():
-                        raise
-                    if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                        denied.add(topic)
-                    continue
-                if is_whole(answer):
-                    found[topic] = find_id_and_leaders(answer)
+            return ask_any_broker(self, partial(describe_topics, topics=topics), REQUEST_SECONDS)
         except (KafkaException, TimeoutError) as error:
             raise self.build_unavailable_error(error) from error
-        finally:
-            del admin
-        return found, denied
 
     def _read_offsets(
         self, places: Sequence[tuple[str, int]], *queries: OffsetQuery
@@ -230,13 +233,13 @@ class Kafka:
         refused, late = set[str](), list[int]()
         if not places:
             return found, refused
-        admin = self.get_admin()
+        admin, seconds = self.get_admin(), limit_wait(REQUEST_SECONDS)
         wanted = [TopicPartition(*place) for place in places]
         try:
-            by_query = [self._request_offsets(admin, wanted, query) for query in queries]
+            by_query = [self._request_offsets(admin, wanted, query, seconds) for query in queries]
             for answers, futures in zip(found, by_query, strict=True):
                 for one, future in futures.items():
-                    answer, error = wait_for_result(future, REQUEST_SECONDS)
+                    answer, error = wait_for_result(future, seconds)
                     if error is None and answer.offset >= 0:
                         answers[one.topic, one.partition] = answer
                     elif error in list_timeout_codes():
@@ -256,7 +259,7 @@ class Kafka:
             TopicAbsentError: there is no such topic.
             DependencyUnavailableError: no broker answered in time.
         """
-        time.sleep(LOOKS_APART)
+        time.sleep(limit_wait(LOOKS_APART))  # where the limit cuts it short, no time is left for a look
         other = copy(self)
         other._admin = None  # noqa: SLF001 - of this very class
         return other.read_topic_state(topic)
@@ -331,20 +334,13 @@ class Kafka:
             ConfigurationError: this user may not describe it.
             DependencyUnavailableError: no broker answered in time, or the answer lacks the ID or a partition.
         """
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+        from confluent_kafka import KafkaError
 
-        admin = self.get_admin()
-        try:
-            future = admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
-            found: TopicDescription = future.result(REQUEST_SECONDS + 1)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise self._build_absent_error(topic) from None
-            raise self._translate_error(topic, error.args[0]) from error
-        except TimeoutError as error:
-            raise self.build_unavailable_error(error) from error
-        finally:
-            del admin
+        found = self._describe([topic])[topic]
+        if isinstance(found, KafkaError):
+            if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise self._build_absent_error(topic)
+            raise self._translate_error(topic, found)
         if not is_whole(found):
             raise self.build_unavailable_error(f"the answer for topic {topic} lacks the topic ID or a partition")
         return found
@@ -374,30 +370,30 @@ class Kafka:
             return [{} for _ in queries]
         from confluent_kafka import TopicPartition
 
-        admin = self.get_admin()
+        admin, seconds = self.get_admin(), limit_wait(REQUEST_SECONDS)
         wanted = [TopicPartition(topic, p) for p in partitions]
         try:
-            by_query = [self._request_offsets(admin, wanted, query) for query in queries]
+            by_query = [self._request_offsets(admin, wanted, query, seconds) for query in queries]
             return [
-                self._await_answers(futures, 0 if isinstance(query, OffsetQuery) else NO_SUCH_RECORD)
+                self._await_answers(futures, 0 if isinstance(query, OffsetQuery) else NO_SUCH_RECORD, seconds)
                 for query, futures in zip(queries, by_query, strict=True)
             ]
         finally:
             del admin
 
     def _request_offsets(
-        self, admin: AdminClient, partitions: Sequence[TopicPartition], query: OffsetQuery | int
+        self, admin: AdminClient, partitions: Sequence[TopicPartition], query: OffsetQuery | int, seconds: float
     ) -> dict[Any, Any]:
         from confluent_kafka import KafkaException
 
         try:
-            return request_offsets(admin, partitions, query, REQUEST_SECONDS)
+            return request_offsets(admin, partitions, query, seconds)
         except KafkaException as error:
             raise self.build_unavailable_error(error) from error
         finally:
             del admin
 
-    def _await_answers(self, futures: Mapping[Any, Any], least: int) -> dict[int, Any]:
+    def _await_answers(self, futures: Mapping[Any, Any], least: int, seconds: float) -> dict[int, Any]:
         """The answers, without those for a partition that nobody leads.
 
         While a leader is down, librdkafka also answers offset -1001 without an error.
@@ -407,7 +403,7 @@ class Kafka:
         found: dict[int, Any] = {}
         for partition, future in futures.items():
             try:
-                answer = future.result(REQUEST_SECONDS + 1)
+                answer = future.result(seconds + 1)
                 if answer.offset >= least:
                     found[partition.partition] = answer
             except KafkaException as error:
@@ -445,6 +441,16 @@ class Kafka:
             found = self._admin = open_client(AdminClient, config, given=self._config)
         return found
 
+    def drop_admin(self) -> str:
+        """Let the next request open a client of its own; returns why a broker refused the login, or nothing.
+
+        A client that knew a controller which is gone waits for that one for minutes; a new one asks who it is now.
+        """
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.poll(0)  # only then it says what its connections met
+        return "; ".join(self._refusals)
+
     def open_reader(self, **changes: Any) -> Consumer:
         """A consumer as all of ours are: to be assigned, never subscribed, and committing nothing (I12).
 
@@ -458,11 +464,9 @@ class Kafka:
 
     def build_unavailable_error(self, error: object) -> DependencyUnavailableError:
         """The error for a broker that gave no answer; what the client said of it is repeated without secrets."""
-        # A client that knew a controller which is gone waits for that one for minutes; a new one asks who it is now.
-        admin, self._admin = self._admin, None
-        if admin is not None:
-            admin.poll(0)  # only then it says what its connections met
-        refusal = "; ".join(self._refusals)
+        if is_out_of_time():
+            return build_out_of_time_error()
+        refusal = self.drop_admin()
         return DependencyUnavailableError(
             f"Kafka at {self.bootstrap} did not answer",
             found=redact_values("; ".join(filter(None, (str(error), refusal))), self._config) or type(error).__name__,

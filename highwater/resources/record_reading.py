@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import HighwaterError, OffsetsExpiredError
+from highwater.resources.time_limits import limit_wait
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ def read_records(
     Raises:
         OffsetsExpiredError: a range starts before the log does, or after its end.
         ConfigurationError, DependencyUnavailableError: the broker reports a fault.
+        OutOfTimeError: the tick's time is over.
     """
     from confluent_kafka import KafkaError, TopicPartition
 
     while open_:
-        message = consumer.poll(seconds)
+        message = consumer.poll(limit_wait(seconds))
         if message is None:
             return
         error = message.error()

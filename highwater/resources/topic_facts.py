@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from highwater.resources.broker_requests import ask_any_broker
+from highwater.resources.time_limits import limit_wait
 from highwater.resources.topic_state import find_leader
 from highwater.topic_rules import Setting, TopicFacts, merge_broker_settings
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
     from highwater.resources.kafka import Kafka
 
 REQUEST_SECONDS = 10.0
@@ -79,7 +84,7 @@ def _list_brokers(kafka: Kafka) -> list[int]:
     from confluent_kafka import KafkaException
 
     try:
-        return list(kafka.get_admin().list_topics(timeout=REQUEST_SECONDS).brokers)
+        return list(kafka.get_admin().list_topics(timeout=limit_wait(REQUEST_SECONDS)).brokers)
     except KafkaException as error:
         raise kafka.build_unavailable_error(error) from error
 
@@ -89,12 +94,12 @@ def _fetch_settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting]
     from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType
 
     denied = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
-    resource = ConfigResource(kind, name)
-    admin = kafka.get_admin()
+    ask = partial(_request_settings, resource=ConfigResource(kind, name))
     try:
-        entries: Any = admin.describe_configs([resource], request_timeout=REQUEST_SECONDS)[resource].result(
-            2 * REQUEST_SECONDS
-        )
+        if kind == ResourceType.TOPIC:
+            entries = ask_any_broker(kafka, ask, REQUEST_SECONDS)
+        else:  # only the broker itself knows its settings
+            entries = ask(kafka.get_admin(), limit_wait(REQUEST_SECONDS))
     except KafkaException as error:
         if error.args[0].code() in denied:
             return None
@@ -103,11 +108,16 @@ def _fetch_settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting]
         raise kafka.build_unavailable_error(error) from error
     except TimeoutError as error:
         raise kafka.build_unavailable_error(error) from error
-    finally:
-        del admin
     sources = {source.value: source.name for source in ConfigSource}
     return {
         name: Setting(str(entry.value), sources.get(int(entry.source), str(entry.source)))
         for name, entry in entries.items()
         if not entry.is_sensitive and entry.value is not None
     }
+
+
+def _request_settings(admin: AdminClient, seconds: float, resource: Any) -> Any:
+    try:
+        return admin.describe_configs([resource], request_timeout=seconds)[resource].result(seconds + 1)
+    finally:
+        del admin

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
 
-# Dagster ends a tick after 60 s and drops all of its results. No visit of a stream begins after 40 s. The last one ends
-# within 20 s: it makes at most four requests that wait 4 s each for a broker.
+# Dagster ends a tick after 60 s and drops all of its results, its cursor too. No visit of a stream begins after 40 s,
+# and no request to Kafka waits beyond 50 s, whatever the visit asks. That leaves 10 s for the ledger and for Dagster.
 BUDGET_SECONDS = 40.0
+LIMIT_SECONDS = 50.0
 # Streams with a known fault are visited last, since confirming a fault takes a second look 3 s later. Each tick spends
 # at most this time on them, so that they delay the next tick of the others by no more.
 FAULTY_SECONDS = 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -213,7 +214,10 @@ class Planner:
         # The newest slice first: what comes is compared with it. Where time runs out the others go without.
         newest = result.slices[::-1]
         with ThreadPoolExecutor(LOOKS_AT_ONCE) as looks:
-            found = dict(zip((slice_.key for slice_ in newest), looks.map(look, newest), strict=True))
+            # A thread has the tick's time limit in a context of its own.
+            contexts = [copy_context() for _ in newest]
+            marked = looks.map(lambda context, slice_: context.run(look, slice_), contexts, newest)
+            found = dict(zip((slice_.key for slice_ in newest), marked, strict=True))
         marks: dict[int, Fingerprint] = {}
         slices = []
         for slice_ in result.slices:
