@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table
 from highwater.assets.commit import Clock, CommittedSlices, commit_with_retries, ensure_table
+from highwater.assets.origins import build_publication_time, select_tier_slices
 from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.unreadable_slices import list_unreadable_slices
 from highwater.assets.work import SliceReport, Work, do_nothing
@@ -322,15 +323,21 @@ def _read_rows(work: Work, slices: Sequence[Slice], source: _SparkRead | _Client
 
 
 def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
-    """The rows without the records of erased keys, wherever they come back from."""
+    """The rows without the records of erased keys, wherever they come back from.
+
+    A copy on a DLQ topic that was sent after the erasure, of a record from before it, is not a new record.
+    """
+    from pyspark.sql import functions as F
+
     gone = compute_erasure_times(work.ledger.erasures.list_for_stream(work.stream.name))
     if not gone:
         return rows
     # Omitted records must be known for as long as the others.
     erasures_table.sync_with_ledger(work.ledger, work.lake, work.stream.name, of_keys=True)
     moments = _build_literal_map({digest: to_milliseconds(moment) for digest, moment in gone.items()})
-    last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
-    return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")
+    last = F.expr(f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))")
+    published = build_publication_time(work) if select_tier_slices(work, work.slices) else F.col("timestamp_ms")
+    return rows.where(last.isNull() | (published > last))
 
 
 def _with_fingerprints(work: Work, slice_: Slice) -> Slice:

@@ -34,6 +34,7 @@ from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
 from tests.helpers.erasure_commits import FakeErasureCommits
+from tests.helpers.foreign_records import enveloped
 from tests.helpers.support import Bench, Message, order_message
 from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, FakeRecord, World, slice_, write_world
 
@@ -271,6 +272,25 @@ def test_a_record_that_was_erased_before_it_was_read_is_reported_by_key_and_time
     assert found.passed is passed
     stored = world.ledger.erasures.read_for_slices([FIRST.key])
     assert [one.places for one in stored.get(FIRST.key, ())] == ([{0: [OffsetRange(0, 1)]}] if passed else [])
+
+
+@pytest.mark.parametrize(("origin_ms", "passed"), [(-1, True), (1, False)])
+def test_a_copy_that_was_sent_after_the_erasure_is_reported_by_the_time_of_its_original(
+    world: World, origin_ms: int, passed: bool
+) -> None:
+    """Raw leaves it out, so the check must know why."""
+    world.ledger.erasures.add(Erasure("orders", O1, "asked for", "somebody", NOON))
+    world.rows["raw"].remove(world.at("raw", RETRIED, (0, 2)))
+    read, noon_ms = world.topics.read, round(NOON.timestamp() * 1000)
+    headers = [{"key": name, "value": value} for name, value in enveloped(noon_ms + origin_ms)]
+
+    def sent(*arguments: Any, **changes: Any) -> Any:
+        for one in read(*arguments, **changes):
+            yield FakeSentRecord(one.place, {"headers": headers}, at=NOON + timedelta(hours=1))
+
+    world.topics.read = sent  # type: ignore[method-assign]
+    found = world.check_slices([RETRIED.key])["gaps_explained"][RETRIED.key]
+    assert found.passed is passed
 
 
 def version_of(world: World, name: str) -> int:
