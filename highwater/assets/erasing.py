@@ -22,7 +22,7 @@ from highwater.erasing import AGED, ErasedCounts, subtract_counts
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import PartitionOffset, merge_places
 from highwater.reject_reasons import BY_REASON, BY_RULE
-from highwater.resources.commit_log import read_slice_commits
+from highwater.resources.commit_log import ensure_all_rows_seen, read_slice_commits
 from highwater.resources.delta import ensure_all_read, query, query_all, slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
@@ -117,6 +117,21 @@ def list_versions(lake: Lake, stream: Stream, digest: str) -> dict[str, list[Any
         version = row["version"]
         found.setdefault(row["slice"], []).append(tuple(version.values()) if isinstance(version, dict) else version)
     return found
+
+
+def list_slices_of_key(lake: Lake, stream: Stream, digest: str, keys: Sequence[str]) -> set[str]:
+    """The slices among some that have rows of the key in raw.
+
+    Raises:
+        IncompleteReadError: fewer rows of the slices were read than their commits count.
+        DependencyUnavailableError: the lake could not be read.
+    """
+    table = lake.open_stream_table(stream.name, raw.TABLE)
+    if table is None or not keys:
+        return set()
+    ensure_all_rows_seen(table, keys)
+    where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(keys)}"
+    return {str(row["slice"]) for row in query(table, f"SELECT DISTINCT slice FROM t WHERE {where}")}
 
 
 def _count_rejects(found: RowsOfKey, there: Mapping[str, DeltaTable], mine: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from highwater.erasing import ErasedCounts, Erasure, compute_digest, compute_era
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.cli.main import main
+from highwater.orchestration.operations import erasing as operation
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.operations.erasing import ErasureRequest, _sort_by_version, erase_key
 from highwater.orchestration.reporting.audit import audit
@@ -32,6 +34,7 @@ from highwater.orchestration.sensing.run_history import read_past_runs
 from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange
 from tests.helpers.erasure_commits import FakeErasureCommits
 from tests.helpers.foreign_records import enveloped
@@ -163,6 +166,69 @@ def test_slices_under_way_are_left_for_later(world: World) -> None:
         world.second.key: "a run works on it",
         unread: "a run reads it",
     }
+
+
+def work_of(world: World) -> Work:
+    nothing = cast("Any", None)
+    return Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
+
+
+def act_after(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
+    """Let something happen once after a step of the look that precedes the record of an erasure."""
+    acts, take_step = [act], getattr(operation, step)
+
+    def step_and_act(*arguments: Any) -> Any:
+        found = take_step(*arguments)
+        while acts:
+            acts.pop()()
+        return found
+
+    monkeypatch.setattr(operation, step, step_and_act)
+
+
+@pytest.mark.parametrize("at", [NOON, NOW + timedelta(hours=1)], ids=["a record", "a producer's clock runs ahead"])
+def test_a_slice_that_was_read_between_look_and_record_is_erased_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, at: datetime
+) -> None:
+    """Its run knew of no erasure, and the erasure of no such rows: the key stayed, and the command succeeded."""
+    for name in ("events", "rejects"):
+        by_reason = {"rejects_malformed": 1, "rejects_unresolved": 1}
+        world.alter_slice_commit(name, FIRST, counts={**world.slice_commits[name][FIRST.key].counts, **by_reason})
+    FakeErasureCommits(world, monkeypatch)
+    late = slice_(3, p0=(90, 91))
+    world.ledger.add([late])
+
+    def read() -> None:
+        world.read(late, 0, 0, "o5", timestamp=at)
+        world.slice_commits["raw"][late.key] = SliceCommit(late, 1, 1)
+        world.write()
+
+    act_after(monkeypatch, "find", read)
+    asked = ErasureRequest(compute_digest(b"o5"), dry_run=False, by="somebody", because="asked for")
+    found = erase_key(work_of(world), None, asked, NOW)
+    assert late.key in found.done
+    assert [row["slice"] for row in world.of("raw", key=b"o5")] == []
+    moments = sorted({NOW, max(NOW, at.replace(microsecond=at.microsecond // 1000 * 1000))})
+    assert [one.erased_at for one in world.ledger.erasures.list_for_stream("orders")] == moments
+
+
+def test_a_slice_whose_run_began_between_look_and_record_is_left_for_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread, seen = slice_(3, p0=(90, 91)), world.second.key
+    world.ledger.add([slice_(3, p0=(90, 91))])
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_slices", [*world.keys, unread.key])
+
+        def begin() -> None:
+            for key in (unread.key, seen):
+                tags = {"dagster/partition": key, "highwater/stream": "orders"}
+                instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
+
+        act_after(monkeypatch, "list_versions", begin)
+        asked = ErasureRequest(compute_digest(b"o9"), dry_run=False, by="somebody", because="asked for")
+        found = erase_key(work_of(world), instance, asked, NOW)
+    assert found.later == {unread.key: "a run reads it"}, "rows that are read again rest on the erasure"
 
 
 @pytest.mark.parametrize(
