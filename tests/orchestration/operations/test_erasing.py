@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -400,6 +401,44 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     assert retried["events_seen"] >= now > 0, "a version that maintenance has not removed"
     assert (retried["events"], retried["superseded"], "reclaims_seen" in retried) == (0, 0, False)
     assert world.of("rejects", slice=FIRST.key) == []
+
+
+@pytest.mark.parametrize("died", [False, True], ids=["during the erasure", "after it died"])
+def test_a_slice_that_was_decided_otherwise_since_the_look_is_erased_by_its_rows(
+    world: World, monkeypatch: pytest.MonkeyPatch, died: bool
+) -> None:
+    """The rows that the look had counted were subtracted from a decision that counted others, which failed for ever."""
+
+    def decide(**reasons: int) -> None:
+        world.at("rejects", FIRST, (0, 2))["reason"] = world.at("dlq", FIRST, (0, 2))["reason"] = next(iter(reasons))
+        by_reason = {f"rejects_{reason}": count for reason, count in reasons.items()}
+        [attempt] = world.ledger.allocate_attempts([FIRST.key]).values()
+        for name in ("events", "rejects", "dlq", "current"):
+            counts = {n: c for n, c in world.slice_commits[name][FIRST.key].counts.items() if "rejects_" not in n}
+            world.alter_slice_commit(name, FIRST, attempt=attempt, counts={**counts, **by_reason})
+        world.write()
+
+    def decide_first(*arguments: Any) -> None:
+        decide(invalid=1, unresolved=1)
+        monkeypatch.setattr(operation, "erase", erasing.erase)
+        if died:
+            raise TemporaryError("killed", remedy="none")
+        erasing.erase(*arguments)
+
+    decide(malformed=1, unresolved=1)
+    FakeErasureCommits(world, monkeypatch)
+    asked = ErasureRequest(compute_digest(b"o5"), dry_run=False, by="somebody", because="asked for")
+    monkeypatch.setattr(operation, "erase", decide_first)
+    with pytest.raises(TemporaryError, match="killed") if died else nullcontext():
+        erase_key(work_of(world), None, asked, NOW)
+    if died:
+        erase_key(work_of(world), None, asked, NOW)
+    decided, rejected = world.slice_commits["events"][FIRST.key], world.slice_commits["rejects"][FIRST.key]
+    assert (decided.counts["raw"], decided.counts["events"], decided.counts["rejects"]) == (6, 5, 0)
+    assert (decided.counts["rejects_invalid"], decided.counts["rejects_unresolved"]) == (0, 0)
+    assert (rejected.rows, rejected.counts) == (0, decided.counts)
+    [*_, erased] = world.ledger.erasures.read_for_key("orders", asked.digest)[FIRST.key]
+    assert erased.done_at is not None
 
 
 @pytest.mark.parametrize("table", ["raw", "events", "rejects", "current"])
