@@ -15,7 +15,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table
-from highwater.assets.commit import Clock, CommittedSlices, commit_with_retries, ensure_table
+from highwater.assets.commit import (
+    Clock,
+    CommittedSlices,
+    commit_with_retries,
+    ensure_table,
+    take_commit_turn,
+)
 from highwater.assets.origins import build_publication_time, select_tier_slices
 from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.unreadable_slices import list_unreadable_slices
@@ -35,6 +41,9 @@ from highwater.slices import OffsetRange, Slice, merge_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from highwater.plans import Generation
+    from highwater.resources.expired_offsets import ExpiredSlice
 
 TABLE = "raw"
 COLUMNS = (
@@ -132,25 +141,36 @@ def _record_expired(work: Work, left: Mapping[str, Slice], committed: CommittedS
             expired = list_expired_slices(work.kafka, topic, [slice_ for slice_ in never_read if slice_.topic == topic])
         except TopicAbsentError:
             continue  # there is an error for it, with its remedy
-        losses = [
-            Loss(
-                stream=work.stream.name,
-                topic=topic,
-                generation=one.slice_.generation,
-                partition=partition,
-                offsets=offsets,
-                reason=f"expired: deleted before its slice {one.slice_.key} was read",
-                accepted_by=RECORDED_BY_DECLARATION,
-                recorded_at=datetime.now(UTC),
-            )
-            for one in expired
-            for partition, offsets in one.offsets.items()
-        ]
-        if losses and planned is not None:
-            found = True
-            if work.ledger.record_loss(losses, seen=planned.generation):
-                work.log("; ".join(f"recorded as lost: {loss.offsets}, {loss.reason}" for loss in losses))
+        if expired and planned is not None:
+            found = _record_unread(work, expired, planned.generation) or found
     return found
+
+
+def _record_unread(work: Work, expired: Sequence[ExpiredSlice], seen: Generation) -> bool:
+    """Record what expired of slices that no other run has read meanwhile; whether there are any."""
+    with take_commit_turn(work, TABLE) as lease:
+        held = work.lake.load_slice_commits(work.stream.name, TABLE, [one.slice_.key for one in expired])
+        losses = [loss for one in expired if one.slice_.key not in held for loss in _build_losses(one)]
+        lease.check()
+        if losses and work.ledger.record_loss(losses, seen=seen):
+            work.log("; ".join(f"recorded as lost: {loss.offsets}, {loss.reason}" for loss in losses))
+    return bool(losses)
+
+
+def _build_losses(one: ExpiredSlice) -> list[Loss]:
+    return [
+        Loss(
+            stream=one.slice_.stream,
+            topic=one.slice_.topic,
+            generation=one.slice_.generation,
+            partition=partition,
+            offsets=offsets,
+            reason=f"expired: deleted before its slice {one.slice_.key} was read",
+            accepted_by=RECORDED_BY_DECLARATION,
+            recorded_at=datetime.now(UTC),
+        )
+        for partition, offsets in one.offsets.items()
+    ]
 
 
 def _read_and_commit(
