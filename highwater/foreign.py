@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from highwater.declaration import Stream
 from highwater.declaration_parts import TOPIC_NAME
-from highwater.envelope import MAX_MILLISECONDS, KafkaHeader, Origin
+from highwater.envelope import MAX_MILLISECONDS, ORIGIN_TOPIC, Envelope, KafkaHeader, Origin, open_envelope
 from highwater.plans import Generation, Loss
 
 # Prefixes of the header names. Numbers are text, and the time is the record's own one:
@@ -70,6 +70,28 @@ def parse_foreign_origin(headers: Iterable[KafkaHeader], timestamp: int, timesta
     if topic is None or partition is None or offset is None:
         return None
     return NamedOrigin(topic, partition, offset, time if time is not None and 0 <= time <= MAX_MILLISECONDS else None)
+
+
+def find_publication_time(
+    stream: Stream, topic: str, headers: Sequence[KafkaHeader], timestamp: int, timestamp_type: int
+) -> int:
+    """When a record was first published, in milliseconds since 1970: a copy on a DLQ topic is as old as its original.
+
+    `highwater.assets.origins.build_publication_time` is its Spark form.
+
+    Args:
+        stream: its declaration.
+        topic: the topic that holds the record; headers count on DLQ topics alone.
+        headers: all of the record's.
+        timestamp: the record's own one, in milliseconds since 1970.
+        timestamp_type: 0 where a producer set it.
+    """
+    if topic == stream.topic:
+        return timestamp
+    named: Envelope | NamedOrigin | None = open_envelope(headers, stream.is_origin)
+    if topic in stream.foreign_topics and all(name != ORIGIN_TOPIC for name, _ in headers):
+        named = parse_foreign_origin(headers, timestamp, timestamp_type)
+    return timestamp if named is None or named.timestamp is None else min(timestamp, named.timestamp)
 
 
 def _parse_topic(value: bytes) -> str | None:

@@ -11,15 +11,21 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Foreign
 from highwater.errors import DeclarationError
-from highwater.foreign import MainLog, parse_foreign_origin
+from highwater.foreign import MainLog, find_publication_time, parse_foreign_origin
 from highwater.stream_files import load_streams
-from tests.helpers.foreign_records import BAD, DELAY, HOUR, MS, ONE, SOUND, THREE
+from tests.helpers.foreign_records import BAD, DELAY, HOUR, MS, ONE, PUBLISHED, SOUND, THEIRS, THREE
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_their_headers_name_the_first_failure(name: str) -> None:
     headers, kind, expected = SOUND[name]
     assert parse_foreign_origin(headers, 77, kind) == expected
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_copy_is_as_old_as_its_original(name: str) -> None:
+    topic, headers, kind, expected = PUBLISHED[name]
+    assert find_publication_time(replace(ORDERS, foreign=(THEIRS,)), topic, headers, 77, kind) == expected
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -164,7 +164,7 @@ class Real:
 
     def result(self, slice_: Slice) -> CheckResult:
         found = read_raw_offsets(self.scene.ledger, self.lake, self.scene.stream, [slice_.key])
-        return check_gaps_explained(self.scene.ledger, self.scene.kafka, found)[slice_.key]
+        return check_gaps_explained(self.scene.ledger, self.scene.kafka, self.scene.stream, found)[slice_.key]
 
     def counts(self, slice_: Slice) -> dict[str, int]:
         reported = self.result(slice_)

@@ -309,7 +309,12 @@ def take_commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -
 
     The turn is not the fence: a writer that outlives it finds its number taken.
     """
-    return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=wait)
+    return work.ledger.lease(build_turn_name(work.stream.name, table), seconds=LEASE_SECONDS, wait=wait)
+
+
+def build_turn_name(stream: str, table: str) -> str:
+    """Name of the lock that the writers of a stream's table share."""
+    return f"commit {stream}/{table}"
 
 
 def ensure_table(

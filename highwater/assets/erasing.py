@@ -22,7 +22,7 @@ from highwater.erasing import AGED, ErasedCounts, subtract_counts
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import PartitionOffset, merge_places
 from highwater.reject_reasons import BY_REASON, BY_RULE
-from highwater.resources.commit_log import read_slice_commits
+from highwater.resources.commit_log import ensure_all_rows_seen, read_slice_commits
 from highwater.resources.delta import ensure_all_read, query, query_all, slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _TIMES = {"first_event_us", "last_event_us"}
 _IS_KEY = "encode(sha256(key), 'hex') = '{digest}'"
+# Counts of a slice's rows of raw.
+_OF_RAW = ("raw", "tombstones")
 # The tables that hold keys; the rows of the others follow from these.
 KEYED = ("raw", "events", "rejects", "current")
 
@@ -89,8 +91,7 @@ def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
             found.newest_ms = max(found.newest_ms, row["timestamp_ms"])
             found.count_rows(row["slice"], "raw", 1)
             found.count_rows(row["slice"], "tombstones", int(row["tombstone"]))
-    for row in _query_if_exists(there, "events", f"SELECT slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"):
-        found.count_rows(row["slice"], "events", row["n"])
+    _count_events(found, there, mine)
     brought = f"SELECT updated_by_slice AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"
     for row in _query_if_exists(there, "current", brought):
         found.count_rows(row["slice"], "current", row["n"])
@@ -117,6 +118,26 @@ def list_versions(lake: Lake, stream: Stream, digest: str) -> dict[str, list[Any
         version = row["version"]
         found.setdefault(row["slice"], []).append(tuple(version.values()) if isinstance(version, dict) else version)
     return found
+
+
+def list_slices_of_key(lake: Lake, stream: Stream, digest: str, keys: Sequence[str]) -> set[str]:
+    """The slices among some that have rows of the key in raw.
+
+    Raises:
+        IncompleteReadError: fewer rows of the slices were read than their commits count.
+        DependencyUnavailableError: the lake could not be read.
+    """
+    table = lake.open_stream_table(stream.name, raw.TABLE)
+    if table is None or not keys:
+        return set()
+    ensure_all_rows_seen(table, keys)
+    where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(keys)}"
+    return {str(row["slice"]) for row in query(table, f"SELECT DISTINCT slice FROM t WHERE {where}")}
+
+
+def _count_events(found: RowsOfKey, there: Mapping[str, DeltaTable], mine: str) -> None:
+    for row in _query_if_exists(there, "events", f"SELECT slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"):
+        found.count_rows(row["slice"], "events", row["n"])
 
 
 def _count_rejects(found: RowsOfKey, there: Mapping[str, DeltaTable], mine: str) -> None:
@@ -246,7 +267,7 @@ def erase(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> None:
     """
     with delta_errors(f"{work.stream.name} without an erased key"):
         _from_raw(work, digest, taken)
-        decided = _from_events(work, digest, taken)
+        decided, taken = _from_events(work, digest, taken)
         _from_rejects(work, digest, decided, taken)
     if not decided:
         return
@@ -302,9 +323,12 @@ def _build_raw_slice_commit(committed: SliceCommit, attempt: int, gone: int) -> 
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
-def _from_events(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> dict[str, SliceCommit]:
-    """Commit the decisions without the records; returns the decisions of all of the slices that have one, as they are.
+def _from_events(
+    work: Work, digest: str, taken: Mapping[str, ErasedCounts]
+) -> tuple[dict[str, SliceCommit], Mapping[str, ErasedCounts]]:
+    """Commit the decisions without the records.
 
+    Returns the decisions of all of the slices that have one, as they are, and what is taken from these.
     A decision that names as many records as raw holds now is without them already.
     """
     held = CommittedSlices.read(work, raw.TABLE)
@@ -315,7 +339,8 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> 
         if slice_commit.counts["raw"] != count_records(held.slice_commits[key])
     ]
     if not open_:
-        return dict(committed.slice_commits)
+        return dict(committed.slice_commits), taken
+    taken = {**taken, **_count_decided_rows(work, digest, committed, [taken[key] for key in open_])}
     attempts = work.ledger.allocate_attempts(open_)
     table = work.lake.open_existing_table(work.stream.name, events.TABLE, committed.version)
     spans = _read_event_spans(table, digest, open_)
@@ -332,7 +357,29 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, ErasedCounts]) -> 
     rows = _with_attempts(_read_remaining_rows(work, events.TABLE, committed, digest, open_), attempts)
     _commit(work, events.TABLE, committed, rows, slice_commits, "origin_offset")
     publication_log_writer.delete_origins(work, gone)  # a run may have sent them meanwhile
-    return {**committed.slice_commits, **{slice_commit.key: slice_commit for slice_commit in slice_commits}}
+    return {**committed.slice_commits, **{slice_commit.key: slice_commit for slice_commit in slice_commits}}, taken
+
+
+def _count_decided_rows(
+    work: Work, digest: str, committed: CommittedSlices, taken: Sequence[ErasedCounts]
+) -> dict[str, ErasedCounts]:
+    """What is taken, with the events and rejects of the decisions as they are: a run may have decided since the look.
+
+    Slices whose rejects follow another decision are left out.
+    """
+    lake, stream, rejected = work.lake, work.stream.name, CommittedSlices.read(work, rejects.TABLE)
+    counted = {one.slice_key: one for one in taken if _is_followed(one.slice_key, committed, rejected)}
+    versions = {events.TABLE: committed.version, rejects.TABLE: rejected.version} if counted else {}
+    there = {name: lake.open_existing_table(stream, name, version) for name, version in versions.items()}
+    found, mine = RowsOfKey(), f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(counted)}"
+    _count_events(found, there, mine)
+    _count_rejects(found, there, mine)
+    of_raw = {key: {name: one.rows.get(name, 0) for name in _OF_RAW} for key, one in counted.items()}
+    return {key: replace(one, rows={**of_raw[key], **found.rows.get(key, {})}) for key, one in counted.items()}
+
+
+def _is_followed(key: str, committed: CommittedSlices, rejected: CommittedSlices) -> bool:
+    return committed.find_attempt(key) == rejected.find_attempt(key)
 
 
 def list_origins(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, set[Origin]]:

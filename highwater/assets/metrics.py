@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from highwater.assets import events
-from highwater.assets.commit import LEASE_SECONDS, Clock, CommittedSlices, require_newer
+from highwater.assets.commit import LEASE_SECONDS, Clock, CommittedSlices, build_turn_name, require_newer
 from highwater.assets.minute_rows import (
     MAX_PARTITIONS,
     MICROSECONDS,
@@ -76,7 +76,7 @@ def materialise(work: Work) -> list[SliceReport]:
     """
     for tries in range(1, TRIES + 1):
         try:
-            name = f"commit {work.stream.name}/{TABLE}"
+            name = build_turn_name(work.stream.name, TABLE)
             with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
                 return _follow_events(work, lease.check)
         except SupersededAttemptError:

@@ -226,6 +226,20 @@ def _build_timestamp(ms: Column) -> dict[str, Column]:
     return {"origin_timestamp": F.when(is_time, F.timestamp_millis(ms)), MILLISECONDS: ms}
 
 
+def build_publication_time(work: Work) -> Column:
+    """`highwater.foreign.find_publication_time` as an expression over rows of raw."""
+    from pyspark.sql import functions as F
+
+    enveloped = F.when(_find_envelope_problem(work).isNull(), _from_headers()[MILLISECONDS])
+    named = foreign.build_named_origin()
+    is_named = (
+        named["named_topic"].isNotNull() & named["named_partition"].isNotNull() & named["named_offset"].isNotNull()
+    )
+    is_foreign = F.col("topic").isin(*work.stream.foreign_topics) & ~_has(envelope.ORIGIN_TOPIC)
+    original = F.when(is_foreign, F.when(is_named, named["named_ms"])).otherwise(enveloped)
+    return F.least("timestamp_ms", F.when(F.col("topic") != work.stream.topic, original))
+
+
 def _with_problem(
     work: Work,
     rows: DataFrame,

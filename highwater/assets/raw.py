@@ -15,7 +15,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table
-from highwater.assets.commit import Clock, CommittedSlices, commit_with_retries, ensure_table
+from highwater.assets.commit import (
+    Clock,
+    CommittedSlices,
+    commit_with_retries,
+    ensure_table,
+    take_commit_turn,
+)
+from highwater.assets.origins import build_publication_time, select_tier_slices
 from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.unreadable_slices import list_unreadable_slices
 from highwater.assets.work import SliceReport, Work, do_nothing
@@ -34,6 +41,9 @@ from highwater.slices import OffsetRange, Slice, merge_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from highwater.plans import Generation
+    from highwater.resources.expired_offsets import ExpiredSlice
 
 TABLE = "raw"
 COLUMNS = (
@@ -131,25 +141,36 @@ def _record_expired(work: Work, left: Mapping[str, Slice], committed: CommittedS
             expired = list_expired_slices(work.kafka, topic, [slice_ for slice_ in never_read if slice_.topic == topic])
         except TopicAbsentError:
             continue  # there is an error for it, with its remedy
-        losses = [
-            Loss(
-                stream=work.stream.name,
-                topic=topic,
-                generation=one.slice_.generation,
-                partition=partition,
-                offsets=offsets,
-                reason=f"expired: deleted before its slice {one.slice_.key} was read",
-                accepted_by=RECORDED_BY_DECLARATION,
-                recorded_at=datetime.now(UTC),
-            )
-            for one in expired
-            for partition, offsets in one.offsets.items()
-        ]
-        if losses and planned is not None:
-            found = True
-            if work.ledger.record_loss(losses, seen=planned.generation):
-                work.log("; ".join(f"recorded as lost: {loss.offsets}, {loss.reason}" for loss in losses))
+        if expired and planned is not None:
+            found = _record_unread(work, expired, planned.generation) or found
     return found
+
+
+def _record_unread(work: Work, expired: Sequence[ExpiredSlice], seen: Generation) -> bool:
+    """Record what expired of slices that no other run has read meanwhile; whether there are any."""
+    with take_commit_turn(work, TABLE) as lease:
+        held = work.lake.load_slice_commits(work.stream.name, TABLE, [one.slice_.key for one in expired])
+        losses = [loss for one in expired if one.slice_.key not in held for loss in _build_losses(one)]
+        lease.check()
+        if losses and work.ledger.record_loss(losses, seen=seen):
+            work.log("; ".join(f"recorded as lost: {loss.offsets}, {loss.reason}" for loss in losses))
+    return bool(losses)
+
+
+def _build_losses(one: ExpiredSlice) -> list[Loss]:
+    return [
+        Loss(
+            stream=one.slice_.stream,
+            topic=one.slice_.topic,
+            generation=one.slice_.generation,
+            partition=partition,
+            offsets=offsets,
+            reason=f"expired: deleted before its slice {one.slice_.key} was read",
+            accepted_by=RECORDED_BY_DECLARATION,
+            recorded_at=datetime.now(UTC),
+        )
+        for partition, offsets in one.offsets.items()
+    ]
 
 
 def _read_and_commit(
@@ -322,15 +343,21 @@ def _read_rows(work: Work, slices: Sequence[Slice], source: _SparkRead | _Client
 
 
 def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
-    """The rows without the records of erased keys, wherever they come back from."""
+    """The rows without the records of erased keys, wherever they come back from.
+
+    A copy on a DLQ topic that was sent after the erasure, of a record from before it, is not a new record.
+    """
+    from pyspark.sql import functions as F
+
     gone = compute_erasure_times(work.ledger.erasures.list_for_stream(work.stream.name))
     if not gone:
         return rows
     # Omitted records must be known for as long as the others.
     erasures_table.sync_with_ledger(work.ledger, work.lake, work.stream.name, of_keys=True)
     moments = _build_literal_map({digest: to_milliseconds(moment) for digest, moment in gone.items()})
-    last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
-    return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")
+    last = F.expr(f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))")
+    published = build_publication_time(work) if select_tier_slices(work, work.slices) else F.col("timestamp_ms")
+    return rows.where(last.isNull() | (published > last))
 
 
 def _with_fingerprints(work: Work, slice_: Slice) -> Slice:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from datetime import UTC, datetime, timedelta
 
+from highwater.declaration import Foreign
+from highwater.envelope import Envelope, add_envelope
 from highwater.foreign import MainLog, NamedOrigin
 from highwater.plans import Generation, Loss
 from highwater.slices import OffsetRange
@@ -171,3 +173,28 @@ THREE = MainLog(
     [lost(0, 0, 5, 6)],
     {0: {0: 50, 1: 50}, 1: {0: 80, 1: 45}},
 )
+
+
+def enveloped(ms: int = 5, topic: str = "orders", own: Headers | None = None) -> Headers:
+    """The headers of our own copy of a record that was published at a moment."""
+    found = Envelope(topic, 0, 0, 7, ms, 1, "unresolved", "why", "orders@0000000", NOW)
+    return add_envelope(found, own or [])
+
+
+THEIRS = Foreign("orders.DLT", DELAY)
+# Topic, headers and the type of the record's timestamp, which is 77; and when its original was published.
+PUBLISHED: dict[str, tuple[str, Headers, int, int]] = {
+    "a record of the main topic": ("orders", enveloped(), 0, 77),
+    "a copy": ("orders.dlq.1", enveloped(), 0, 5),
+    "a copy by the broker's clock": ("orders.dlq.1", enveloped(), 1, 5),
+    "a copy that is older than its envelope says": ("orders.dlq.1", enveloped(99), 0, 77),
+    "a copy with headers of another system": ("orders.dlq.1", enveloped(50, own=spring("o", 0, 1, 5)), 0, 50),
+    "another stream's copy": ("orders.dlq.1", enveloped(topic="payments"), 0, 77),
+    "no copy": ("orders.dlq.1", TRACE, 0, 77),
+    "spring": (THEIRS.topic, spring("orders", 0, 1, 5), 0, 5),
+    "spring, without an offset": (THEIRS.topic, without(spring("orders", 0, 1, 5), "offset"), 0, 77),
+    "spring, without a timestamp": (THEIRS.topic, without(spring("orders", 0, 1), "timestamp"), 0, 77),
+    "connect, and the broker's clock": (THEIRS.topic, connect("orders", 0, 1), 1, 77),
+    "a copy on their topic": (THEIRS.topic, enveloped(own=spring("orders", 0, 1, 3)), 0, 5),
+    "a bad copy on their topic": (THEIRS.topic, enveloped(topic="payments", own=spring("orders", 0, 1, 3)), 0, 77),
+}

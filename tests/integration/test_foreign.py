@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assets.streams.orders import STREAM as ORDERS
 from highwater import envelope
 from highwater.assets.foreign import read_main_log
+from highwater.assets.work import Work
 from highwater.declaration import Foreign
 from highwater.envelope import MAX_BYTES, Envelope, Origin, open_envelope
 from highwater.foreign import MainLog, NamedOrigin, parse_foreign_origin, resolve_origin
@@ -39,7 +41,9 @@ from tests.helpers.foreign_records import (
     MS,
     NOW,
     ONE,
+    PUBLISHED,
     SOUND,
+    THEIRS,
     THREE,
     TRACE,
     Headers,
@@ -338,3 +342,21 @@ def test_spark_reads_their_headers_as_python_does(spark: SparkSession) -> None:
         parts = (row["named_topic"], row["named_partition"], row["named_offset"], row["named_ms"])
         found = None if row["problem"] else NamedOrigin(*parts)
         assert found == parse_foreign_origin(headers, 77, kind), row["name"]
+
+
+@pytest.mark.slow
+def test_spark_takes_a_copy_for_as_old_as_python_does(spark: SparkSession) -> None:
+    from highwater.assets.origins import build_publication_time
+
+    nothing: Any = None
+    stream = replace(ORDERS, foreign=(THEIRS,))
+    work = Work(stream, [], spark, nothing, nothing, nothing, print)
+    rows: list[Any] = [
+        (name, topic, 77, kind, headers or None) for name, (topic, headers, kind, _) in PUBLISHED.items()
+    ]
+    schema = (
+        "name STRING, topic STRING, timestamp_ms BIGINT, timestamp_type INT, "
+        "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    )
+    found = spark.createDataFrame(rows, schema).select("name", build_publication_time(work).alias("ms")).collect()
+    assert {row["name"]: row["ms"] for row in found} == {name: ms for name, (*_, ms) in PUBLISHED.items()}

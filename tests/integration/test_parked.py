@@ -24,7 +24,8 @@ from highwater.errors import ConfigurationError, DeclarationError, RecordTooLarg
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import EXIT_PERMANENT
-from highwater.orchestration.operations import redriving
+from highwater.orchestration.operations import parked, redriving
+from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
 from highwater.orchestration.operations.parked import (
     Parked,
     ParkedRecord,
@@ -396,6 +397,31 @@ def test_discarded_records_are_not_accepted_by_copies_under_way(bench: Bench) ->
     found = count_ends(bench.ledger, bench.lake, bench.stream)
     assert (found.accepted, found.discarded, found.parked, found.error) == (1, 1, 0, None)
     assert [locate(*where, bench.stream.topic, 0, n)[0].end for n in (0, 1)] == ["discarded", "accepted"]
+    assert bench.failing() == {}
+
+
+@pytest.mark.slow
+def test_a_key_that_is_erased_while_it_is_sent_back_stays_erased(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy on the tier is younger than the erasure: it was taken for a new record, and accepted."""
+    policy = {**ON_REJECT, "unresolved": OnReject.PARK}
+    bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)
+    bench.send(*[order_message(key, 1, customer_id="late") for key in ("o1", "o2")])
+    bench.materialise(bench.plan(0, p0=(0, 2)))
+    customers(bench.lake, ["c1", "late"])
+    send_back = redriving.redrive
+
+    def erase_first(*arguments: Any) -> Any:
+        asked = ErasureRequest(compute_digest(b"o1"), dry_run=False, by="somebody", because="asked for")
+        erase_key(bench.work(), None, asked, datetime.now(UTC))
+        yield from send_back(*arguments)
+
+    monkeypatch.setattr(parked, "redrive", erase_first)
+    redriven(bench)
+    assert {key for _, key, *_ in published(bench.bootstrap, bench.stream.tier_topics[0])} == {b"o1", b"o2"}
+    [slice_] = due(bench)
+    bench.materialise(slice_)
+    assert {row["key"] for name in ("events", "current") for row in bench.rows(name)} == {"o2"}
+    assert {row["key"] for name in ("raw", "rejects") for row in bench.rows(name)} == {b"o2"}
     assert bench.failing() == {}
 
 

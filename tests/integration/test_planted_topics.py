@@ -131,7 +131,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeThreeBrokers
     monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
     monkeypatch.setattr(audit_page, "compare_sent_records", lambda *_: [])
     held = read_raw_offsets(world.ledger, world.lake, STREAM, world.keys)
-    found = gap_checks.check_gaps_explained(world.ledger, cast("Kafka", made), held)
+    found = gap_checks.check_gaps_explained(world.ledger, cast("Kafka", made), STREAM, held)
     assert all(result.passed for result in found.values())
     return made
 

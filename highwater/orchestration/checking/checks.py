@@ -96,7 +96,7 @@ def _check_raw(ask: Sources, stream: "Stream", keys: Sequence[str]) -> Results:
     return {
         "slices_tile": plan_checks.check_slices_tile(ask.ledger, stream, keys),
         "offsets_as_planned": plan_checks.check_offsets_as_planned(found),
-        "gaps_explained": gap_checks.check_gaps_explained(ask.ledger, ask.kafka, found),
+        "gaps_explained": gap_checks.check_gaps_explained(ask.ledger, ask.kafka, stream, found),
     }
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from highwater.erasing import compute_digest as compute_key_digest
 from highwater.erasing import compute_erasure_times, to_milliseconds
 from highwater.errors import DependencyUnavailableError, OffsetsExpiredError, TopicAbsentError
+from highwater.foreign import find_publication_time
 from highwater.gaps import (
     FORBIDDEN,
     Gaps,
@@ -36,6 +37,9 @@ from highwater.retention import count_expired_rows
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from highwater.declaration import Stream
     from highwater.erasing import ErasedCounts
     from highwater.orchestration.checking.offset_queries import RawRows, RawSlices
     from highwater.resources.kafka import Kafka
@@ -66,7 +70,7 @@ class GapAnswer:
     why: str = ""
 
 
-def check_gaps_explained(ledger: Ledger, kafka: Kafka, found: RawSlices) -> dict[str, CheckResult]:
+def check_gaps_explained(ledger: Ledger, kafka: Kafka, stream: Stream, found: RawSlices) -> dict[str, CheckResult]:
     """For each slice whether its offsets are rows of raw and gaps that something explains.
 
     Raises:
@@ -80,6 +84,7 @@ def check_gaps_explained(ledger: Ledger, kafka: Kafka, found: RawSlices) -> dict
         slice_.key: _check_slice_gaps(
             ledger,
             kafka,
+            stream,
             slice_,
             found.slice_commits[slice_.key],
             found.rows[slice_.key],
@@ -95,6 +100,7 @@ def check_gaps_explained(ledger: Ledger, kafka: Kafka, found: RawSlices) -> dict
 def _check_slice_gaps(
     ledger: Ledger,
     kafka: Kafka,
+    stream: Stream,
     slice_: Slice,
     slice_commit: SliceCommit,
     rows: RawRows,
@@ -111,7 +117,7 @@ def _check_slice_gaps(
         return _build_unrecorded_result(slice_, everything, count_expired_rows(slice_commit), gone)
     gaps = _subtract_ranges(whole, _build_erased_ranges([one for one in erased if not one.by_age]))
     found, lacking = _explain_gaps(ledger, kafka, slice_, slice_commit, gaps, recorded)
-    if lacking and (out := _exclude_erased_records(ledger, kafka, slice_, lacking)):
+    if lacking and (out := _exclude_erased_records(ledger, kafka, stream, slice_, lacking)):
         gaps = _subtract_ranges(gaps, out)
         found, _ = _explain_gaps(ledger, kafka, slice_, slice_commit, gaps, recorded)
     count = count_offsets(whole) - count_offsets(gaps)
@@ -137,7 +143,7 @@ def _build_erased_ranges(erased: Sequence[ErasedCounts]) -> dict[int, list[Offse
 
 
 def _exclude_erased_records(
-    ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[PartitionOffset]
+    ledger: Ledger, kafka: Kafka, stream: Stream, slice_: Slice, lacking: Sequence[PartitionOffset]
 ) -> dict[int, list[OffsetRange]]:
     """The missing records of raw that were erased before the slice was read; the ledger keeps their places."""
     erasures = ledger.erasures.list_for_stream(slice_.stream)
@@ -149,12 +155,21 @@ def _exclude_erased_records(
         for message in kafka.read(slice_.topic, ranges, committed=True):
             place, key = (message.partition() or 0, message.offset() or 0), message.key()
             digest = "" if key is None else compute_key_digest(key if isinstance(key, bytes) else str(key).encode())
-            if place in wanted and digest in gone and message.timestamp()[1] <= to_milliseconds(gone[digest]):
+            if place not in wanted or digest not in gone:
+                continue
+            if _find_publication_time(stream, slice_.topic, message) <= to_milliseconds(gone[digest]):
                 found.setdefault(digest, set()).add(place)
     for digest, places in found.items():
         number = max(one.number for one in erasures if one.digest == digest)
         ledger.erasures.record_excluded(number, slice_.key, merge_places(places), datetime.now(UTC))
     return merge_places({place for places in found.values() for place in places})
+
+
+def _find_publication_time(stream: Stream, topic: str, message: Message) -> int:
+    kind, timestamp = message.timestamp()
+    headers: Any = message.headers()
+    # librdkafka numbers the types from 1 on, the protocol from 0 on.
+    return find_publication_time(stream, topic, headers or [], timestamp, kind - 1)
 
 
 def _explain_gaps(

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from highwater.assets.commit import LEASE_SECONDS, build_turn_name
+from highwater.assets.raw import TABLE as RAW
 from highwater.declaration import Stream
 from highwater.divergence import Divergence
 from highwater.errors import (
@@ -266,7 +268,7 @@ def build_unread_filter(lake: Lake, stream: Stream) -> SelectUnread:
     """Returns the slices without a commit in raw; may raise DependencyUnavailableError."""
 
     def filter_unread(slices: Sequence[Slice]) -> Sequence[Slice]:
-        held = lake.load_slice_commits(stream.name, "raw")
+        held = lake.load_slice_commits(stream.name, RAW)
         return [slice_ for slice_ in slices if slice_.key not in held]
 
     return filter_unread
@@ -308,6 +310,7 @@ def accept_loss(
         DependencyUnavailableError: Kafka, the lake or the ledger is unavailable, a partition has no leader, or two
             looks at the topic do not agree on the loss; nothing was recorded.
         TemporaryError: the topic was planned on in the meantime; nothing was recorded.
+        LeaseHeldError: runs committed to raw for too long; nothing was recorded.
     """
     planned = ledger.topics.read_planned_topic(stream.name, stream.topic)
     if planned is None:
@@ -317,34 +320,43 @@ def accept_loss(
         )
     recorded = ledger.list_losses(stream.name, stream.topic)
     slices = ledger.list_slices(stream.name, stream.topic)
-    left = [subtract_losses(slice_, recorded) for slice_ in select_unread(slices)]
 
-    def compute_for_state(state: TopicState) -> Acceptance:
+    def select_left() -> list[Slice]:
+        return [subtract_losses(slice_, recorded) for slice_ in select_unread(slices)]
+
+    def look(state: TopicState) -> Callable[[Sequence[Slice]], Acceptance]:
         compared = detect_divergence(kafka, state, planned, seconds=math.inf)
         _ensure_sure(stream, compared, partitions)
-        return compute_acceptance(
-            stream,
-            planned,
-            state,
-            left,
-            by=by,
-            now=now,
-            partitions=partitions,
-            diverged=_read_divergence_offsets(kafka, planned, state, slices, compared),
-            divergence=divergence,
-        )
+        diverged = _read_divergence_offsets(kafka, planned, state, slices, compared)
+        options: dict[str, Any] = {"by": by, "now": now, "partitions": partitions, "divergence": divergence}
+        return lambda left: compute_acceptance(stream, planned, state, left, diverged=diverged, **options)
 
+    left = select_left()
     if state is not None:
-        return compute_for_state(state)
+        return look(state)(left)
     first = kafka.read_topic_state(stream.topic)
-    found = compute_for_state(first)
-    if not found.nothing:
-        _ensure_led(first)
-        second = fetch_topic_again(kafka, stream.topic)
-        _ensure_led(second)
-        found = _ensure_acceptances_agree(found, compute_for_state(second), first, second)
-    if not dry_run and not found.nothing:
-        _record(ledger, stream, found)
+    found = look(first)(left)
+    if found.nothing:
+        return found
+    _ensure_led(first)
+    second = fetch_topic_again(kafka, stream.topic)
+    _ensure_led(second)
+    compute = look(second)
+    found = _ensure_acceptances_agree(found, compute(left), first, second)
+    return found if dry_run else _record_unread(ledger, stream, lambda: compute(select_left()))
+
+
+def _record_unread(ledger: Ledger, stream: Stream, compute: Callable[[], Acceptance]) -> Acceptance:
+    """Record what is lost of slices that are still unread: a run may have read some while the topic was compared.
+
+    Meanwhile no run commits to raw, so that no record is read and lost.
+    """
+    name = build_turn_name(stream.name, RAW)
+    with ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+        found = compute()
+        lease.check()
+        if not found.nothing:
+            _record(ledger, stream, found)
     return found
 
 

@@ -13,7 +13,16 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import client_reads, erasures_table, publication_log
-from highwater.assets.erasing import KEYED, RowsOfKey, ensure_key_erased, ensure_same_keys, erase, find, list_versions
+from highwater.assets.erasing import (
+    KEYED,
+    RowsOfKey,
+    ensure_key_erased,
+    ensure_same_keys,
+    erase,
+    find,
+    list_slices_of_key,
+    list_versions,
+)
 from highwater.batching import split_by_count
 from highwater.erasing import Erasure, ensure_digest, to_moment
 from highwater.errors import ConfigurationError, SupersededAttemptError
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
     from highwater.erasing import ErasedCounts
     from highwater.resources.ledger.erasures import Erasures
 
-CURRENT, EVENTS = "current", "events"
+RAW, CURRENT, EVENTS = "raw", "current", "events"
 LEASE_SECONDS = 60
 TRIES = 3
 
@@ -108,32 +117,90 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
     stream, ledger = work.stream, work.ledger
     ensure_lake_exists(ledger, work.lake)
     ensure_same_keys(work.lake, stream, request.digest)
-    found = find(work.lake, stream, request.digest)
-    begun = _load_unfinished_erasures(ledger.erasures, stream, request.digest)
-    keys = sorted({*found.rows, *begun})
-    later = _list_postponed_slices(work, instance, keys, begun, now)
-    versions = list_versions(work.lake, stream, request.digest) if stream.versioned else {}
-    later |= _list_newer_slices(work, found, versions, later)
+    look = _look(work, instance, request.digest, now)
     if instance is None:
         work.log("DAGSTER_HOME is not set: slices that runs work on are not known, so let no run go on meanwhile")
-    for key, why in later.items():
-        work.log(f"{key} is left for later: {why}; erase the key again then")
     if request.dry_run:
-        work.log(f"{len(keys):,} slices hold the key. A dry run: nothing was erased")
-        return ErasureResult(found.rows, later=later)
+        _log_postponed_slices(work, look.later)
+        work.log(f"{len(look.keys):,} slices hold the key. A dry run: nothing was erased")
+        return ErasureResult(look.found.rows, later=look.later)
     with ledger.lease(build_lease_name(stream), LEASE_SECONDS) as lease:
-        # A producer's clock may run ahead: existing records are older than the erasure, whatever their time says.
-        at = max(now, to_moment(found.newest_ms))
-        number = ledger.erasures.add(Erasure(stream.name, request.digest, request.because, request.by, at))
-        erasures_table.sync_with_ledger(ledger, work.lake, stream.name)
+        number, look = _record(work, instance, request, look, now)
+        _log_postponed_slices(work, look.later)
         client_reads.remove_left_over(work.lake, stream.name, timedelta(0))
-        wanted = _sort_by_version({*keys} - later.keys(), versions)
-        done = _erase_slices(replace(work, before_commit=lease.check), request.digest, number, found, wanted)
-    work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
+        wanted = _sort_by_version({*look.keys} - look.later.keys(), look.versions)
+        done = _erase_slices(replace(work, before_commit=lease.check), request.digest, number, look.found, wanted)
+    work.log(f"erased from {len(done):,} slices" + (f"; {len(look.later):,} are left" if look.later else ""))
     accepted = [stream.publishes.topic] if stream.publishes else []
     for line in LEFT_TO_DO:
         work.log(line.format(stream=stream.name, topics=", ".join([*stream.all_topics, *accepted])))
-    return ErasureResult(found.rows, done, later)
+    return ErasureResult(look.found.rows, done, look.later)
+
+
+def _log_postponed_slices(work: Work, later: Mapping[str, str]) -> None:
+    for key, why in later.items():
+        work.log(f"{key} is left for later: {why}; erase the key again then")
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The slices of a key at one moment.
+
+    Args:
+        raw_version: the version of raw before the look; -1 without a table.
+        found: the rows of the key.
+        keys: slices with rows of the key, or with an unfinished erasure of it.
+        later: slices whose turn is later, with the reason.
+        versions: by slice the versions of the key's events.
+    """
+
+    raw_version: int
+    found: RowsOfKey
+    keys: Sequence[str]
+    later: Mapping[str, str]
+    versions: Mapping[str, Sequence[Any]]
+
+
+def _look(work: Work, instance: dg.DagsterInstance | None, digest: str, now: datetime) -> _Look:
+    stream, raw = work.stream, work.lake.open_stream_table(work.stream.name, RAW)
+    found = find(work.lake, stream, digest)
+    begun = _load_unfinished_erasures(work.ledger.erasures, stream, digest)
+    keys = sorted({*found.rows, *begun})
+    later = _list_postponed_slices(work, instance, keys, begun, now)
+    versions = list_versions(work.lake, stream, digest) if stream.versioned else {}
+    later |= _list_newer_slices(work, found, versions, later)
+    return _Look(-1 if raw is None else raw.version(), found, keys, later, versions)
+
+
+def _record(
+    work: Work, instance: dg.DagsterInstance | None, request: ErasureRequest, look: _Look, now: datetime
+) -> tuple[int, _Look]:
+    """Record the erasure; returns its number, and the slices of the key with those that were read since the look.
+
+    Reads that begin after the record leave the key out. An earlier one may have committed since, or goes on.
+    """
+    number = _add_erasure(work, request, look, now)
+    busy = _list_busy_slices(instance, work.stream, now) if instance else frozenset[str]()
+    held = work.lake.load_commits(work.stream.name, RAW)
+    fresh = [key for key in held.records if held.find_version(key) > look.raw_version]
+    if list_slices_of_key(work.lake, work.stream, request.digest, fresh):
+        at, look = _find_moment(look, now), _look(work, instance, request.digest, now)
+        if _find_moment(look, now) > at:
+            number = _add_erasure(work, request, look, now)
+    began = dict.fromkeys(sorted(busy - held.records.keys() - look.later.keys()), "a run reads it")
+    return number, replace(look, later={**look.later, **began})
+
+
+def _find_moment(look: _Look, now: datetime) -> datetime:
+    """A producer's clock may run ahead: existing records are older than the erasure, whatever their time says."""
+    return max(now, to_moment(look.found.newest_ms))
+
+
+def _add_erasure(work: Work, request: ErasureRequest, look: _Look, now: datetime) -> int:
+    at = _find_moment(look, now)
+    number = work.ledger.erasures.add(Erasure(work.stream.name, request.digest, request.because, request.by, at))
+    erasures_table.sync_with_ledger(work.ledger, work.lake, work.stream.name)
+    return number
 
 
 def build_lease_name(stream: Stream) -> str:

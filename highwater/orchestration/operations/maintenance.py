@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import client_reads, discards_table, dlq_marks, erasures_table
-from highwater.assets.commit import LEASE_SECONDS, lock_commits
+from highwater.assets.commit import LEASE_SECONDS, build_turn_name, lock_commits
 from highwater.assets.compaction import compact
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.metrics import TABLE as METRICS
@@ -325,7 +325,7 @@ def _join_small(task: _Task) -> None:
 
     A run that publishes opened its table before; its next commit finds another version, and the run is tried again.
     """
-    name = f"commit {task.work.stream.name}/{task.name}"
+    name = build_turn_name(task.work.stream.name, task.name)
     wait = nullcontext() if task.dry_run else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()

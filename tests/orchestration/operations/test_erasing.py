@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +25,7 @@ from highwater.erasing import ErasedCounts, Erasure, compute_digest, compute_era
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.cli.main import main
+from highwater.orchestration.operations import erasing as operation
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.operations.erasing import ErasureRequest, _sort_by_version, erase_key
 from highwater.orchestration.reporting.audit import audit
@@ -32,8 +35,10 @@ from highwater.orchestration.sensing.run_history import read_past_runs
 from highwater.orchestration.sensing.run_requests import list_in_flight
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange
 from tests.helpers.erasure_commits import FakeErasureCommits
+from tests.helpers.foreign_records import enveloped
 from tests.helpers.support import Bench, Message, order_message
 from tests.helpers.world import FIRST, NOON, RETRIED, STREAM, FakeRecord, World, slice_, write_world
 
@@ -164,6 +169,69 @@ def test_slices_under_way_are_left_for_later(world: World) -> None:
     }
 
 
+def work_of(world: World) -> Work:
+    nothing = cast("Any", None)
+    return Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
+
+
+def act_after(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
+    """Let something happen once after a step of the look that precedes the record of an erasure."""
+    acts, take_step = [act], getattr(operation, step)
+
+    def step_and_act(*arguments: Any) -> Any:
+        found = take_step(*arguments)
+        while acts:
+            acts.pop()()
+        return found
+
+    monkeypatch.setattr(operation, step, step_and_act)
+
+
+@pytest.mark.parametrize("at", [NOON, NOW + timedelta(hours=1)], ids=["a record", "a producer's clock runs ahead"])
+def test_a_slice_that_was_read_between_look_and_record_is_erased_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, at: datetime
+) -> None:
+    """Its run knew of no erasure, and the erasure of no such rows: the key stayed, and the command succeeded."""
+    for name in ("events", "rejects"):
+        by_reason = {"rejects_malformed": 1, "rejects_unresolved": 1}
+        world.alter_slice_commit(name, FIRST, counts={**world.slice_commits[name][FIRST.key].counts, **by_reason})
+    FakeErasureCommits(world, monkeypatch)
+    late = slice_(3, p0=(90, 91))
+    world.ledger.add([late])
+
+    def read() -> None:
+        world.read(late, 0, 0, "o5", timestamp=at)
+        world.slice_commits["raw"][late.key] = SliceCommit(late, 1, 1)
+        world.write()
+
+    act_after(monkeypatch, "find", read)
+    asked = ErasureRequest(compute_digest(b"o5"), dry_run=False, by="somebody", because="asked for")
+    found = erase_key(work_of(world), None, asked, NOW)
+    assert late.key in found.done
+    assert [row["slice"] for row in world.of("raw", key=b"o5")] == []
+    moments = sorted({NOW, max(NOW, at.replace(microsecond=at.microsecond // 1000 * 1000))})
+    assert [one.erased_at for one in world.ledger.erasures.list_for_stream("orders")] == moments
+
+
+def test_a_slice_whose_run_began_between_look_and_record_is_left_for_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread, seen = slice_(3, p0=(90, 91)), world.second.key
+    world.ledger.add([slice_(3, p0=(90, 91))])
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("orders_slices", [*world.keys, unread.key])
+
+        def begin() -> None:
+            for key in (unread.key, seen):
+                tags = {"dagster/partition": key, "highwater/stream": "orders"}
+                instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
+
+        act_after(monkeypatch, "list_versions", begin)
+        asked = ErasureRequest(compute_digest(b"o9"), dry_run=False, by="somebody", because="asked for")
+        found = erase_key(work_of(world), instance, asked, NOW)
+    assert found.later == {unread.key: "a run reads it"}, "rows that are read again rest on the erasure"
+
+
 @pytest.mark.parametrize(
     ("postponed", "covering"),
     [("first", {"second"}), ("second", set[str]()), ("first, not decided", {"second"})],
@@ -273,6 +341,25 @@ def test_a_record_that_was_erased_before_it_was_read_is_reported_by_key_and_time
     assert [one.places for one in stored.get(FIRST.key, ())] == ([{0: [OffsetRange(0, 1)]}] if passed else [])
 
 
+@pytest.mark.parametrize(("origin_ms", "passed"), [(-1, True), (1, False)])
+def test_a_copy_that_was_sent_after_the_erasure_is_reported_by_the_time_of_its_original(
+    world: World, origin_ms: int, passed: bool
+) -> None:
+    """Raw leaves it out, so the check must know why."""
+    world.ledger.erasures.add(Erasure("orders", O1, "asked for", "somebody", NOON))
+    world.rows["raw"].remove(world.at("raw", RETRIED, (0, 2)))
+    read, noon_ms = world.topics.read, round(NOON.timestamp() * 1000)
+    headers = [{"key": name, "value": value} for name, value in enveloped(noon_ms + origin_ms)]
+
+    def sent(*arguments: Any, **changes: Any) -> Any:
+        for one in read(*arguments, **changes):
+            yield FakeSentRecord(one.place, {"headers": headers}, at=NOON + timedelta(hours=1))
+
+    world.topics.read = sent  # type: ignore[method-assign]
+    found = world.check_slices([RETRIED.key])["gaps_explained"][RETRIED.key]
+    assert found.passed is passed
+
+
 def version_of(world: World, name: str) -> int:
     table = world.lake.open_stream_table("orders", name)
     assert table is not None
@@ -314,6 +401,44 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     assert retried["events_seen"] >= now > 0, "a version that maintenance has not removed"
     assert (retried["events"], retried["superseded"], "reclaims_seen" in retried) == (0, 0, False)
     assert world.of("rejects", slice=FIRST.key) == []
+
+
+@pytest.mark.parametrize("died", [False, True], ids=["during the erasure", "after it died"])
+def test_a_slice_that_was_decided_otherwise_since_the_look_is_erased_by_its_rows(
+    world: World, monkeypatch: pytest.MonkeyPatch, died: bool
+) -> None:
+    """The rows that the look had counted were subtracted from a decision that counted others, which failed for ever."""
+
+    def decide(**reasons: int) -> None:
+        world.at("rejects", FIRST, (0, 2))["reason"] = world.at("dlq", FIRST, (0, 2))["reason"] = next(iter(reasons))
+        by_reason = {f"rejects_{reason}": count for reason, count in reasons.items()}
+        [attempt] = world.ledger.allocate_attempts([FIRST.key]).values()
+        for name in ("events", "rejects", "dlq", "current"):
+            counts = {n: c for n, c in world.slice_commits[name][FIRST.key].counts.items() if "rejects_" not in n}
+            world.alter_slice_commit(name, FIRST, attempt=attempt, counts={**counts, **by_reason})
+        world.write()
+
+    def decide_first(*arguments: Any) -> None:
+        decide(invalid=1, unresolved=1)
+        monkeypatch.setattr(operation, "erase", erasing.erase)
+        if died:
+            raise TemporaryError("killed", remedy="none")
+        erasing.erase(*arguments)
+
+    decide(malformed=1, unresolved=1)
+    FakeErasureCommits(world, monkeypatch)
+    asked = ErasureRequest(compute_digest(b"o5"), dry_run=False, by="somebody", because="asked for")
+    monkeypatch.setattr(operation, "erase", decide_first)
+    with pytest.raises(TemporaryError, match="killed") if died else nullcontext():
+        erase_key(work_of(world), None, asked, NOW)
+    if died:
+        erase_key(work_of(world), None, asked, NOW)
+    decided, rejected = world.slice_commits["events"][FIRST.key], world.slice_commits["rejects"][FIRST.key]
+    assert (decided.counts["raw"], decided.counts["events"], decided.counts["rejects"]) == (6, 5, 0)
+    assert (decided.counts["rejects_invalid"], decided.counts["rejects_unresolved"]) == (0, 0)
+    assert (rejected.rows, rejected.counts) == (0, decided.counts)
+    [*_, erased] = world.ledger.erasures.read_for_key("orders", asked.digest)[FIRST.key]
+    assert erased.done_at is not None
 
 
 @pytest.mark.parametrize("table", ["raw", "events", "rejects", "current"])

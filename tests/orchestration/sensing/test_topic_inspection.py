@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import raw, unreadable_slices
+from highwater.assets.commit import CommittedSlices
 from highwater.declaration import Limits
 from highwater.errors import (
     DependencyUnavailableError,
@@ -184,6 +186,23 @@ def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
     assert [(one.partition, one.offsets) for one in planned.list_losses()] == [(0, OffsetRange(0, 20))]
 
 
+@pytest.mark.parametrize("fault", ["expired", "recreated"])
+def test_what_a_run_reads_while_a_loss_is_worked_out_is_not_lost(planned: Ledger, fault: str) -> None:
+    """Its records were in raw and among the losses: the sum of the audit was wrong for ever."""
+    shown = topic(led(10, 50), led(0, 50)) if fault == "expired" else topic(led(0, 50), led(0, 50), topic_id="B")
+    looks = list[bool]()
+
+    def select_unread(slices: Sequence[Slice]) -> Sequence[Slice]:
+        looks.append("commit orders/raw" in planned.read_leases())
+        return slices if len(looks) == 1 else []
+
+    arguments = planned, FakeTopicStates(shown, shown), STREAM, select_unread
+    found = accept_loss(*arguments, by="ann", now=NOON, dry_run=False)
+    assert (found.losses, planned.list_losses()) == ((), [])
+    assert len(planned.topics.list_generations("orders", "orders")) == (1 if fault == "expired" else 2)
+    assert looks == [False, True], "no run commits between the last look and the record"
+
+
 def test_records_written_between_the_looks_do_not_prevent_acceptance(planned: Ledger) -> None:
     accept(planned, FakeTopicStates(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry_run=False)
     assert planned.topics.list_generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
@@ -213,25 +232,35 @@ def test_no_slice_expired_while_a_partition_has_no_leader(planned: Ledger, at: s
 @pytest.mark.parametrize(
     ("changes", "in_raw", "second", "lost"),
     [
-        ({"on_expired": "record"}, False, "expired", True),
-        ({"on_expired": "record"}, False, "sound", False),
-        ({"on_expired": "record"}, False, "absent", False),
-        ({"on_expired": "record"}, True, "expired", False),
-        ({}, False, "expired", False),
+        ({"on_expired": "record"}, "never", "expired", True),
+        ({"on_expired": "record"}, "never", "sound", False),
+        ({"on_expired": "record"}, "never", "absent", False),
+        ({"on_expired": "record"}, "before", "expired", False),
+        ({"on_expired": "record"}, "meanwhile", "expired", False),
+        ({}, "never", "expired", False),
     ],
-    ids=["recorded", "one look", "absent at the second look", "what raw holds is not lost", "a person decides"],
+    ids=[
+        "recorded",
+        "one look",
+        "absent at the second look",
+        "what raw holds is not lost",
+        "another run reads it meanwhile",
+        "a person decides",
+    ],
 )
 def test_the_run_of_a_planned_slice_records_what_expired(
-    planned: Ledger, changes: dict[str, Any], in_raw: bool, second: str, lost: bool
+    planned: Ledger, changes: dict[str, Any], in_raw: str, second: str, lost: bool
 ) -> None:
     """Only what expired before it was planned was recorded: a planned slice failed until a person came."""
     [slice_], fault = planned.list_slices("orders", "orders"), topic(led(10, 50), led(0, 50))
     kafka = FakeTopicStates(fault, {"expired": fault, "sound": WHOLE, "absent": None}[second])
     stream: Any = replace(STREAM, **changes)
-    work: Any = SimpleNamespace(stream=stream, slices=[slice_], ledger=planned, kafka=kafka, log=lambda _: None)
-    left = raw._load_slices_to_read(
-        work, cast("Any", SimpleNamespace(slice_commits={slice_.key: None} if in_raw else {})), ()
+    held: Any = {slice_.key: None}
+    lake = SimpleNamespace(load_slice_commits=lambda *_: held if in_raw == "meanwhile" else {})
+    work: Any = SimpleNamespace(
+        stream=stream, slices=[slice_], ledger=planned, kafka=kafka, lake=lake, log=lambda _: None
     )
+    left = raw._load_slices_to_read(work, CommittedSlices(held if in_raw == "before" else {}, 0), ())
     found = [(one.partition, one.offsets, one.accepted_by) for one in planned.list_losses()]
     assert found == ([(0, OffsetRange(0, 10), "on_expired=record")] if lost else [])
     assert left[slice_.key].ranges == {0: OffsetRange(10 if lost else 0, 40), 1: OffsetRange(0, 40)}
