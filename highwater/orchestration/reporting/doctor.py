@@ -70,6 +70,7 @@ def examine(
     """
     parts: dict[str, Try] = {
         "declarations": lambda: _check_declarations(deployment),
+        "settings": lambda: _check_process_settings(environment),
         "ledger": lambda: _check_ledger(deployment),
         "lake": lambda: _check_lake(settings.lake),
         "Dagster": lambda: _check_dagster(environment),
@@ -101,6 +102,25 @@ def _check_declarations(deployment: Deployment) -> str:
     for error in deployment.declarations.faults.values():
         raise error
     return ", ".join(sorted(deployment.list_streams()))
+
+
+def _check_process_settings(environment: Mapping[str, str]) -> str:
+    """The variables that commands do not read, and the processes of Dagster and `serve-metrics` do.
+
+    Raises:
+        ConfigurationError: one has a value that cannot be used.
+    """
+    names.read_log_format(environment)
+    names.find_docs_url(environment)
+    names.parse_metrics_listen(environment.get(names.METRICS_LISTEN) or "")
+    sensors = environment.get(names.SENSORS) or "running"
+    if sensors.lower() != "running":
+        raise ConfigurationError(
+            f"{names.SENSORS} has a value that starts no sensor",
+            found=sensors,
+            remedy="set it to running, or leave it out and switch the sensors on in Dagster's UI",
+        )
+    return "the variables of the environment can be used"
 
 
 def _list_declared_streams(deployment: Deployment) -> list[Stream]:

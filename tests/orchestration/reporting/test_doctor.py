@@ -157,6 +157,22 @@ def test_options_that_spark_cannot_take_are_reported_before_the_first_read() -> 
     assert "planted" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HIGHWATER_LOG_FORMAT", "xml"),
+        ("HIGHWATER_DOCS_URL", "docs"),
+        ("HIGHWATER_METRICS_LISTEN", "9464"),
+        ("HIGHWATER_SENSORS", "on"),
+    ],
+)
+def test_a_variable_that_only_other_processes_read_is_tried_too(name: str, value: str) -> None:
+    """Sensors stayed off, or the code server did not start, and the doctor was content."""
+    assert doctor._check_process_settings({name: "", "HIGHWATER_SENSORS": "running"})
+    with pytest.raises(ConfigurationError, match=f"{name} .*found: {value}"):
+        doctor._check_process_settings({name: value})
+
+
 def test_the_receiver_of_alerts_is_reached_and_reported_nothing() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         address = f"http://{LOOPBACK}:{server.getsockname()[1]}/planted"
