@@ -281,7 +281,7 @@ class Alerts:
     Args:
         reject_ratio: rejects among the records of the newest 20 slices, 0 to 1.
         parked: records that wait for a person.
-        retries_late: how long after its due time a retry is still in no slice.
+        retries_late: how long after its due time a retry is still not in raw.
         retention_left: time until retention takes the oldest unread record; half of the topic's retention if that is
             shorter.
         unread_late: how long a planned slice may wait until it is in raw.

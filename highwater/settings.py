@@ -26,6 +26,7 @@ CATALOG = "HIGHWATER_CATALOG"
 LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
 OPERATORS = "HIGHWATER_OPERATORS"
 METRICS_LISTEN = "HIGHWATER_METRICS_LISTEN"
+SENSORS = "HIGHWATER_SENSORS"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
 
@@ -77,15 +78,16 @@ class Settings:
 
         Raises:
             ConfigurationError: `HIGHWATER_KAFKA_CONFIG` or `HIGHWATER_SCHEMA_REGISTRY_CONFIG` is not a JSON object of
-                plain values, `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address, `HIGHWATER_OPERATORS` has no name,
-                or a file that holds one of the `SECRETS` cannot be used.
+                plain values, `HIGHWATER_KAFKA_BOOTSTRAP` lacks a host or a port, `HIGHWATER_SCHEMA_REGISTRY_URL` is not
+                an HTTP address, `HIGHWATER_OPERATORS` has no name, or a file that holds one of the `SECRETS` cannot be
+                used.
         """
         home = find_home_folder(environment)
         return cls(
             home=home,
             lake=_to_absolute(environment.get(LAKE) or str(home / "lake")),
             ledger_url=read_secret(environment, LEDGER_URL) or f"sqlite:///{home / 'ledger.sqlite'}",
-            kafka_bootstrap=environment.get(KAFKA_BOOTSTRAP) or DEFAULT_BOOTSTRAP,
+            kafka_bootstrap=parse_bootstrap(environment.get(KAFKA_BOOTSTRAP) or DEFAULT_BOOTSTRAP),
             kafka_config=parse_kafka_config(read_secret(environment, KAFKA_CONFIG) or "{}"),
             spark_remote=environment.get(SPARK_REMOTE) or None,
             spark_master=environment.get(SPARK_MASTER) or DEFAULT_MASTER,
@@ -165,6 +167,29 @@ def read_secret(environment: Mapping[str, str], name: str) -> str:
 def _to_absolute(lake: str) -> str:
     """The root as an absolute path, so that it is the same for all processes; a URI stays as it is."""
     return lake if ":" in lake.split("/", maxsplit=1)[0] else str(Path(lake).absolute())
+
+
+# Host and port, and the protocol that both clients allow before them; an address of IPv6 is in brackets.
+_BROKER = re.compile(r"(?:[A-Z_]+://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(\d{1,5})")
+
+
+def parse_bootstrap(text: str) -> str:
+    """Read the brokers' addresses, separated by commas.
+
+    librdkafka would add a port that is missing, and Spark's client would refuse the address.
+
+    Raises:
+        ConfigurationError: one of them has no host or no port.
+    """
+    for one in text.split(","):
+        address = _BROKER.fullmatch(one.strip())
+        if address is None or not 0 < int(address[1]) < 65536:
+            raise ConfigurationError(
+                f"{KAFKA_BOOTSTRAP} has an address without host and port",
+                found=one,
+                remedy="write host:port of each broker, separated by commas, as kafka-1:9093,kafka-2:9093",
+            )
+    return text
 
 
 def parse_catalog(text: str) -> str | None:

@@ -114,3 +114,15 @@ def test_a_secret_is_given_once(tmp_path: Path) -> None:
     both = {"HIGHWATER_ALERTS_URL": "https://planted", "HIGHWATER_ALERTS_URL_FILE": str(tmp_path / "secret")}
     with pytest.raises(ConfigurationError, match="HIGHWATER_ALERTS_URL and HIGHWATER_ALERTS_URL_FILE are both set"):
         Settings.from_environment(both)
+
+
+@pytest.mark.parametrize("given", ["kafka", "kafka:9092,", "http://kafka:9092", "kafka:99999", " ", "::1:9092"])
+def test_brokers_without_host_or_port_are_refused(given: str) -> None:
+    """librdkafka added the port, so that everything but Spark's reads worked; of the others it said `timed out`."""
+    with pytest.raises(ConfigurationError, match="HIGHWATER_KAFKA_BOOTSTRAP has an address without host and port"):
+        Settings.from_environment({"HIGHWATER_KAFKA_BOOTSTRAP": given})
+
+
+@pytest.mark.parametrize("given", ["kafka-1:9093, kafka_2.example:9093", "[::1]:9092", "SASL_SSL://kafka:9093"])
+def test_brokers_are_named_as_both_clients_take_them(given: str) -> None:
+    assert Settings.from_environment({"HIGHWATER_KAFKA_BOOTSTRAP": given}).kafka_bootstrap == given

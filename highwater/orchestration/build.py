@@ -18,13 +18,11 @@ from highwater.orchestration.operator_jobs import audit_daily, build_operator_jo
 from highwater.orchestration.resources import default_resources
 from highwater.orchestration.sensors import SensorTicking, build_alerts_sensor, build_stream_sensors
 from highwater.orchestration.stream_assets import build_table_assets
+from highwater.settings import SENSORS
 from highwater.stream_files import Declarations, read_streams
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-
-# Set by `make up` and `make demo`; in a user's own deployment sensors start stopped.
-SENSORS = "HIGHWATER_SENSORS"
 
 
 def build_defs(
@@ -60,6 +58,7 @@ def build_shared_defs(
     """The definitions that are there once for all streams: jobs, sensors, schedules, resources; see `build_defs`."""
     files = found if isinstance(found, Declarations) else None
     streams = [*found.streams.values()] if isinstance(found, Declarations) else found
+    # `make up` and `make demo` set it; in a user's own deployment sensors start stopped.
     ticking = SensorTicking(environment.get(SENSORS, "").lower() == "running", pace)
     by_name = {stream.name: stream for stream in streams}
     with ignore_dagster_warnings():

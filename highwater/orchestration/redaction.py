@@ -47,7 +47,7 @@ def select_secret_values(settings: Settings) -> frozenset[str]:
     found |= _select_registry_secrets(settings)
     try:
         url = make_url(settings.ledger_url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         found.add(settings.ledger_url)
     else:
         found |= {str(url.password or ""), *[str(v) for k, v in url.query.items() if _SECRET.search(k)]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -267,6 +268,34 @@ def remove_folder(root: str, folder: str) -> None:
         DeltaStorageHandler(root).delete_dir(folder)
 
 
+# The beginning of the names of the doctor's tables in a lake.
+_TRIAL = ".highwater-doctor-"
+# A trial takes seconds, so an older table is one that a killed doctor left behind.
+_LONGEST_TRIAL = timedelta(hours=1)
+
+
+def remove_left_trials(root: str, now: datetime) -> None:
+    """Remove the tables that killed doctors left in a lake; those of others are younger.
+
+    They harm nobody: where the store refuses, the next maintenance tries it again.
+    """
+    from deltalake.exceptions import DeltaError
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import FileSelector, FileType, PyFileSystem
+
+    with suppress(DeltaError, OSError):
+        handler = DeltaStorageHandler(root)
+        files = PyFileSystem(handler)
+        for trial in files.get_file_info(FileSelector("", allow_not_found=True)):
+            if not trial.base_name.startswith(_TRIAL):
+                continue
+            inside = files.get_file_info(FileSelector(trial.path, allow_not_found=True, recursive=True))
+            found = [one for one in [trial, *inside] if one.type == FileType.File]
+            if found and all(now - one.mtime > _LONGEST_TRIAL for one in found):
+                for one in found:
+                    handler.delete_file(one.path)
+
+
 def try_storage(root: str) -> None:
     """Do with a table of one row below a root what the pipeline and its maintenance do with theirs.
 
@@ -277,7 +306,7 @@ def try_storage(root: str) -> None:
     from deltalake import DeltaTable, write_deltalake
     from deltalake.fs import DeltaStorageHandler
 
-    name = f".highwater-doctor-{uuid.uuid4().hex}"
+    name = f"{_TRIAL}{uuid.uuid4().hex}"
     path = f"{root}/{name}"
     steps: dict[str, Callable[[], object]] = {
         "written": lambda: write_deltalake(path, pa.table({"n": [1]})),
@@ -293,7 +322,7 @@ def try_storage(root: str) -> None:
                 found=join_lines(str(error)) or type(error).__name__,
                 remedy=(
                     "check that HIGHWATER_LAKE is reachable, and that this user may list, read, write and delete below "
-                    "it; the rest at that place can go"
+                    "it; maintenance removes the rest at that place"
                 ),
                 of=LAKE,
             ) from error

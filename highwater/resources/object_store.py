@@ -195,12 +195,7 @@ def _probe(bucket: str, key: str) -> None:
                 found=str(error),
                 remedy=STORE_REMEDY,
             ) from error
-        raise DependencyUnavailableError(
-            f"the object store did not answer a probe at {where}",
-            found=str(error),
-            remedy="check that HIGHWATER_LAKE is reachable, and that this user may write and delete below it",
-            of=LAKE,
-        ) from error
+        raise _build_refused_error(where, error) from error
     if refused:
         return
     raise ConfigurationError(
@@ -208,6 +203,36 @@ def _probe(bucket: str, key: str) -> None:
         stored="a second PUT with If-None-Match: * is answered by 412",
         found=f"the second PUT of {where} replaced the first",
         remedy=STORE_REMEDY,
+    )
+
+
+# By the store's code, or the client's own error: the remedy. A store without an answer has no code.
+_MISSING_KEYS = (
+    "give this process the keys of the store as docs/deployment/s3.md says: they are absent, wrong or expired"
+)
+_REFUSALS = {
+    "NoSuchBucket": "create the bucket, or correct HIGHWATER_LAKE",
+    "AccessDenied": "give this user the permissions that docs/deployment/s3.md lists",
+    "InvalidAccessKeyId": _MISSING_KEYS,
+    "SignatureDoesNotMatch": _MISSING_KEYS,
+    "ExpiredToken": _MISSING_KEYS,
+    "NoCredentialsError": _MISSING_KEYS,
+    "PartialCredentialsError": _MISSING_KEYS,
+}
+
+
+def _build_refused_error(where: str, error: Exception) -> DependencyUnavailableError:
+    """The error for a probe that failed, with the remedy of what the store or its client said."""
+    response: Mapping[str, Any] = getattr(error, "response", {})
+    code = response.get("Error", {}).get("Code", type(error).__name__)
+    refused = code in _REFUSALS
+    return DependencyUnavailableError(
+        f"the object store {'refused' if refused else 'did not answer'} a probe at {where}",
+        found=str(error),
+        remedy=_REFUSALS.get(
+            code, "check that HIGHWATER_LAKE is reachable, and that this user may write and delete below it"
+        ),
+        of=LAKE,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 3.0
 CONNECT_PORT = 15002
 HADOOP_CONF = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+_LOCAL_OR_YARN = re.compile(r"yarn(-client|-cluster)?|local(-cluster)?(\[[^\]]+\])?")
 _KUBERNETES_PORTS = {"https": 443, "http": 80}
 
 HostPort = tuple[str, int]
@@ -42,12 +44,12 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
         host, port = connect_place(settings.spark_remote)
         _ensure_one_answers("Spark Connect server", [(host, port)], f"start it, or fix {names.SPARK_REMOTE}")
         return f"a server answers at {host}:{port}", []
+    kind, places = parse_master_places(settings.spark_master)
     java = find_run_java(environment, settings.home)
     build_jars_conf(settings, environment)
     master, driver = settings.spark_master, f"the driver runs on Java {java.version} ({java.origin})"
     if master.startswith("yarn"):
         return f"{driver}, Hadoop's configuration is in {find_hadoop_folder(environment)}", []
-    kind, places = parse_master_places(master)
     if not places:
         return f"{driver}, on {master}", []
     unavailable = _ensure_one_answers(kind, places, f"start it, or fix {names.SPARK_MASTER}")
@@ -59,8 +61,14 @@ def connect_place(remote: str) -> HostPort:
     """Host and port of a Spark Connect server.
 
     Raises:
-        ConfigurationError: its port is no number.
+        ConfigurationError: it does not begin with `sc://`, or its port is no number.
     """
+    if not remote.startswith("sc://"):
+        # The rest may hold a token.
+        raise ConfigurationError(
+            f"{names.SPARK_REMOTE} is no address of a Spark Connect server",
+            remedy="begin it with sc://, as sc://spark-connect:15002",
+        )
     address = parse_address(remote)
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
@@ -69,10 +77,10 @@ def connect_place(remote: str) -> HostPort:
 
 
 def parse_master_places(master: str) -> tuple[str, list[HostPort]]:
-    """The name of the service that a master's URL names, and its hosts and ports; none for a local master.
+    """The name of the service that a master's URL names, and its hosts and ports; none for a local master and YARN.
 
     Raises:
-        ConfigurationError: the URL of a standalone master or of Kubernetes has no host or port.
+        ConfigurationError: the URL of a standalone master or of Kubernetes has no host or port, or it names no master.
     """
     if master.startswith("spark://"):
         addresses = [one.rpartition(":") for one in master.removeprefix("spark://").split(",")]
@@ -85,6 +93,12 @@ def parse_master_places(master: str) -> tuple[str, list[HostPort]]:
         except ValueError:
             url, port = urlsplit(""), 0
         return "Kubernetes API server", [_build_place(names.SPARK_MASTER, url.hostname or "", str(port))]
+    if not _LOCAL_OR_YARN.fullmatch(master):
+        raise ConfigurationError(
+            f"{names.SPARK_MASTER} names no master that Spark knows",
+            found=master,
+            remedy="write local[*], spark://HOST:7077, yarn or k8s://https://HOST:443",
+        )
     return "", []
 
 

@@ -37,7 +37,7 @@ def a_discard(offset: int, minutes: int = 0) -> Discard:
 def parked(*offsets: int) -> Parked:
     """What a look at the parked topic found."""
     one = ParkedRecord(0, 0, 0, "malformed", "orders@0000000", "why", "o1")
-    return Parked({Origin("orders", 0, 0, n): replace(one, offset=n) for n in offsets}, 0, 0, 0, {})
+    return Parked({Origin("orders", 0, 0, n): replace(one, offset=n) for n in offsets}, {}, 0, 0, {})
 
 
 def work_of(ledger: Ledger, lake: Lake) -> Work:

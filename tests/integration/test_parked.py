@@ -173,8 +173,19 @@ def test_a_limit_takes_those_that_were_parked_first() -> None:
         )
         for n, (partition, parked_ms) in enumerate([(0, 300), (0, 200), (1, 100), (1, 200)])
     }
-    found = select_oldest(Parked(waiting, others=1, ended=0, without_envelope=0, ends={}), 2)
+    found = select_oldest(Parked(waiting, other_causes={"malformed": 1}, ended=0, without_envelope=0, ends={}), 2)
     assert ([origin.offset for origin in found.waiting], found.others) == ([2, 1], 3)
+
+
+def test_a_selection_that_nothing_matches_shows_the_causes_of_the_others() -> None:
+    """A mistyped rule showed `none`, as if nothing waited for a person."""
+    record = ParkedRecord(0, 0, 0, "invalid", "orders@0000000", "why", "o1", rule="paid")
+    by_origin = {Origin("orders", 0, 0, n): replace(record, offset=n) for n in range(3)}
+    malformed = {Origin("orders", 0, 0, 3): replace(record, offset=3, reason="malformed", rule=None)}
+    found = select_oldest(Parked({**by_origin, **malformed}, {}, ended=0, without_envelope=0, ends={}), 1)
+    assert found.lines == ["1 parked records match: 1 invalid by paid", "3 others wait: 2 invalid by paid, 1 malformed"]
+    none = Parked({}, found.other_causes, ended=0, without_envelope=0, ends={})
+    assert none.lines == ["0 parked records match: none", "3 others wait: 2 invalid by paid, 1 malformed"]
 
 
 @dataclass(frozen=True)
@@ -235,7 +246,7 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     accept(lake, [an_envelope(0).origin])
     ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "fixed", "ann", NOW)])
     asked = ParkedRequest(dry_run=False, by="ann", because="a test")
-    assert _discard(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
+    assert _discard(ledger, lake, STREAM, Parked(waiting, {}, 0, 0, {}), asked) == (1, 3)
     found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards.list_for_stream("orders")}
     assert found == {3: ("first", later), 2: ("a test", later + timedelta(microseconds=1))}
     assert ledger.discards.read_last_discard_time("orders") == later + timedelta(microseconds=1)
@@ -351,7 +362,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     shown = scene.run("redrive-parked", "orders", "--reason", "malformed")
     assert shown.exit_code == 0, shown.output
     assert "2 parked records match: 2 malformed" in shown.output
-    assert "1 others wait" in shown.output
+    assert "1 others wait: 1 invalid" in shown.output
     assert "a dry run: nothing was changed\nto do it, add --yes --by NAME\n" in shown.output
     assert "to do it, add --yes --by NAME --because TEXT" in scene.run("discard-parked", "orders").output
     assert scene.run("redrive-parked", "orders", "--yes", "--by", "").exit_code == EXIT_PERMANENT

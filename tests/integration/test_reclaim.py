@@ -88,6 +88,12 @@ def taking(tmp_path: Path) -> Reclaiming:
 BY_ANN = {"dry_run": False, "by": "ann", "because": "a fixed rule"}
 
 
+def test_a_rule_that_refused_nothing_shows_the_causes_of_the_others(taking: Reclaiming) -> None:
+    found = taking.reclaim(choice=ParkedSelection(rules=("paid",)))
+    assert found.meant == {}
+    assert "1 others are in the DLQ: 1 malformed" in taking.log
+
+
 def test_dry_run_reports_dlq_records_and_reclaims_none(taking: Reclaiming) -> None:
     found = taking.reclaim()
     assert [(origin, one.home, one.reason, one.next_topic) for origin, one in found.meant.items()] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -39,6 +40,19 @@ def with_fields(columns: list[str], stream: declaration.Stream) -> list[str]:
     stored = [name for name in columns if name not in names]
     first = next((at for at, name in enumerate(columns) if name in names), None)
     return stored if first is None else [*columns[:first], "FIELDS", *stored[first:]]
+
+
+def test_the_page_of_tables_has_every_property_of_ours() -> None:
+    """A run refuses a table whose `highwater.key` somebody changed, and no page named it."""
+    from highwater import added_fields
+    from highwater.assets import commit, events
+
+    used = re.findall(r'"(highwater\.\w+)":', inspect.getsource(commit.ensure_table))
+    rows = find_rows(find_section("docs/tables.md", "Changes from outside"))
+    listed = [name for row in rows for name in find_spans(row[0]) if name.startswith("highwater.")]
+
+    assert len(used) == 2
+    assert sorted(listed) == sorted([*used, events.KEY_PROPERTY, added_fields.METADATA])
 
 
 @pytest.mark.parametrize("title", ["raw", "events", "rejects", "dlq", "current"])

@@ -187,6 +187,31 @@ def test_a_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyP
     assert "planted" not in str(unavailable.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("NoSuchBucket", "create the bucket, or correct HIGHWATER_LAKE"),
+        ("AccessDenied", "give this user the permissions"),
+        ("InvalidAccessKeyId", "give this process the keys"),
+        (None, "give this process the keys"),
+    ],
+)
+def test_a_store_that_refuses_a_probe_has_the_remedy_of_its_cause(
+    code: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that nobody had created did not answer, and was to be made reachable."""
+    from botocore.exceptions import ClientError, NoCredentialsError
+
+    def refuse(*_: object) -> Any:
+        if code is None:
+            raise NoCredentialsError
+        raise ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 403}}, "PutObject")
+
+    monkeypatch.setattr(object_store, "_build_s3_client", refuse)
+    with pytest.raises(DependencyUnavailableError, match=f"refused a probe at s3a://.*remedy: {remedy}"):
+        ensure_conditional_put(f"s3a://refusing-{uuid.uuid4().hex}/orders/raw")
+
+
 @pytest.mark.slow
 def test_maintenance_removes_what_killed_probes_left(
     store: ObjectStore, bucket: str, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,20 @@ def test_a_master_without_host_or_port_is_no_address(wrong: str) -> None:
         parse_master_places(wrong)
 
 
+@pytest.mark.parametrize("wrong", ["loacl[2]", "spark:/master:7077", "local[", "mesos://a:1"])
+def test_a_master_that_spark_does_not_know_is_refused_before_a_driver_starts(wrong: str, tmp_path: Path) -> None:
+    """The driver ended with `JAVA_GATEWAY_EXITED`, and nothing named the setting."""
+    with pytest.raises(ConfigurationError, match="HIGHWATER_SPARK_MASTER names no master that Spark knows"):
+        reach(on_master(tmp_path, wrong), {})
+
+
+def test_a_connect_server_is_named_by_its_scheme() -> None:
+    """A server answered at the address, and Spark's client refused it."""
+    with pytest.raises(ConfigurationError, match="SPARK_REMOTE is no address of a Spark Connect server") as caught:
+        connect_place("localhost:15002/;token=planted")
+    assert "planted" not in str(caught.value)
+
+
 def test_yarn_needs_the_configuration_of_hadoop(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="HADOOP_CONF_DIR and YARN_CONF_DIR are not set"):
         reach(on_master(tmp_path, "yarn"), {})

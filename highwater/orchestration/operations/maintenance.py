@@ -40,6 +40,7 @@ from highwater.orchestration.operations.raw_retention import RetentionOutcome, r
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.commit_log_writer import add_missing_records
+from highwater.resources.delta_rs_writes import remove_left_trials
 from highwater.resources.numbered_commits import PlannedSlices
 from highwater.resources.object_store import remove_left_probes
 from highwater.resources.table_maintenance import (
@@ -182,6 +183,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
         discards_table.sync_with_ledger(work.ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name)
         remove_left_probes(_list_probe_folders(work.lake, stream), now)
+        remove_left_trials(work.lake.root, now)
     later = _read_later(work)
     found = []
     for name in (*select_tables(stream), SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS):

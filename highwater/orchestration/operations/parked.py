@@ -25,7 +25,7 @@ from highwater.orchestration.dependencies import ensure_lake_exists
 from highwater.orchestration.operations.redriving import extract_headers, extract_key, redrive
 from highwater.plans import Discard
 from highwater.reclaims import count_reclaims, is_stale
-from highwater.reject_reasons import INVALID
+from highwater.reject_reasons import INVALID, count_causes, format_causes
 from highwater.resources.commit_log import ensure_all_rows_seen
 from highwater.resources.deleted_topics import find_vanished_error, read_state
 from highwater.resources.delta import query, read_count
@@ -112,7 +112,7 @@ class Parked:
 
     Args:
         waiting: the selected records by origin.
-        others: how many wait beside them.
+        other_causes: how many wait beside them, by cause.
         ended: how many of the topic's records were accepted, discarded, reclaimed or erased, since.
         without_envelope: records of the topic without a sound envelope; they are ignored.
         ends: to where the topic was read.
@@ -120,21 +120,24 @@ class Parked:
     """
 
     waiting: Mapping[Origin, ParkedRecord]
-    others: int
+    other_causes: Mapping[str, int]
     ended: int
     without_envelope: int
     ends: Mapping[int, OffsetRange]
     missing: int = 0
 
     @property
+    def others(self) -> int:
+        """How many wait beside the selected ones."""
+        return sum(self.other_causes.values())
+
+    @property
     def lines(self) -> list[str]:
         """The findings, in sentences."""
-        reasons = Counter(one.reason for one in self.waiting.values())
-        reasons_text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
-        lines = [f"{len(self.waiting):,} parked records match: {reasons_text}"]
+        lines = [f"{len(self.waiting):,} parked records match: {format_causes(count_causes(self.waiting.values()))}"]
         referred = sum(bool(one.left_out) for one in self.waiting.values())
         lines += [f"{referred:,} of them are parked by reference: raw holds all of them"] if referred else []
-        lines += [f"{self.others:,} others wait"] if self.others else []
+        lines += [f"{self.others:,} others wait: {format_causes(self.other_causes)}"] if self.others else []
         lines += [f"{self.ended:,} were accepted, discarded, reclaimed or erased before"] if self.ended else []
         lines += (
             [f"{self.without_envelope:,} have no Highwater envelope and are ignored"] if self.without_envelope else []
@@ -248,7 +251,7 @@ def read_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice
     except TopicVanishedError:
         raise
     except TopicAbsentError:
-        return Parked({}, 0, 0, 0, {})
+        return Parked({}, {}, 0, 0, {})
     ends = {
         p: OffsetRange(seen.log_start, seen.last_stable)
         for p, seen in state.partitions.items()
@@ -277,7 +280,7 @@ def read_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice
             waiting[envelope.origin] = _build_parked_record(message, envelope), chosen
     ended = _load_ended_origins(ledger, lake, stream, waiting)
     meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
-    others = len(waiting) - len(meant) - len(ended)
+    others = count_causes(one for origin, (one, chosen) in waiting.items() if not chosen and origin not in ended)
     finished = len(ended) + len(gone - waiting.keys())
     missing = max(0, known - (len(waiting) - len(ended)) - len(gone - waiting.keys()))
     return Parked(meant, others, finished, without_envelope, ends, missing)
@@ -357,4 +360,5 @@ def select_oldest(parked: Parked, most: int | None) -> Parked:
         parked.waiting.items(), key=lambda item: (item[1].parked_ms, item[1].partition, item[1].offset)
     )
     chosen = dict(ordered[:most])
-    return replace(parked, waiting=chosen, others=parked.others + len(parked.waiting) - len(chosen))
+    left = count_causes(one for origin, one in parked.waiting.items() if origin not in chosen)
+    return replace(parked, waiting=chosen, other_causes=left + Counter(parked.other_causes))

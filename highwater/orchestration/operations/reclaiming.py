@@ -24,6 +24,7 @@ from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.last_rejections import build_left_over_clause, build_origin_condition
 from highwater.orchestration.operations.parked import ParkedSelection
 from highwater.reclaims import Reclaim, count_reclaims, is_stale
+from highwater.reject_reasons import count_causes, format_causes
 from highwater.resources.commit_log import ensure_all_rows_seen
 from highwater.resources.delta import query_all
 from highwater.retention import count_expired_rows
@@ -72,17 +73,22 @@ class RecordsOnDlq:
 
     Args:
         meant: the selected records by origin.
-        others: how many there are beside them.
+        other_causes: how many there are beside them, by cause.
         taken: how many were reclaimed before, and are not reprocessed yet.
         discarded: how many a person discarded.
         aged: how many nothing can be decided of again, since rows of raw of their slices have expired.
     """
 
     meant: Mapping[Origin, DlqRecord] = field(default_factory=dict)
-    others: int = 0
+    other_causes: Mapping[str, int] = field(default_factory=dict)
     taken: int = 0
     discarded: int = 0
     aged: int = 0
+
+    @property
+    def others(self) -> int:
+        """How many there are beside the selected ones."""
+        return sum(self.other_causes.values())
 
     @property
     def slices(self) -> list[str]:
@@ -95,7 +101,7 @@ class RecordsOnDlq:
         where = Counter(f"{one.reason} on {one.next_topic}" for one in self.meant.values())
         counts = ", ".join(f"{count:,} {name}" for name, count in where.most_common()) or "none"
         lines = [f"{len(self.meant):,} records of {len(self.slices):,} slices match: {counts}"]
-        lines += [f"{self.others:,} others are in the DLQ"] if self.others else []
+        lines += [f"{self.others:,} others are in the DLQ: {format_causes(self.other_causes)}"] if self.others else []
         lines += [f"{self.taken:,} were reclaimed before, and are not reprocessed yet"] if self.taken else []
         lines += [f"{self.discarded:,} were discarded"] if self.discarded else []
         lines += (
@@ -330,14 +336,15 @@ def _select_records(
     takes: Callable[[DlqRecord], bool],
     most: int | None,
 ) -> RecordsOnDlq:
-    """The selected records, and the numbers of the others by their reason."""
+    """The selected records, and the numbers of the others."""
     remaining = {origin: one for origin, one in in_dlq.items() if origin not in discarded}
     free = {origin: one for origin, one in remaining.items() if not is_stale(reclaim_numbers, origin, one.number)}
     meant = {origin: one for origin, one in free.items() if takes(one)}
     if most is not None:
         first = sorted(meant.items(), key=lambda item: (item[1].published_at, item[0]))[:most]
         meant = dict(first)
-    return RecordsOnDlq(meant, len(free) - len(meant), len(remaining) - len(free), len(in_dlq) - len(remaining))
+    others = count_causes(one for origin, one in free.items() if origin not in meant)
+    return RecordsOnDlq(meant, others, len(remaining) - len(free), len(in_dlq) - len(remaining))
 
 
 def _matches_selection(choice: ParkedSelection, one: DlqRecord) -> bool:

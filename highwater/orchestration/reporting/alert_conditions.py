@@ -25,6 +25,7 @@ from highwater.orchestration.reporting.topic_conditions import measure_open_tran
 from highwater.reject_reasons import BY_REASON, BY_RULE, format_count_name
 from highwater.resources.deleted_topics import find_parked_loss, read_state
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
+from highwater.resources.ledger.pauses import ALL, RETRIES
 from highwater.resources.ledger.stalled_slices import StalledSlice
 from highwater.resources.topic_facts import has_broker_timestamps
 from highwater.routing import compute_longest_retry_delay
@@ -70,7 +71,8 @@ def _measure_parked_records(inputs: StreamInputs) -> Condition | None:
         f"{count:,} wait for a person",
         f"{limit:,}",
         count > limit,
-        f"highwater redrive-parked {stream.name} lists and sends them back; highwater discard-parked discards them",
+        f"highwater redrive-parked {stream.name} lists them, and with --yes sends them back; highwater discard-parked "
+        f"{stream.name} discards them",
     )
 
 
@@ -118,22 +120,35 @@ def _measure_retry_age(inputs: StreamInputs) -> Condition | None:
     if not stream.delays:
         return Condition.not_applicable(stream.name, "age of retries", "no tier is declared")
     try:
-        found = [_measure_tier_lateness(inputs, topic) for topic in stream.delays]
+        found = [(*_measure_tier_lateness(inputs, topic), topic) for topic in stream.delays]
     except TopicVanishedError as error:
         return Condition(
             stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy
         )
-    late, limit = max(late for late, _ in found), stream.alerts.retries_late
-    if late <= limit and not all(sure for _, sure in found):
+    (late, _, topic), limit = max(found), stream.alerts.retries_late
+    if late <= limit and not all(sure for _, sure, _ in found):
         return None
     return Condition(
         stream.name,
         "age of retries",
-        f"the oldest retry is {format_duration(late)} late",
+        f"the oldest retry, on {topic}, is {format_duration(late)} late" if late else "no retry is late",
         str(limit),
         late > limit,
-        f"check that the sensors dlq_retries and repair run; read their ticks and highwater status {stream.name}",
+        _retry_sooner(inputs, topic) if late > limit else "no action needed",
     )
+
+
+def _retry_sooner(inputs: StreamInputs, topic: str) -> str:
+    """The remedy for late retries of a topic: the end of its pause, or where to look."""
+    name, pauses = inputs.stream.name, inputs.ledger.paused
+    if (pause := pauses.read_for_stream(name).get(topic)) is not None:
+        return f"{pause.text}: highwater resume-tier {name} {topic} ends that"
+    parts = pauses.read_parts_by_stream(name).get(name, {})
+    if (pause := parts.get(ALL) or parts.get(RETRIES)) is not None:
+        return f"{pause.text}: highwater resume {name}{'' if ALL in parts else f' {RETRIES}'} ends that"
+    waiting = inputs.measure_ages(topic).waiting
+    planned = f"highwater explain {waiting[0]} shows why it is planned and not read; " if waiting else ""
+    return f"{planned}check that the sensors dlq_retries and repair run; read their ticks and highwater status {name}"
 
 
 def _measure_tier_lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:

@@ -14,6 +14,7 @@ from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicA
 from highwater.orchestration.dependencies import build_kafka_guard, build_lake_guard, ensure_lake_exists
 from highwater.orchestration.reporting.alert_conditions import CONDITIONS, DEPENDENCIES
 from highwater.orchestration.reporting.alert_inputs import Evaluate, StreamInputs
+from highwater.orchestration.reporting.stalled_work import describe_fault
 from highwater.orchestration.sensing.rounds import rotate_streams
 from highwater.resources import dependency_guards
 from highwater.resources.dependency_guards import guard_dependencies
@@ -28,6 +29,7 @@ LEASE_SECONDS = 60.0
 # Dagster ends a tick after 60 s. No measuring of a stream begins later than this; most take less than a second.
 MEASURE_SECONDS = 30.0
 Report = Callable[[Alert], None]
+_DEFECT = "report this as a defect of Highwater, with the last tick of the sensor alerts"
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def _measure_each(
     for number, stream in enumerate(streams):
         if time.monotonic() > deadline:
             return conditions, calm, streams[number:]
-        unknown, before = list[str](), len(lines)
+        unknown, before = list[tuple[str, str]](), len(lines)
         found = [*_measure_stream(ledger, kafka, lake, stream, lines, unknown)]
         conditions += [*found, _build_unmeasured_condition(stream, unknown)]
         if len(lines) == before and not any(one.over for one in found):
@@ -120,20 +122,21 @@ def _measure_each(
     return conditions, calm, ()
 
 
-def _build_unmeasured_condition(stream: Stream, why: Sequence[str]) -> Condition:
+def _build_unmeasured_condition(stream: Stream, why: Sequence[tuple[str, str]]) -> Condition:
     """A measurement that failed for a permanent reason, so that its alert cannot be measured."""
+    faults, remedies = (dict.fromkeys(texts) for texts in zip(*why, strict=True)) if why else ({}, {})
     return Condition(
         stream.name,
         "not measured",
-        "; ".join(dict.fromkeys(why)) or "all is measured",
+        "; ".join(faults) or "all is measured",
         "all is measured",
         bool(why),
-        "see the ticks of the sensor alerts" if why else "no action needed",
+        "; ".join(remedies) or "no action needed",
     )
 
 
 def _measure_stream(
-    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str], unknown: list[str]
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str], unknown: list[tuple[str, str]]
 ) -> Iterator[Condition]:
     inputs = StreamInputs(ledger, kafka, lake, stream)
 
@@ -151,14 +154,14 @@ def _measure_stream(
                     ensure_lake_exists(ledger, lake)
                 found = condition(inputs)
         except HighwaterError as error:
-            lines.append(f"{stream.name}: not measured: {error.problem}")
+            lines.append(f"{stream.name}: not measured: {error}")
             # A dependency that is unavailable has a breaker, and an absent topic stops planning: both have alerts of
             # their own.
             if not isinstance(error, TemporaryError | TopicAbsentError):
-                unknown.append(error.problem)
+                unknown.append(describe_fault(error))
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
             lines.append(f"{stream.name}: not measured: {type(error).__name__}")
-            unknown.append(f"{_format_subject(condition)}: {type(error).__name__}")
+            unknown.append((f"{_format_subject(condition)}: {type(error).__name__}", _DEFECT))
         else:
             if found is not None:
                 yield found

@@ -1,12 +1,15 @@
 """The doctor: every connection, permission and setting is tried once, and each failure names its remedy."""
 
-# Nothing is created but one file in a local lake, one lease in the ledger and one partition in Dagster's storage, which
-# are removed again, and nothing is sent. Spark runs one job.
+# Nothing is created but one file or table in the lake, one lease in the ledger and one partition in Dagster's storage,
+# which are removed again, and nothing is sent. Spark runs one job.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -55,6 +58,8 @@ CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
 # How long the ledger would keep the doctor's lease if it died with it.
 LEASE_SECONDS = 30.0
+# As much as a small file of a table; a smaller one may fit into what a full disk reserves.
+TRIAL_BYTES = 2**20
 
 
 def examine(
@@ -70,6 +75,7 @@ def examine(
     """
     parts: dict[str, Try] = {
         "declarations": lambda: _check_declarations(deployment),
+        "settings": lambda: _check_process_settings(environment),
         "ledger": lambda: _check_ledger(deployment),
         "lake": lambda: _check_lake(settings.lake),
         "Dagster": lambda: _check_dagster(environment),
@@ -101,6 +107,25 @@ def _check_declarations(deployment: Deployment) -> str:
     for error in deployment.declarations.faults.values():
         raise error
     return ", ".join(sorted(deployment.list_streams()))
+
+
+def _check_process_settings(environment: Mapping[str, str]) -> str:
+    """The variables that commands do not read, and the processes of Dagster and `serve-metrics` do.
+
+    Raises:
+        ConfigurationError: one has a value that cannot be used.
+    """
+    names.read_log_format(environment)
+    names.find_docs_url(environment)
+    names.parse_metrics_listen(environment.get(names.METRICS_LISTEN) or "")
+    sensors = environment.get(names.SENSORS) or "running"
+    if sensors.lower() != "running":
+        raise ConfigurationError(
+            f"{names.SENSORS} has a value that starts no sensor",
+            found=sensors,
+            remedy="set it to running, or leave it out and switch the sensors on in Dagster's UI",
+        )
+    return "the variables of the environment can be used"
 
 
 def _list_declared_streams(deployment: Deployment) -> list[Stream]:
@@ -258,17 +283,22 @@ def _check_lake(root: str) -> str:
         return f"{root}: a table was written, read and removed{refuses}"
     folder = Path(root.removeprefix("file://"))
     at = folder if folder.exists() else next(parent for parent in folder.parents if parent.exists())
-    file = at / f".highwater-doctor-{uuid.uuid4().hex}"
     try:
-        file.write_text("")
-        file.unlink()
+        # Without a name in the folder nothing is left when this process is killed. A file without bytes would fit on a
+        # full disk.
+        with tempfile.TemporaryFile(dir=at) as file:
+            file.write(bytes(TRIAL_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        remedy = "free space there" if full else "make it writable for this user"
         raise DependencyUnavailableError(
             f"nothing can be written to {at}",
             found=error.strerror,
-            remedy="make it writable for this user, or set HIGHWATER_LAKE to another place",
+            remedy=f"{remedy}, or set HIGHWATER_LAKE to another place",
         ) from error
-    return f"{root} can be written to"
+    return f"{root} can be written to, {shutil.disk_usage(at).free / 2**30:,.1f} GiB are free"
 
 
 def _check_reference_table(path: str, wanted: Sequence[str]) -> str:
@@ -395,7 +425,8 @@ def _write_to_storage(home: str) -> None:
     """Add a partition to a definition that nothing uses, and remove it; storage that is not there yet is created."""
     import dagster as dg
 
-    key, problem = uuid.uuid4().hex, f"Dagster's storage, as {home} configures it, cannot be written to"
+    # Always the same key: one that a killed doctor left is removed by the next.
+    key, problem = "trial", f"Dagster's storage, as {home} configures it, cannot be written to"
     with translate_errors(problem), dg.DagsterInstance.from_config(str(Path(home).expanduser())) as instance:
         instance.add_dynamic_partitions("highwater_doctor", [key])
         instance.delete_dynamic_partition("highwater_doctor", key)

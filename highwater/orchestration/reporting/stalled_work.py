@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.alerting import DEPLOYMENT, Condition
-from highwater.errors import OffsetsExpiredError, PermanentError, TopicAbsentError
+from highwater.errors import HighwaterError, OffsetsExpiredError, PermanentError, TopicAbsentError
 from highwater.orchestration.reporting.consumer_lag import load_unread_slices
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner, PlanningResult
@@ -45,7 +45,7 @@ def measure_planning(inputs: StreamInputs) -> Condition:
     try:
         faults = _describe_faults(Planner(inputs.ledger, inputs.kafka).tick(stream, datetime.now(UTC), dry_run=True))
     except PermanentError as error:
-        faults = [_describe_fault(error)]
+        faults = [describe_fault(error)]
     found = _build_texts(stream, faults)
     return Condition(stream.name, "planning", found.value, "it goes on", found.over, found.remedy)
 
@@ -67,7 +67,7 @@ def measure_retry_planning(inputs: StreamInputs) -> Condition:
         except TopicAbsentError:
             continue
         except PermanentError as error:
-            faults.append(_describe_fault(error))
+            faults.append(describe_fault(error))
     found = _build_texts(stream, faults)
     return Condition(stream.name, "planning of retries", found.value, "it goes on", found.over, found.remedy)
 
@@ -78,10 +78,11 @@ def _describe_faults(tick: PlanningResult) -> list[tuple[str, str]]:
         (f"{tick.state.topic} partition {p}: {why}", "check that every partition has a leader")
         for p, why in tick.skipped.items()
     ]
-    return [*map(_describe_fault, tick.errors.values()), *skipped]
+    return [*map(describe_fault, tick.errors.values()), *skipped]
 
 
-def _describe_fault(error: PermanentError) -> tuple[str, str]:
+def describe_fault(error: HighwaterError) -> tuple[str, str]:
+    """An error as an alert shows it: the fault with its values, and the remedy."""
     values = [f"{name}: {value}" for name, value in (("stored", error.stored), ("found", error.found)) if value]
     return "; ".join([error.problem, *values]), error.remedy
 
@@ -152,7 +153,7 @@ def _format_ranges(ranges: Iterable[tuple[int, object]], of: Collection[int]) ->
 def measure_expired_slices(inputs: StreamInputs) -> Condition:
     """Planned slices that lost offsets before they were read."""
     errors = list_expired_errors(inputs.ledger, inputs.kafka, inputs.stream, inputs.in_raw)
-    found = _build_texts(inputs.stream, [*map(_describe_fault, errors)])
+    found = _build_texts(inputs.stream, [*map(describe_fault, errors)])
     return Condition(inputs.stream.name, "expired slices", found.value, "none", found.over, found.remedy)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,16 +30,20 @@ def parse_url(text: str) -> URL:
     """Read the ledger's URL.
 
     Raises:
-        ConfigurationError: it is none, or names a database that the ledger does not know. The text is not repeated: it
-            may hold a password (I13).
+        ConfigurationError: it is none, or names a database or a driver that the ledger does not know. The text is not
+            repeated: it may hold a password (I13).
     """
     remedy = "set HIGHWATER_LEDGER_URL to sqlite:////folder/ledger.sqlite or postgresql://user@host/database"
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the second of a port that is no number
         raise ConfigurationError("the ledger's URL cannot be read", remedy=remedy) from None
     if url.get_backend_name() not in {"sqlite", "postgresql"}:
         raise ConfigurationError(f"the ledger knows no database {url.get_backend_name()!r}", remedy=remedy)
+    if url.get_driver_name() not in {"pysqlite", "psycopg2"}:
+        raise ConfigurationError(
+            f"the ledger knows no driver {url.get_driver_name()!r}", remedy=f"{remedy}, without a driver after +"
+        )
     if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
         raise ConfigurationError("the ledger's SQLite database must be a file", remedy=remedy)
     return url
@@ -153,6 +158,48 @@ def translate_errors(engine: Engine) -> Iterator[None]:
         raise _translate_error(engine, error) from None  # the chain would repeat statement and address
 
 
+# By the words of libpq, PostgreSQL or SQLite: the state of the database, and the remedy. All may pass without a change
+# here: a password is rotated, a standby is promoted, a disk is emptied.
+_UNAVAILABLE = (
+    (
+        re.compile(
+            r"authentication failed|no password supplied|role \".*\" does not exist|not permitted to log in|pg_hba"
+        ),
+        "refuses the login",
+        "correct the login in HIGHWATER_LEDGER_URL, or let the server accept it",
+    ),
+    (
+        re.compile(r"database \".*\" does not exist"),
+        "does not exist",
+        "correct HIGHWATER_LEDGER_URL, or create the database as docs/deployment/postgresql.md says",
+    ),
+    (
+        re.compile(r"read-only transaction|during recovery"),
+        "takes no writes",
+        "let HIGHWATER_LEDGER_URL lead to the primary server, or end default_transaction_read_only",
+    ),
+    (
+        re.compile(r"too many (?:connections|clients)|remaining connection slots|QueuePool limit"),
+        "has no free connection",
+        "raise max_connections, or put PgBouncer in between, as docs/deployment/postgresql.md says",
+    ),
+    (
+        re.compile(r"No space left|disk is full|could not extend file|disk I/O error"),
+        "cannot write to its disk",
+        "free or repair the disk of the database",
+    ),
+    (
+        re.compile(r"support SSL|SSL error|certificate"),
+        "accepts no connection with these settings of TLS",
+        "correct sslmode and certificates in HIGHWATER_LEDGER_URL",
+    ),
+    (
+        re.compile(r"connection to server|could not translate host name|closed the connection|has been closed"),
+        "does not answer",
+        "start its server, or correct host and port in HIGHWATER_LEDGER_URL",
+    ),
+)
+_LOCKED = ("does not answer", "look for a process that holds its lock, or whether its server runs")
 # SQLite's words where waiting does not help.
 _UNUSABLE = ("readonly", "unable to open", "not a database", "malformed", "permission denied")
 # The errors that the same statement meets again: of a value, of the statement's text, of what the server cannot do.
@@ -180,16 +227,23 @@ def _translate_error(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
             found=reason,
             remedy="grant its rights (docs/deployment/postgresql.md), or let the owner run highwater ledger upgrade",
         )
+    if "invalid dsn" in reason:
+        return ConfigurationError(
+            f"the client of the ledger {redact_url(engine.url)} refuses its address",
+            found=reason,
+            remedy="correct the part of HIGHWATER_LEDGER_URL after `?`: libpq's documentation has the names",
+        )
     if _is_refused(error):
         return LedgerRefusedError(
             f"the ledger {redact_url(engine.url)} refuses a value or a statement",
             found=f"{type(error).__name__}: {reason}",
             remedy="nothing was written: shorten or correct the value; if it is none of yours, report this as a defect",
         )
+    state, remedy = next((texts for signs, *texts in _UNAVAILABLE if signs.search(reason)), _LOCKED)
     return DependencyUnavailableError(
-        f"the ledger {redact_url(engine.url)} does not answer",
+        f"the ledger {redact_url(engine.url)} {state}",
         found=reason,
-        remedy="look for a process that holds its lock, or whether its server runs; nothing was decided, so try again",
+        remedy=f"{remedy}; nothing was decided, so try again",
     )
 
 

@@ -210,8 +210,10 @@ def test_only_a_real_maintenance_removes_left_probes(
     removed: list[list[str]] = []
     monkeypatch.setattr(maintenance, "select_tables", lambda _: [])
     monkeypatch.setattr(maintenance, "remove_left_probes", lambda folders, _: removed.append(folders))
+    monkeypatch.setattr(maintenance, "remove_left_trials", lambda root, _: removed.append([root]))
     maintain(work_of(world), None, NOW, dry_run=dry_run)
-    assert removed == ([] if dry_run else [[world.lake.root, f"{world.lake.root}/orders"]])
+    root = world.lake.root
+    assert removed == ([] if dry_run else [[root, f"{root}/orders"], [root]])
 
 
 def test_published_table_is_maintained_and_a_concurrent_sender_gives_way(

@@ -174,6 +174,29 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
     assert found == [("ab", "c", "a", ["b"]), ("cd", "a", "cd", ["b"]), ("ac", "d", "ac", ["b"])]
 
 
+def test_an_alert_that_cannot_be_measured_has_the_remedy_of_its_error(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named the tick, and the tick named the problem alone."""
+
+    def refused(_: alert_inputs.StreamInputs) -> Condition:
+        raise ConfigurationError("the topic may not be read", found="DENIED", remedy="allow READ on it")
+
+    def broken(_: alert_inputs.StreamInputs) -> Condition:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(alerts, "CONDITIONS", (refused, broken, refused))
+    unused: Any = None
+    lines = alerts.tick(ledger, unused, unused, [STREAM], lambda _: None).lines
+    [alert] = ledger.alerts.read_open().values()
+    assert (alert.what, alert.value) == (
+        "not measured",
+        "the topic may not be read; found: DENIED; broken: ZeroDivisionError",
+    )
+    assert alert.remedy.startswith("allow READ on it; report this as a defect")
+    assert "orders: not measured: the topic may not be read; found: DENIED; remedy: allow READ on it" in lines
+
+
 @pytest.fixture
 def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Ticks with one measure that a test sets; each opens the ledger afresh, as another daemon does."""
@@ -469,5 +492,5 @@ def test_the_sensor_reports_what_kafka_shows(
     assert "2 alerts are open" in tick()
     shown = scene.run("status", "orders").output
     assert "alert since" in shown
-    assert "the oldest retry is" in shown
+    assert f"the oldest retry, on {stream.tier_topics[0]}, is" in shown
     assert len(receiver.heard) == 2

@@ -23,6 +23,7 @@ from highwater.orchestration.reporting.plan_status import read_topic_status
 from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.pauses import Pause
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
@@ -304,7 +305,32 @@ def test_a_retry_that_is_planned_and_not_read_is_late(tmp_path: Path, monkeypatc
     (tmp_path / "other").mkdir()
     other = Deployed(tmp_path / "other", TIER, slices=10)
     other.read(0, *range(2, 10))
-    assert alert_of(other, monkeypatch).over, "its first record came 90 minutes ago"
+    late = alert_of(other, monkeypatch)
+    assert late.over, "its first record came 90 minutes ago"
+    assert late.value.startswith(f"the oldest retry, on {TIER}, is ")
+    assert late.remedy.startswith(f"highwater explain {TIER}@0000001 shows why it is planned and not read")
+
+
+@pytest.mark.parametrize(
+    ("paused", "remedy"),
+    [
+        (TIER, f"{TIER} is paused by ann .*: highwater resume-tier orders {TIER} ends that"),
+        ("retries", "the retries of orders is paused by ann .*: highwater resume orders retries ends that"),
+        ("", "stream orders is paused by ann .*: highwater resume orders ends that"),
+    ],
+)
+def test_the_alert_of_paused_retries_names_the_pause(
+    paused: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sent people to sensors that ran."""
+    monkeypatch.setattr(type(STREAM), "delays", property(lambda _: {TIER: timedelta(minutes=20)}))
+    deployed = Deployed(tmp_path, TIER, slices=10)
+    pauses, pause = deployed.ledger.paused, Pause(paused, NOW, "ann")
+    if paused == TIER:
+        pauses.pause("orders", pause)
+    else:
+        pauses.pause_part("orders", paused, pause)
+    assert re.fullmatch(remedy, alert_of(deployed, monkeypatch).remedy)
 
 
 class FakeHeldBackTopics(FakeAgedTopics):

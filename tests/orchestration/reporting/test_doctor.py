@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import socket
 from dataclasses import replace
@@ -11,6 +13,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dev.processes import LOOPBACK, free_port
@@ -20,7 +24,7 @@ from highwater.formats import Json
 from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.cli.terminal import EXIT_PERMANENT, EXIT_TEMPORARY
 from highwater.orchestration.reporting import doctor
-from highwater.resources.delta_rs_writes import try_storage
+from highwater.resources.delta_rs_writes import remove_left_trials, try_storage
 from highwater.resources.dlq_topics import ensure_dlq_topics
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -49,6 +53,57 @@ def test_a_lake_is_written_to_and_left_clean(tmp_path: Path) -> None:
         doctor._check_lake(str(tmp_path / "file"))
 
 
+@pytest.mark.parametrize("call", ["write", "flush"])
+def test_a_full_disk_is_found_and_leaves_nothing(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file fits on a full disk, and the remedy was about permissions."""
+
+    class FullDisk(io.BytesIO):
+        def write(self, data: object) -> int:
+            return self.refuse() if call == "write" and len(cast("bytes", data)) > 4096 else 0
+
+        def flush(self) -> None:
+            if call == "flush" and not self.closed:
+                self.refuse()
+
+        def refuse(self) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: FullDisk())
+    with pytest.raises(DependencyUnavailableError, match="No space left on device; remedy: free space there"):
+        doctor._check_lake(str(tmp_path))
+
+
+def test_a_killed_doctor_leaves_nothing_in_a_local_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file stayed there for ever."""
+    seen: list[list[Path]] = []
+    monkeypatch.setattr("os.fsync", lambda _: seen.append([*tmp_path.iterdir()]))
+    doctor._check_lake(str(tmp_path))
+    assert seen == [[]], "a file that has no name ends with its process"
+
+
+@pytest.mark.parametrize(("age", "left"), [(timedelta(minutes=59), 2), (timedelta(minutes=61), 0)])
+def test_maintenance_removes_what_killed_doctors_left_in_a_store(
+    age: timedelta, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path.as_uri()
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "beside.parquet")
+    with monkeypatch.context() as killed:
+        killed.setattr(
+            "deltalake.fs.DeltaStorageHandler.delete_dir", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            try_storage(root)
+    remove_left_trials(root, datetime.now(UTC) + age)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) == 1 + left
+    assert tmp_path / "beside.parquet" in files
+
+
+def test_what_cannot_be_removed_stops_no_maintenance(tmp_path: Path) -> None:
+    remove_left_trials(f"s3a://{tmp_path.name}.invalid/lake", datetime.now(UTC))
+    remove_left_trials(str(tmp_path / "not" / "there"), datetime.now(UTC))
+
+
 def test_a_store_of_objects_is_written_to_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "try_storage", lambda _: try_storage(tmp_path.as_uri()))
     assert doctor._check_lake("gs://bucket/lake") == "gs://bucket/lake: a table was written, read and removed"
@@ -73,7 +128,7 @@ def test_denied_removal_from_a_store_is_reported(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("deltalake.fs.DeltaStorageHandler.delete_dir", refuse)
     with pytest.raises(
-        DependencyUnavailableError, match=r"could not be removed; found: denied; remedy: .* that place can go"
+        DependencyUnavailableError, match=r"could not be removed; found: denied; remedy: .* the rest at that place"
     ):
         try_storage(tmp_path.as_uri())
 
@@ -155,6 +210,22 @@ def test_options_that_spark_cannot_take_are_reported_before_the_first_read() -> 
     with pytest.raises(ConfigurationError, match=r"plugin\.library\.paths") as caught:
         doctor._check_spark_options(cast("Deployment", SimpleNamespace(open_kafka=lambda: kafka)))
     assert "planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HIGHWATER_LOG_FORMAT", "xml"),
+        ("HIGHWATER_DOCS_URL", "docs"),
+        ("HIGHWATER_METRICS_LISTEN", "9464"),
+        ("HIGHWATER_SENSORS", "on"),
+    ],
+)
+def test_a_variable_that_only_other_processes_read_is_tried_too(name: str, value: str) -> None:
+    """Sensors stayed off, or the code server did not start, and the doctor was content."""
+    assert doctor._check_process_settings({name: "", "HIGHWATER_SENSORS": "running"})
+    with pytest.raises(ConfigurationError, match=f"{name} .*found: {value}"):
+        doctor._check_process_settings({name: value})
 
 
 def test_the_receiver_of_alerts_is_reached_and_reported_nothing() -> None:
