@@ -30,6 +30,7 @@ from highwater.declaration_parts import (
     Retention,
     Severity,
     Start,
+    fold_case,
 )
 from highwater.expression_rules import COLUMN_PART, find_expression_problems, find_reference_problems
 from highwater.field_rules import CONTAINERS, NAME, TYPE, find_field_problems
@@ -163,11 +164,10 @@ def _find_name_problems(names: Sequence[str]) -> list[str]:
         for name in names
         if not NAME.fullmatch(name)
     ]
-    # Spark does not distinguish upper from lower case.
     found += [
         f"the fields {first!r} and {second!r} would be one column: they must differ in more than case"
         for first, second in combinations(names, 2)
-        if first.lower() == second.lower()
+        if fold_case(first) == fold_case(second)
     ]
     taken = [name for name in names if name.lower() in RESERVED_COLUMNS and name not in {"version", "event_time"}]
     return found + [f"field {name!r}: the name is taken by the column {name.lower()!r} of Highwater" for name in taken]

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from highwater.avro_decoding import find_schema_problem
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
-from highwater.schemas import KINDS, FramedValue, FramingError, Schema, parse_framing, parse_protobuf_message
+from highwater.schemas import (
+    KINDS,
+    FramedValue,
+    FramingError,
+    Schema,
+    build_self_contained_avro,
+    parse_framing,
+    parse_protobuf_message,
+)
 from highwater.second_reader import InfiniteNumber, KafkaRecord
 from highwater.settings import SCHEMA_REGISTRY_URL
 
 # A format is recognised if nine values in ten have it; the others will be rejects.
 RECOGNISED_SHARE = 0.9
-_DELIMITERS = ",;\t|"
+# Rarer characters in texts and numbers come first: they are the delimiter where both fit alike.
+_DELIMITERS = "\t|;,"
+# Numbers, dates and times of any country; a value that is left out fits too.
+_PLAIN_CELL = re.compile(r"(?:[-+]?[0-9][-+0-9.,:/ TZ]*)?")
+# Java's and Python's logs write milliseconds after a comma, which delimits nothing.
+_LOG_TIME = re.compile(r"\[?[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8},[0-9]{3}[\s\]]")
 _IDENTIFIER_LENGTH = 64
 # Any text: the dot would leave out some line ends, which differ between Python and Java.
 WHOLE_LINE = r"(?P<line>[\s\S]*)"
@@ -64,6 +79,10 @@ def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recogn
             Raw(), "the values are neither text nor framed by a known schema, so they are kept as bytes"
         )
     lines = [text.removesuffix("\n").removesuffix("\r") for text in texts]
+    arrays = sum(isinstance(parse_json_document(record.value), list) for record in filled)
+    if _is_most(arrays, len(filled)):
+        reason = f"{_format_share(arrays, len(filled))} are JSON arrays, and only objects have columns: they are text"
+        return replace(_recognise_lines(lines), reason=reason)
     return _recognise_csv(lines) or _recognise_lines(lines)
 
 
@@ -107,6 +126,12 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
             remedy=f"set {SCHEMA_REGISTRY_URL} to the registry's address, then repeat the command",
         )
     found = {name: schema for name in names if (schema := schemas(name)) is not None and schema.kind in KINDS}
+    problems = {name: problem for name, schema in found.items() if (problem := _find_schema_problem(schema))}
+    if problems and sum(names[name] for name in problems) > (1 - RECOGNISED_SHARE) * len(records):
+        first, problem = next(iter(problems.items()))
+        reason = f"no format reads {found[first].kind} schema {first} of the registry, since {problem}"
+        return RecognisedFormat(Raw(), f"{reason}: the values are kept as bytes, with their framing")
+    found = {name: schema for name, schema in found.items() if name not in problems}
     known = [one for one in framed if _find_schema_id(one) in found]
     kinds = Counter(found[name].kind for one in known if (name := _find_schema_id(one)) is not None)
     if not _is_most(len(known), len(records)) or len(kinds) != 1:
@@ -123,6 +148,16 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
     if kind == "AVRO":
         return RecognisedFormat(Avro(), reason, (), read)
     return RecognisedFormat(Protobuf(), reason, (), read, _find_common_message(known))
+
+
+def _find_schema_problem(schema: Schema) -> str | None:
+    """Why the values of a schema cannot be read; None where they can, or where the records show it."""
+    if schema.kind != "AVRO":
+        return None
+    try:
+        return find_schema_problem(build_self_contained_avro(schema))
+    except (ValueError, KeyError, TypeError) as error:
+        return str(error)
 
 
 def _parse_framing(record: KafkaRecord) -> FramedValue | None:
@@ -156,21 +191,35 @@ def _find_common_message(framed: Sequence[FramedValue]) -> tuple[int, ...]:
 
 def _recognise_csv(lines: Sequence[str]) -> RecognisedFormat | None:
     """The format of lines that all have the same number of values, two at least."""
-    for delimiter in _DELIMITERS:
-        rows = [_parse_row(line, delimiter) for line in lines]
-        sizes = Counter(map(len, rows))
-        size, times = sizes.most_common(1)[0]
-        if size < 2 or not _is_most(times, len(lines)):
-            continue
-        rows = [row for row in rows if len(row) == size]
-        columns = tuple(f"c{number}" for number in range(1, size + 1))
-        reason = f"{_format_share(times, len(lines))} are lines of {size} values separated by {delimiter!r}"
-        if _is_head(rows):
-            columns, rows = tuple(rows[0]), rows[1:]
-            reason += "; the first line names the columns, and will be a reject unless its values fit"
-        documents = tuple({k: v or None for k, v in zip(columns, row, strict=True)} for row in rows)
-        return RecognisedFormat(Csv(columns, delimiter=delimiter), reason, documents)
-    return None
+    found = {one: rows for one in _DELIMITERS if (rows := _split_lines(lines, one))}
+    if not found:
+        return None
+    delimiter = max(found, key=lambda one: (_compute_plain_share(found[one]), len(found[one][0])))
+    rows = found[delimiter]
+    size = len(rows[0])
+    columns = tuple(f"c{number}" for number in range(1, size + 1))
+    reason = f"{_format_share(len(rows), len(lines))} are lines of {size} values separated by {delimiter!r}"
+    if (head := _find_head(rows)) is not None:
+        columns, rows = tuple(head), [row for row in rows if row != head]
+        reason += "; a line names the columns, and will be a reject unless its values fit"
+    documents = tuple({k: v or None for k, v in zip(columns, row, strict=True)} for row in rows)
+    return RecognisedFormat(Csv(columns, delimiter=delimiter), reason, documents)
+
+
+def _split_lines(lines: Sequence[str], delimiter: str) -> list[list[str]]:
+    """The rows of the usual length; none where lines differ in it, or the delimiter is part of a time."""
+    rows = [_parse_row(line, delimiter) for line in lines]
+    size, times = Counter(map(len, rows)).most_common(1)[0]
+    is_time = delimiter == "," and _is_most(sum(map(bool, map(_LOG_TIME.match, lines))), len(lines))
+    if size < 2 or is_time or not _is_most(times, len(lines)):
+        return []
+    return [row for row in rows if len(row) == size]
+
+
+def _compute_plain_share(rows: Sequence[Sequence[str]]) -> float:
+    """The share of columns with numbers or times: half of a number is beside a text where the delimiter is wrong."""
+    plain = [sum(map(bool, map(_PLAIN_CELL.fullmatch, cells))) for cells in zip(*rows, strict=True)]
+    return sum(_is_most(one, len(rows)) for one in plain) / len(plain)
 
 
 def _parse_row(line: str, delimiter: str) -> list[str]:
@@ -181,9 +230,19 @@ def _parse_row(line: str, delimiter: str) -> list[str]:
     return found[0] if len(found) == 1 and "\n" not in line else []
 
 
-def _is_head(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line names columns: distinct words that do not occur again in their columns."""
-    first, *others = rows
+def _find_head(rows: Sequence[list[str]]) -> list[str] | None:
+    """The line that names the columns, first or the only one that is no number in a column; None without one."""
+    odd = (
+        [row for row in rows if row[at] in words]
+        for at, cells in enumerate(zip(*rows, strict=True))
+        if len(words := {cell for cell in cells if not _PLAIN_CELL.fullmatch(cell)}) == 1
+    )
+    candidates = [rows[0], *(some[0] for some in odd)]
+    return next((one for one in candidates if _is_head(one, [row for row in rows if row != one])), None)
+
+
+def _is_head(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether a line names columns: distinct words that do not occur again in their columns."""
     names = [name.strip() for name in first]
     plain = all(name.replace("_", "a").isalnum() and name[:1].isalpha() for name in names)
     short = all(len(name) <= _IDENTIFIER_LENGTH for name in names)
@@ -193,6 +252,8 @@ def _is_head(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _recognise_lines(lines: Sequence[str]) -> RecognisedFormat:
+    if not any(lines):
+        return RecognisedFormat(Raw(), "the values are empty")
     if any("\n" in line or "\r" in line for line in lines):
         return RecognisedFormat(Raw(), "the values are texts of several lines, so each is kept whole", tuple(lines))
     documents = tuple({"line": line} if line else {} for line in lines)

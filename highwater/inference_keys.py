@@ -232,8 +232,19 @@ def choose_key(
             able = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_filled(at, some)]
             if (found := choose(drafts, able, some)) is not None:
                 return _with_odd(found, some, len(evidence) - len(some))
-    reason = "none: no field equals the record key, and no ID is distinct in each record"
-    return KeyChoice((), reason if evidence else "none: there is no record to judge by", judged=tuple(evidence))
+    return KeyChoice((), _explain_no_key(drafts, evidence, declared), judged=tuple(evidence))
+
+
+def _explain_no_key(drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], declared: KeyFormat) -> str:
+    """Why a sample has no key: also which columns would be one if all records had a key."""
+    if not evidence:
+        return "none: there is no record to judge by"
+    keyed = [one for one in evidence if _has_key(one)]
+    able = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_filled(at, evidence)]
+    found = _choose_by_record_keys(drafts, able, keyed, declared=declared, compacted=False)
+    if found is None or len(keyed) == len(evidence):
+        return "none: no field equals the record key, and no ID is distinct in each record"
+    return f"none: {len(evidence) - len(keyed):,} of {len(evidence):,} records have no record key; else {found.reason}"
 
 
 def _with_odd(found: KeyChoice, judged: Sequence[SampledRecord], odd: int) -> KeyChoice:

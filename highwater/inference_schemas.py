@@ -11,7 +11,7 @@ from typing import Any
 from highwater.declaration import Field
 from highwater.field_rules import DEFAULT_TYPES
 from highwater.inference_protobuf import build_protobuf_tree
-from highwater.schemas import Schema, build_self_contained_avro
+from highwater.schemas import MAX_DECIMAL_DIGITS, Schema, build_self_contained_avro, with_storable_decimals
 
 # Logical types of Kafka Connect and Debezium, which say in what unit a number is.
 _LOGICAL: Mapping[str, Mapping[str, Any]] = {
@@ -27,7 +27,6 @@ _LOGICAL: Mapping[str, Mapping[str, Any]] = {
     "io.debezium.time.MicroTime": {"type": "time", "unit": "us"},
 }
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
-_MAX_DIGITS = 38
 # Pairs of types where the wider one holds the values of both.
 _WIDER = ("integer", "long", "float", "double")
 
@@ -118,8 +117,8 @@ def find_logical_options(logical: Any, parameters: Mapping[str, Any]) -> dict[st
     """The type and the options of a logical type; None if it is none of these."""
     if logical == _DECIMAL and "scale" in parameters:
         scale = int(parameters["scale"])
-        precision = int(parameters.get("connect.decimal.precision", _MAX_DIGITS))
-        if 0 <= scale <= precision <= _MAX_DIGITS:
+        precision = min(int(parameters.get("connect.decimal.precision", MAX_DECIMAL_DIGITS)), MAX_DECIMAL_DIGITS)
+        if 0 <= scale <= precision:
             return {"type": f"decimal({precision},{scale})", "unscaled": True}
     return dict(_LOGICAL[logical]) if logical in _LOGICAL else None
 
@@ -135,7 +134,8 @@ def build_avro_tree(schema: Schema) -> Field:
     Raises:
         ValueError: the schema is no JSON, or no record.
     """
-    found = _Avro().build_field("", json.loads(build_self_contained_avro(schema)), "")
+    text = with_storable_decimals(json.loads(build_self_contained_avro(schema)))
+    found = _Avro().build_field("", text, "")
     if found.type != "struct":
         raise ValueError("the schema is no record, so its values have no fields")
     return found
@@ -186,7 +186,7 @@ class _Avro:
 
     def _build_plain_field(self, name: str, kind: str, node: Mapping[str, Any], namespace: str) -> Field:
         logical = node.get("logicalType")
-        if logical == "decimal" and kind in {"bytes", "fixed"} and node["precision"] <= _MAX_DIGITS:
+        if logical == "decimal" and kind in {"bytes", "fixed"}:
             return Field(name, f"decimal({node['precision']},{node.get('scale', 0)})")
         if options := _AVRO_LOGICAL.get((kind, logical or "")):
             return Field(name, **options)
@@ -242,7 +242,7 @@ def build_json_schema_tree(schema: Schema) -> Field:
     return found
 
 
-# References within references end here, so that a schema that refers to itself has an end.
+# Parts below this depth are `json`.
 _MAX_DEPTH = 12
 
 
@@ -251,13 +251,14 @@ class _JsonSchema:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._open = ["#"]
 
     def build_field(self, name: str, node: Any, depth: int) -> Field:
         """The field of a node of the schema."""
         if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
             return Field(name, "json", nullable=True)
         if "$ref" in node:
-            return self.build_field(name, self._resolve_reference(node["$ref"]), depth + 1)
+            return self._build_referred_field(name, node["$ref"], depth)
         for choice in ("oneOf", "anyOf"):
             if choice in node:
                 return self._build_choice_field(name, node[choice], depth)
@@ -268,6 +269,14 @@ class _JsonSchema:
         if len(others) != 1:
             return Field(name, "json", nullable=True)
         return replace(self._build_typed_field(name, others[0], node, depth), nullable=nullable)
+
+    def _build_referred_field(self, name: str, reference: str, depth: int) -> Field:
+        if reference in self._open:
+            return Field(name, "json", nullable=True)  # a type within itself has no end
+        self._open.append(reference)
+        found = self.build_field(name, self._resolve_reference(reference), depth + 1)
+        self._open.pop()
+        return found
 
     def _resolve_reference(self, reference: str) -> Any:
         if not reference.startswith("#"):
@@ -292,6 +301,8 @@ class _JsonSchema:
                 replace(self.build_field(inner, one, depth + 1), optional=inner not in required)
                 for inner, one in (node.get("properties") or {}).items()
             )
+            if not members and isinstance(node.get("additionalProperties"), Mapping):
+                return Field(name, "map", of=self.build_field("value", node["additionalProperties"], depth + 1))
             return Field(name, "struct" if members else "json", of=members)
         if kind == "array" and isinstance(node.get("items"), Mapping):
             return Field(name, "array", of=self.build_field("element", node["items"], depth + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from highwater.second_reader import KafkaRecord
 
 PARTS = {"earliest": "beginning", "latest": "end"}
+_SHOWN_NAMES = 20
 CHOICES = {
     "format": "format",
     "envelope": "envelope",
@@ -196,7 +199,9 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
     print_lines([""])
     print_table(["column", "type", "from", "filled", "example"], [_build_row(one) for one in found.columns])
     if found.left_out:
-        print_lines(["", f"without a column, since no source can name them: {', '.join(found.left_out)}"])
+        print_lines(["", f"without a column, since no source can name them: {_list_names(found.left_out)}"])
+    if found.headers:
+        print_lines(["", f"headers without a column (source=Header(…) adds one): {_list_names(found.headers)}"])
     print_lines([""])
     if counts.records:
         print_table(COUNT_NAMES, counts.rows)
@@ -209,6 +214,13 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
             f"next: read the file, correct what is wrong, then run `highwater try {found.stream.name}`",
         ]
     )
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """Names in quotation marks: some have spaces or line ends."""
+    shown = [json.dumps(name, ensure_ascii=False) for name in names[:_SHOWN_NAMES]]
+    more = [f"and {len(names) - _SHOWN_NAMES} more"] if len(names) > _SHOWN_NAMES else []
+    return ", ".join([*shown, *more])
 
 
 def _build_row(one: Column) -> list[object]:
@@ -241,6 +253,7 @@ def _to_plain(found: Inferred, counts: SampleCounts, source: str, file: Path | N
             for one in found.columns
         ],
         "left_out": list(found.left_out),
+        "headers": list(found.headers),
         "classified": counts.to_plain(),
         "file": None if file is None else str(file),
         "source": source,
