@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from highwater.errors import ConfigurationError, HighwaterError
+from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.terminal import as_json_option, deployment_of, print_json, print_lines, print_table
 from highwater.orchestration.deployment import Deployment
 from highwater.settings import SCHEMA_REGISTRY_URL
@@ -167,21 +167,21 @@ def _build_source(found: Inferred, topic: str, records: int) -> str:
 
 
 def _write(file: Path, source: str) -> None:
-    """Write the file; what was there before comes back if the folder of the streams cannot be loaded with it."""
-    from highwater.stream_files import load_streams
+    """Write the file; what was there before comes back if it contradicts another file of the streams' folder."""
+    from highwater.stream_files import read_streams
 
     before = file.read_text("utf-8") if file.exists() else None
     file.write_text(source, "utf-8")
     if file.parent.resolve() != _select_streams_folder().resolve():
         return
-    try:
-        load_streams(file.parent)
-    except HighwaterError:
-        if before is None:
-            file.unlink()
-        else:
-            file.write_text(before, "utf-8")
-        raise
+    fault = read_streams(file.parent).faults.get(file)
+    if fault is None:
+        return
+    if before is None:
+        file.unlink()
+    else:
+        file.write_text(before, "utf-8")
+    raise fault
 
 
 def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
