@@ -31,7 +31,8 @@ _BEGIN_OF_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
-_PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.([0-9]+)")
+_PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.([0-9]+)\Z")
+_COMMA_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]{3})*,[0-9]+\Z")
 # A number of 38 digits has 16 bytes at the most, which are 24 characters.
 _BASE64 = re.compile(r"(?=.{4,24}$)([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -244,12 +245,17 @@ def _guess_from_texts(name: str, texts: Sequence[str], hints: FormatHints) -> tu
             "perhaps a decimal in base64, whose scale no record says: with the scale it is decimal(p,s), unscaled=True"
         )
         return Field(name, "string"), reason
-    reason = ""
-    if all(map(_BEGIN_OF_TIME.match, texts)):
-        reason = "times of several forms, or with more than six digits of a second: an expression reads them"
-    if all(map(_PLAIN_DECIMAL.fullmatch, texts)):
-        reason = "numbers in text: a decimal(p,s) with text=True reads them as numbers"
-    return _guess_amount(name, texts) or (Field(name, "string"), reason)
+    return _guess_amount(name, texts) or (Field(name, "string"), _explain_text(texts))
+
+
+def _explain_text(texts: Sequence[str]) -> str:
+    """What texts look like without being it; empty where they are plain texts."""
+    forms = {
+        _BEGIN_OF_TIME: "times of several forms, or with more than six digits of a second: an expression reads them",
+        _COMMA_DECIMAL: "numbers with a decimal comma: an expression reads them",
+        _PLAIN_DECIMAL: "numbers in text: a decimal(p,s) with text=True reads them as numbers",
+    }
+    return next((reason for form, reason in forms.items() if all(map(form.match, texts))), "")
 
 
 def _is_time(text: str, form: re.Pattern[str]) -> bool:

@@ -32,9 +32,9 @@ RECOGNISED_SHARE = 0.9
 _DELIMITERS = "\t|;,"
 # Numbers, dates and times of any country; a value that is left out fits too.
 _PLAIN_CELL = re.compile(r"(?:[-+]?[0-9][-+0-9.,:/ TZ]*)?")
+_HEADING = re.compile(r"\s*[^\W\d][^\n]{0,63}")
 # Java's and Python's logs write milliseconds after a comma, which delimits nothing.
 _LOG_TIME = re.compile(r"\[?[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8},[0-9]{3}[\s\]]")
-_IDENTIFIER_LENGTH = 64
 # Any text: the dot would leave out some line ends, which differ between Python and Java.
 WHOLE_LINE = r"(?P<line>[\s\S]*)"
 
@@ -78,12 +78,17 @@ def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recogn
         return RecognisedFormat(
             Raw(), "the values are neither text nor framed by a known schema, so they are kept as bytes"
         )
-    lines = [text.removesuffix("\n").removesuffix("\r") for text in texts]
+    lines = [_strip_line_end(text) for text in texts]
     arrays = sum(isinstance(parse_json_document(record.value), list) for record in filled)
     if _is_most(arrays, len(filled)):
         reason = f"{_format_share(arrays, len(filled))} are JSON arrays, and only objects have columns: they are text"
         return replace(_recognise_lines(lines), reason=reason)
-    return _recognise_csv(lines) or _recognise_lines(lines)
+    firsts = {record.partition: _strip_line_end(decode_text(record.value) or "") for record in reversed(filled)}
+    return _recognise_csv(lines, [*firsts.values()]) or _recognise_lines(lines)
+
+
+def _strip_line_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _format_share(some: int, of: int) -> str:
@@ -189,8 +194,8 @@ def _find_common_message(framed: Sequence[FramedValue]) -> tuple[int, ...]:
     return found.most_common(1)[0][0] if found else (0,)
 
 
-def _recognise_csv(lines: Sequence[str]) -> RecognisedFormat | None:
-    """The format of lines that all have the same number of values, two at least."""
+def _recognise_csv(lines: Sequence[str], firsts: Sequence[str]) -> RecognisedFormat | None:
+    """The format of lines that all have the same number of values, two at least; with the first of each partition."""
     found = {one: rows for one in _DELIMITERS if (rows := _split_lines(lines, one))}
     if not found:
         return None
@@ -199,7 +204,7 @@ def _recognise_csv(lines: Sequence[str]) -> RecognisedFormat | None:
     size = len(rows[0])
     columns = tuple(f"c{number}" for number in range(1, size + 1))
     reason = f"{_format_share(len(rows), len(lines))} are lines of {size} values separated by {delimiter!r}"
-    if (head := _find_head(rows)) is not None:
+    if (head := _find_head(rows, [_parse_row(one, delimiter) for one in firsts])) is not None:
         columns, rows = tuple(head), [row for row in rows if row != head]
         reason += "; a line names the columns, and will be a reject unless its values fit"
     documents = tuple({k: v or None for k, v in zip(columns, row, strict=True)} for row in rows)
@@ -230,25 +235,28 @@ def _parse_row(line: str, delimiter: str) -> list[str]:
     return found[0] if len(found) == 1 and "\n" not in line else []
 
 
-def _find_head(rows: Sequence[list[str]]) -> list[str] | None:
-    """The line that names the columns, first or the only one that is no number in a column; None without one."""
-    odd = (
-        [row for row in rows if row[at] in words]
+def _find_head(rows: Sequence[list[str]], firsts: Sequence[list[str]]) -> list[str] | None:
+    """The line that names the columns: the first of a partition, or one that is there again; None without one."""
+    again = [
+        some[0]
         for at, cells in enumerate(zip(*rows, strict=True))
         if len(words := {cell for cell in cells if not _PLAIN_CELL.fullmatch(cell)}) == 1
-    )
-    candidates = [rows[0], *(some[0] for some in odd)]
+        and len(some := [row for row in rows if row[at] in words]) > 1
+    ]
+    candidates = [*(one for one in firsts if one in rows), *again]
     return next((one for one in candidates if _is_head(one, [row for row in rows if row != one])), None)
 
 
-def _is_head(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Whether a line names columns: distinct words that do not occur again in their columns."""
-    names = [name.strip() for name in first]
-    plain = all(name.replace("_", "a").isalnum() and name[:1].isalpha() for name in names)
-    short = all(len(name) <= _IDENTIFIER_LENGTH for name in names)
-    repeated = any(name == row[at] for row in others for at, name in enumerate(first))
-    has_numbers = any(cell[:1].isdigit() for row in others for cell in row)
-    return plain and short and len({*names}) == len(names) and len(others) > 0 and has_numbers and not repeated
+def _is_head(head: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether a line names columns: distinct words that do not occur again in their columns, and numbers do."""
+    if not others or len({*head}) < len(head) or not all(map(_HEADING.fullmatch, head)):
+        return False
+    if any(name == row[at] for row in others for at, name in enumerate(head)):
+        return False
+    columns = [{*cells} - {""} for cells in zip(*others, strict=True)]
+    if any(cells and all(map(_PLAIN_CELL.fullmatch, cells)) for cells in columns):
+        return True
+    return all(map(str.isidentifier, head)) and any(cell[:1].isdigit() for cells in columns for cell in cells)
 
 
 def _recognise_lines(lines: Sequence[str]) -> RecognisedFormat:

@@ -264,10 +264,19 @@ def test_lines_of_separated_values_have_columns_by_the_first_line() -> None:
 def test_a_line_that_names_the_columns_is_found_anywhere_and_more_than_once() -> None:
     """A producer writes it in front of each file: all columns were texts named c1, c2 and so on."""
     lines = [f"{n},n{n},{n / 2}".encode() for n in range(60)]
-    lines[20] = lines[40] = b"id,name,price"
+    lines[20] = lines[40] = b"id,full name,price"
     found = infer("csv", build_records((None, line) for line in lines))
-    assert found.stream.value == Csv(("id", "name", "price"))
-    assert list_types(found) == {"id": "long", "name": "string", "price": "double"}
+    assert found.stream.value == Csv(("id", "full name", "price"))
+    assert list_types(found) == {"id": "long", "full_name": "string", "price": "double"}
+
+
+def test_only_the_first_line_of_a_partition_or_one_that_is_there_again_names_columns() -> None:
+    rows = [(n % 2, f"{n},n{n},{n / 2}".encode()) for n in range(60)]
+    odd = b"unknown,bob,none"
+    at_first, later = [(0, rows[0][1]), (1, odd), *rows[1:]], [*rows[:30], (1, odd), *rows[30:]]
+    for lines, columns in ((at_first, ("unknown", "bob", "none")), (later, ("c1", "c2", "c3"))):
+        found = infer("csv", [KafkaRecord(one, None, (), "t", part, at) for at, (part, one) in enumerate(lines)])
+        assert found.stream.value == Csv(columns)
 
 
 @pytest.mark.parametrize(
