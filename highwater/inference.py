@@ -170,6 +170,12 @@ def _collect_evidence(
     return found
 
 
+def _without_messages(layout: Layout, evidence: Sequence[SampledRecord]) -> list[SampledRecord]:
+    """The sampled changes of rows: truncates and messages of a log have no row, and are rejects."""
+    op = next(at for at, one in enumerate(layout.drafts) if one.path[-1:] == ("op",) and one.wanted not in layout.rows)
+    return [one for one in evidence if one.values[op] not in {"t", "m"}]
+
+
 def _build_stream(
     topic: str, name: str, recognised: RecognisedFormat, keys: RecordKeys, fields: Sequence[Field], **more: Any
 ) -> Stream:
@@ -195,7 +201,9 @@ def _build_inferred(
     compacted: bool,
 ) -> Inferred:
     """The declaration, when all that is known of the columns is known."""
-    key = choose_key(layout.drafts, evidence, keys.format, compacted=compacted)
+    changes = _without_messages(layout, evidence) if envelope.kind == "debezium" else evidence
+    others = len(evidence) - len(changes)
+    key = choose_key(layout.drafts, changes, keys.format, compacted=compacted, others=others)
     version = choose_log_position(layout.drafts, key.judged, key, layout.position)
     by_log = version.draft is not None
     if not by_log:

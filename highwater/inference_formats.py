@@ -79,12 +79,23 @@ def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recogn
             Raw(), "the values are neither text nor framed by a known schema, so they are kept as bytes"
         )
     lines = [_strip_line_end(text) for text in texts]
-    arrays = sum(isinstance(parse_json_document(record.value), list) for record in filled)
-    if _is_most(arrays, len(filled)):
-        reason = f"{_format_share(arrays, len(filled))} are JSON arrays, and only objects have columns: they are text"
+    if reason := _explain_documents(lines):
         return replace(_recognise_lines(lines), reason=reason)
     firsts = {record.partition: _strip_line_end(decode_text(record.value) or "") for record in reversed(filled)}
     return _recognise_csv(lines, [*firsts.values()]) or _recognise_lines(lines)
+
+
+def _explain_documents(lines: Sequence[str]) -> str:
+    """Why texts that begin like JSON are not read as such; empty for other texts."""
+    begun = [line for line in lines if line.lstrip("\ufeff \t\r\n")[:1] in {"{", "["}]
+    if not _is_most(len(begun), len(lines)):
+        return ""
+    try:
+        problem = "it is an array" if isinstance(json.loads(begun[0]), list) else "others are no object"
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    share = _format_share(len(begun), len(lines))
+    return f"{share} begin like JSON, where each has to be one object: of the first, {problem}; they are text"
 
 
 def _strip_line_end(text: str) -> str:
@@ -218,7 +229,10 @@ def _split_lines(lines: Sequence[str], delimiter: str) -> list[list[str]]:
     is_time = delimiter == "," and _is_most(sum(map(bool, map(_LOG_TIME.match, lines))), len(lines))
     if size < 2 or is_time or not _is_most(times, len(lines)):
         return []
-    return [row for row in rows if len(row) == size]
+    rows = [row for row in rows if len(row) == size]
+    # One comma or semicolon in each line is found in sentences too.
+    is_sentence = size == 2 and delimiter in ",;" and not _compute_plain_share(rows)
+    return [] if is_sentence else rows
 
 
 def _compute_plain_share(rows: Sequence[Sequence[str]]) -> float:

@@ -102,6 +102,15 @@ def test_births_before_1980_are_days() -> None:
     assert list_types(found)["due"] == "long"
 
 
+def test_truncates_and_messages_of_a_log_are_no_evidence() -> None:
+    """They have no row and no record key, so that one in thirty took the key away, and with it all deletes."""
+    pairs = changes()
+    others = [{"source": {"lsn": 1, "ts_ms": BEGIN_MS}, "op": op, "ts_ms": BEGIN_MS} for op in "tmtmtmtmtm"]
+    found = infer("t", build_records([*pairs, *((None, one) for one in others)]))
+    assert (found.stream.key, found.stream.version) == (("id",), "lsn")
+    assert found.stream.deletes == Deletes(field="op", values=("d",))
+
+
 def mysql(*, files: Sequence[str]) -> list[tuple[Any, Any]]:
     """Changes with the position in a binary log, all within one second."""
     source = {"connector": "mysql", "ts_ms": BEGIN_MS, "row": 0, "server_id": 1}
@@ -299,11 +308,14 @@ def test_the_delimiter_is_the_one_that_leaves_numbers_whole(line: str, delimiter
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ('[{{"id": {n}}}, {{"id": 1}}]', "JSON arrays"),
+        ('[{{"id": {n}}}, {{"id": 1}}]', "it is an array"),
+        ('\ufeff{{"id": {n}, "a": 1}}', "Unexpected UTF-8 BOM"),
+        ("{{'id': {n}, 'a': None}}", "property name enclosed in double quotes"),
         ("2026-01-01 00:00:{n:02d},123 [INFO] a.b - started", "lines of text"),
+        ("<34>1 host{n} app - stopped; see above", "lines of text"),
     ],
 )
-def test_commas_of_arrays_and_of_log_times_delimit_nothing(value: str, reason: str) -> None:
+def test_commas_of_documents_sentences_and_log_times_delimit_nothing(value: str, reason: str) -> None:
     """Parts of an array, or the milliseconds of a time, became columns."""
     records = build_records((None, value.format(n=n).encode()) for n in range(40))
     found = infer("t", records)

@@ -218,7 +218,9 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
 
 def _list_names(names: Sequence[str]) -> str:
     """Names in quotation marks: some have spaces or line ends."""
-    shown = [json.dumps(name, ensure_ascii=False) for name in names[:_SHOWN_NAMES]]
+    from highwater.inference import shorten_text
+
+    shown = [shorten_text(json.dumps(name, ensure_ascii=False)) for name in names[:_SHOWN_NAMES]]
     more = [f"and {len(names) - _SHOWN_NAMES} more"] if len(names) > _SHOWN_NAMES else []
     return ", ".join([*shown, *more])
 
