@@ -290,13 +290,13 @@ class ValueEnvelope:
         kind: `debezium`, `connect`, `cloudevents`, `cloudevents headers`, or empty for none.
         prefix: where the envelope is in the value: `payload` beside a schema of Kafka Connect.
         reason: why, for a person.
-        schema: the newest schema that Kafka Connect's JsonConverter wrote beside the payload.
+        schemas: the distinct schemas that Kafka Connect's JsonConverter wrote beside the payloads.
     """
 
     kind: str
     reason: str
     prefix: tuple[str, ...] = ()
-    schema: Any = None
+    schemas: tuple[Any, ...] = ()
 
 
 _NONE = ValueEnvelope("", "none: the fields are at the top of the value")
@@ -308,11 +308,11 @@ def recognise_envelope(documents: Sequence[Any], records: Sequence[KafkaRecord])
     objects = [one for one in documents if isinstance(one, Mapping)]
     connect = [one for one in objects if {*one} == {"schema", "payload"}]
     if _is_most(len(connect), len(objects)):
-        schema = next((one["schema"] for one in reversed(connect) if one["schema"]), None)
+        schemas = tuple({json.dumps(one["schema"]): one["schema"] for one in connect if one["schema"]}.values())
         payloads = [one["payload"] for one in connect if isinstance(one["payload"], Mapping)]
         if _is_most(sum(map(is_change, payloads)), len(payloads)):
-            return ValueEnvelope("debezium", "Debezium, with the schema of Kafka Connect", ("payload",), schema)
-        return ValueEnvelope("connect", "schema and payload of Kafka Connect's JsonConverter", ("payload",), schema)
+            return ValueEnvelope("debezium", "Debezium, with the schema of Kafka Connect", ("payload",), schemas)
+        return ValueEnvelope("connect", "schema and payload of Kafka Connect's JsonConverter", ("payload",), schemas)
     if _is_most(sum(map(is_change, objects)), len(objects)):
         return ValueEnvelope("debezium", "Debezium: before, after, source and op")
     if _is_most(sum({*one} >= _CLOUD for one in objects), len(objects)):

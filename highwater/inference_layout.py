@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from highwater.declaration import Field
@@ -102,18 +103,32 @@ def _infer_tree(
         found = ValueEnvelope("debezium", "Debezium, by the schema: before, after, source and op")
         return schema_tree, found if is_change_tree else recognise_header_envelope(records), {}
     envelope = recognise_envelope(documents, records)
-    if envelope.schema is not None:
+    guesses = TypeGuesser(FormatHints(isinstance(recognised.format, Csv | Lines), envelope.kind == "debezium"))
+    guessed = guesses.guess_tree(collect_statistics(documents))
+    if envelope.schemas:
         try:
-            payload = connect_tree(envelope.schema, "payload")
+            payload = reduce(merge_fields, [connect_tree(one, "payload") for one in envelope.schemas])
         except ValueError:
             payload = None
         if payload is not None and payload.type == "struct":
+            payload = _with_plain_decimals(payload, _find_member(guessed, envelope.prefix))
             return Field("", "struct", of=(replace(payload, nullable=False),)), envelope, {}
-    guesses = TypeGuesser(FormatHints(isinstance(recognised.format, Csv | Lines), envelope.kind == "debezium"))
-    guessed = guesses.guess_tree(collect_statistics(documents))
     if schema_tree is not None:
-        return _reconcile_field(schema_tree, guessed), envelope, {}
+        return _with_plain_decimals(_reconcile_field(schema_tree, guessed), guessed), envelope, {}
     return guessed, envelope, guesses.reasons
+
+
+def _with_plain_decimals(declared: Field, guessed: Field) -> Field:
+    """A field whose decimals are numbers where the documents have numbers, as `decimal.format=NUMERIC` writes them."""
+    if declared.unscaled and guessed.type not in {"string", "json"}:
+        return replace(declared, unscaled=False)
+    if declared.type == "struct":
+        seen = {one.name: one for one in guessed.members}
+        members = (_with_plain_decimals(one, seen.get(one.name, Field("", "json"))) for one in declared.members)
+        return replace(declared, of=tuple(members))
+    if declared.members and guessed.members:
+        return replace(declared, of=_with_plain_decimals(declared.members[0], guessed.members[0]))
+    return declared
 
 
 def _build_schema_tree(recognised: RecognisedFormat) -> Field | None:

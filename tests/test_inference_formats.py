@@ -111,6 +111,20 @@ def test_truncates_and_messages_of_a_log_are_no_evidence() -> None:
     assert found.stream.deletes == Deletes(field="op", values=("d",))
 
 
+def test_all_schemas_of_kafka_connect_are_read() -> None:
+    """The schema of one record was that of all: those of an older one lacked a field, or had a wider number."""
+    older = [{"field": "id", "type": "int32"}, {"field": "n", "type": "int64"}]
+    newer = [{"field": "id", "type": "int64"}, {"field": "n", "type": "int32"}, {"field": "c", "type": "string"}]
+    values = [{"id": at, "n": 2**40} for at in range(20)] + [{"id": 2**40, "n": at, "c": "x"} for at in range(20)]
+    schemas = [{"type": "struct", "fields": one} for one in (older, newer) for _ in range(20)]
+    pairs = [(None, {"schema": schema, "payload": one}) for schema, one in zip(schemas, values, strict=True)]
+    for some in (pairs, pairs[::-1]):
+        records = build_records(some)
+        found = infer("t", records)
+        assert list_types(found) == {"id": "long", "n": "long", "c": "string"}
+        assert list_kinds(found, records) == ["event"] * 40
+
+
 def mysql(*, files: Sequence[str]) -> list[tuple[Any, Any]]:
     """Changes with the position in a binary log, all within one second."""
     source = {"connector": "mysql", "ts_ms": BEGIN_MS, "row": 0, "server_id": 1}

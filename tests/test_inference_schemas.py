@@ -235,6 +235,29 @@ def test_decimals_of_64_digits_are_of_38() -> None:
     assert connect_tree(logical, "x") == Field("x", "decimal(38,2)", unscaled=True)
 
 
+def test_decimals_of_kafka_connect_are_base64_or_numbers_as_the_documents_have_them() -> None:
+    """With `decimal.format=NUMERIC` each record was rejected: numbers were no base64."""
+    parameters = {"scale": "2", "connect.decimal.precision": "10"}
+    name = "org.apache.kafka.connect.data.Decimal"
+    kind = {"type": "bytes", "name": name, "parameters": parameters}
+    kinds = {"x": kind, "a": {"type": "array", "items": kind}}
+    connect = {"type": "struct", "fields": [{**one, "field": at} for at, one in kinds.items()]}
+    number = {"type": "number", "title": name, "connect.type": "bytes", "connect.parameters": parameters}
+    schema = {"type": "object", "properties": {"x": number, "a": {"type": "array", "items": number}}}
+    schemas = {3: Schema(3, "JSON", json.dumps(schema))}.get
+    for one, unscaled in ((1.25, False), ("AQ==", True)):
+        value = {"x": one, "a": [one]}
+        for wrapped in (
+            json.dumps({"schema": connect, "payload": value}).encode(),
+            framed(3, json.dumps(value).encode()),
+        ):
+            records = build_records((None, wrapped) for _ in range(20))
+            found = infer("t", records, schemas=schemas)  # type: ignore[arg-type]
+            assert field(found, "x").unscaled is unscaled
+            assert field(found, "a").members[0].unscaled is unscaled
+            assert list_kinds(found, records, schemas) == ["event"] * 20  # type: ignore[arg-type]
+
+
 def test_debezium_in_avro_is_recognised_by_the_schema() -> None:
     row = {
         "type": "record",
