@@ -31,7 +31,7 @@ _BEGIN_OF_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
-_PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.([0-9]+)\Z")
+_PLAIN_DECIMAL = re.compile(r"-?(?P<whole>0|[1-9][0-9]*)\.([0-9]+)\Z")
 _COMMA_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]{3})*,[0-9]+\Z")
 # A number of 38 digits has 16 bytes at the most, which are 24 characters.
 _BASE64 = re.compile(r"(?=.{4,24}$)([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
@@ -245,23 +245,27 @@ def _guess_from_texts(name: str, texts: Sequence[str], hints: FormatHints) -> tu
             "perhaps a decimal in base64, whose scale no record says: with the scale it is decimal(p,s), unscaled=True"
         )
         return Field(name, "string"), reason
-    return _guess_amount(name, texts) or (Field(name, "string"), _explain_text(texts))
+    return _guess_amount(name, texts) or (Field(name, "string"), _explain_text(name, texts))
 
 
-def _explain_text(texts: Sequence[str]) -> str:
+def _explain_text(name: str, texts: Sequence[str]) -> str:
     """What texts look like without being it; empty where they are plain texts."""
     forms = {
         _BEGIN_OF_TIME: "times of several forms, or with more than six digits of a second: an expression reads them",
         _COMMA_DECIMAL: "numbers with a decimal comma: an expression reads them",
         _PLAIN_DECIMAL: "numbers in text: a decimal(p,s) with text=True reads them as numbers",
     }
+    if split_words(name) & _TIME_WORDS and all(map(_WHOLE.fullmatch, texts)):
+        units = {find_plausible_unit(int(one)) for one in texts}
+        return f"numbers of {units.pop()} in text: an expression reads times" if len(units - {None}) == 1 else ""
     return next((reason for form, reason in forms.items() if all(map(form.match, texts))), "")
 
 
 def _is_time(text: str, form: re.Pattern[str]) -> bool:
     try:
-        return bool(form.fullmatch(text)) and bool(datetime.fromisoformat(text.upper()))
-    except ValueError:
+        found = datetime.fromisoformat(text.upper()) if form.fullmatch(text) else None
+        return found is not None and (found.tzinfo is None or bool(found.astimezone(UTC)))
+    except (ValueError, OverflowError):
         return False
 
 
@@ -278,10 +282,11 @@ def _guess_amount(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
     if not texts or not all(found) or not _MONEY_WORDS & split_words(name):
         return None
     scale = max(_MIN_SCALE, *(len(one[2]) for one in found if one))
-    if scale + _ROOM > _MAX_DIGITS:
+    room = max(_ROOM, *(len(one["whole"]) for one in found if one))
+    if scale + room > _MAX_DIGITS:
         return None
     reason = f"texts of at most {scale} digits after the point"
-    return Field(name, f"decimal({scale + _ROOM},{scale})", text=True), reason
+    return Field(name, f"decimal({scale + room},{scale})", text=True), reason
 
 
 def _guess_from_numbers(

@@ -11,7 +11,8 @@ from highwater.declaration_parts import RESERVED_COLUMNS, fold_case
 from highwater.sources import Header, Key, Meta, Source, format_path
 
 _ILLEGAL = re.compile(r"[^\w@-]+")
-_UNWRITABLE = re.compile(r'["\\\x00-\x1f]')
+# A half of a surrogate pair is in no text that is written to a file.
+_UNWRITABLE = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 
 Path = tuple[str, ...]
 From = Path | Key | Header | Meta

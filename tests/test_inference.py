@@ -210,6 +210,7 @@ def test_keys_in_several_partitions_are_not_ordered_by_offsets() -> None:
 
 def test_names_are_legal_distinct_and_not_reserved() -> None:
     value = {"Key": 1, "key": 2, "user id": "a", "a.b": 1, "slice": 2, "a": {"b": 3, "B": 4}, 'quo"ted': 1, "": 2}
+    value["\ud83d"] = 1
     records = build_records((None, value) for _ in range(5))
     found = infer("odd", records)
     assert [(one.name, one.source) for one in found.stream.fields] == [
@@ -221,7 +222,7 @@ def test_names_are_legal_distinct_and_not_reserved() -> None:
         ("a_b_2", "a.b"),
         ("a_B_3", "a.B"),
     ]
-    assert found.left_out == ('quo"ted', "")
+    assert found.left_out == ('quo"ted', "", "\ud83d")
     assert list_kinds(found, records) == ["event"] * 5
     assert not RESERVED_COLUMNS & {one.name.lower() for one in found.stream.fields}
 
@@ -251,6 +252,9 @@ def test_names_are_legal_distinct_and_not_reserved() -> None:
         ("count", [1_767_225_600], Field("count", "long")),
         ("created_at", [12], Field("created_at", "long")),
         ("ttl_time", [1_767_225_600], Field("ttl_time", "long")),
+        ("amount", [f"{10**20}.50"], Field("amount", "decimal(23,2)", text=True)),
+        ("t", ["9999-12-31T23:59:59-01:00"], Field("t", "string")),
+        ("t", ["0001-01-01T00:00:00+01:00"], Field("t", "string")),
     ],
 )
 def test_a_field_has_the_type_of_its_values(name: str, values: list[Any], expected: Field) -> None:
@@ -267,6 +271,7 @@ def test_a_field_has_the_type_of_its_values(name: str, values: list[Any], expect
         ("t", ["2026-01-01T00:00:00.1234567Z"], "more than six digits"),
         ("t", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00"], "several forms"),
         ("at", [1_767_225_600, 1_767_225_600_000], "several units (1 in s, 1 in ms)"),
+        ("at", ["1767225600000", "1767225600001"], "numbers of ms in text"),
     ],
 )
 def test_times_that_no_timestamp_reads_say_why(name: str, values: list[Any], reason: str) -> None:

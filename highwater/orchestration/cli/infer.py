@@ -220,7 +220,7 @@ def _list_names(names: Sequence[str]) -> str:
     """Names in quotation marks: some have spaces or line ends."""
     from highwater.inference import shorten_text
 
-    shown = [shorten_text(json.dumps(name, ensure_ascii=False)) for name in names[:_SHOWN_NAMES]]
+    shown = [shorten_text(json.dumps(name, ensure_ascii=not name.isprintable())) for name in names[:_SHOWN_NAMES]]
     more = [f"and {len(names) - _SHOWN_NAMES} more"] if len(names) > _SHOWN_NAMES else []
     return ", ".join([*shown, *more])
 

@@ -45,5 +45,5 @@ def test_a_file_that_contradicts_another_one_is_not_left(folder: Path) -> None:
 
 def test_names_are_shown_in_quotation_marks() -> None:
     """A tab or an empty name was not to be seen."""
-    assert command._list_names(["", "a\tb", "größe"]) == '"", "a\\tb", "größe"'
+    assert command._list_names(["", "a\tb", "größe", "\ud83d"]) == r'"", "a\tb", "größe", "\ud83d"'
     assert command._list_names([str(n) for n in range(22)]).endswith('"19", and 2 more')
