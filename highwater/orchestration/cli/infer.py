@@ -207,6 +207,8 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
         print_table(COUNT_NAMES, counts.rows)
     else:
         print_lines(["no record was sampled, so none was classified"])
+    if counts.rejects and not counts.events + counts.deletes:
+        print_lines(["", "no sampled record would be an event: mend the declaration, or the producer, first"])
     print_lines(
         [
             "",

@@ -9,6 +9,7 @@ import pytest
 from highwater.errors import DeclarationError
 from highwater.inference import infer
 from highwater.orchestration.cli import infer as command
+from highwater.sample_counts import count_sample
 from highwater.stream_source import to_source
 from tests.helpers.inferred import build_records, orders
 
@@ -41,6 +42,17 @@ def test_a_file_that_contradicts_another_one_is_not_left(folder: Path) -> None:
     with pytest.raises(DeclarationError, match="declared twice"):
         command._write(first, before.replace("orders.v1", "refunds.v1"))
     assert first.read_text() == before
+
+
+@pytest.mark.parametrize(("value", "shown"), [(b'{"id":1,"id":2}', True), (b'{"id":1}', False)])
+def test_a_declaration_that_accepts_nothing_says_so(
+    value: bytes, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the table of rejects showed it, above a line that all was written."""
+    records = build_records((None, value) for _ in range(20))
+    found = infer("t", records)
+    command._show(found, count_sample(found.stream, records, None), Path("t.py"))
+    assert ("no sampled record would be an event" in capsys.readouterr().out) is shown
 
 
 def test_names_are_shown_in_quotation_marks() -> None:
