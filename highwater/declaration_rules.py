@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Dagster refuses two definitions of one name, and with them all streams.
-_TAKEN_NAMES = {
+TAKEN_NAMES = {
     "kafka": "assets of topics begin with kafka/",
     "retry": "its job would be retry_slice, which is a job of operators",
 }
@@ -59,8 +59,8 @@ def find_problems(stream: Stream) -> list[str]:
     found = []
     if not _NAME.fullmatch(stream.name):
         found.append("the name must be lower case letters, digits and _")
-    if stream.name in _TAKEN_NAMES:
-        found.append(f"the name is taken: {_TAKEN_NAMES[stream.name]}")
+    if stream.name in TAKEN_NAMES:
+        found.append(f"the name is taken: {TAKEN_NAMES[stream.name]}")
     found += [_describe_topic_problem(topic) for topic in (stream.topic, *stream.dlq_topics) if not _is_topic(topic)]
     if not _OWNER.fullmatch(stream.owner):
         found.append(f"the owner {stream.owner!r} is neither a mail address nor team: and a name")

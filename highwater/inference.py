@@ -13,6 +13,7 @@ from typing import Any
 from highwater.classifying import classify
 from highwater.declaration import Answers, Deletes, Field, Stream
 from highwater.declaration_parts import fold_case
+from highwater.declaration_rules import TAKEN_NAMES
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError, DeclarationError
 from highwater.formats import Avro, Format, Json, Protobuf, Text
@@ -147,7 +148,8 @@ def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) ->
 def build_stream_name(topic: str) -> str:
     """A stream's name made from a topic's."""
     name = re.sub(r"[^a-z0-9]+", "_", topic.lower()).strip("_")
-    return name if name[:1].isalpha() else f"topic_{name}".rstrip("_")
+    is_free = name[:1].isalpha() and name not in TAKEN_NAMES
+    return name if is_free else f"topic_{name}".rstrip("_")
 
 
 def _collect_evidence(

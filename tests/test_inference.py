@@ -298,6 +298,12 @@ def test_an_example_shows_the_value_as_it_is(declared: Field, value: Any, shown:
     assert format_value(declared, value) == shown
 
 
+@pytest.mark.parametrize("topic", ["retry", "kafka", "2026", "Orders.V1-x", "___"])
+def test_every_topic_has_a_name_that_a_stream_may_have(topic: str) -> None:
+    """The topic `retry` was refused, and the remedy was a file that did not exist."""
+    assert infer(topic, build_records([(None, {"id": 1})])).stream.topic == topic
+
+
 def test_a_sample_of_tombstones_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="--records"):
         infer("t", build_records([(b"a", None)]))

@@ -102,7 +102,8 @@ def _select_streams_folder() -> Path:
 def _ensure_writable(file: Path, *, force: bool) -> None:
     if file.exists() and not force:
         raise ConfigurationError(
-            f"{file} exists", remedy="name another file with --out, replace it with --force, or look with --print"
+            f"{file} exists",
+            remedy="give the stream another name with --name, replace the file with --force, or look with --print",
         )
     if not file.parent.is_dir():
         raise ConfigurationError(f"{file.parent} is no folder", remedy="create it, or name another file with --out")
