@@ -170,7 +170,9 @@ class TypeGuesser:
     def _guess(self, seen: SampledValues, path: Path) -> tuple[Field, str]:
         name = path[-1] if path else ""
         if seen.times == seen.nulls:
-            return Field(name, "json"), "always null in the sample, so the type is not known"
+            return Field(
+                name, "string" if self.hints.textual else "json"
+            ), "always null in the sample, so the type is not known"
         if bool(seen.objects) + bool(seen.arrays) + bool(seen.scalars) > 1:
             return Field(name, "json"), "objects, arrays or single values in turn"
         if seen.objects:

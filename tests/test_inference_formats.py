@@ -293,6 +293,12 @@ def test_a_line_that_names_the_columns_is_found_anywhere_and_more_than_once() ->
     assert list_types(found) == {"id": "long", "full_name": "string", "price": "double"}
 
 
+def test_a_value_of_a_line_that_is_always_empty_is_text() -> None:
+    """It was JSON, so that a later value had quotation marks around it."""
+    found = infer("csv", build_records((None, f"{n},,x".encode()) for n in range(20)))
+    assert field(found, "c2") == Field("c2", "string", nullable=True)
+
+
 def test_only_the_first_line_of_a_partition_or_one_that_is_there_again_names_columns() -> None:
     rows = [(n % 2, f"{n},n{n},{n / 2}".encode()) for n in range(60)]
     odd = b"unknown,bob,none"
