@@ -76,6 +76,8 @@ def infer_layout(
         _add_change(layout, tree, envelope.prefix, reasons)
     elif tree is not None:
         top = _find_member(tree, envelope.prefix)
+        if top.type != "struct":
+            top, envelope = tree, replace(envelope, prefix=())
         _add_leaves(layout, top, envelope.prefix, envelope.prefix, reasons, shorter=envelope.kind == "cloudevents")
     if isinstance(recognised.format, Raw):
         kind = "string" if recognised.documents else "binary"
@@ -110,9 +112,10 @@ def _infer_tree(
             payload = reduce(merge_fields, [connect_tree(one, "payload") for one in envelope.schemas])
         except ValueError:
             payload = None
-        if payload is not None and payload.type == "struct":
+        if payload is not None:
             payload = _with_plain_decimals(payload, _find_member(guessed, envelope.prefix))
-            return Field("", "struct", of=(replace(payload, nullable=False),)), envelope, {}
+            is_row = payload.type == "struct"
+            return Field("", "struct", of=(replace(payload, nullable=payload.nullable and not is_row),)), envelope, {}
     if schema_tree is not None:
         return _with_plain_decimals(_reconcile_field(schema_tree, guessed), guessed), envelope, {}
     return guessed, envelope, guesses.reasons

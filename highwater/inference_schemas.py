@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from functools import reduce
 from typing import Any
 
@@ -13,14 +14,16 @@ from highwater.field_rules import DEFAULT_TYPES
 from highwater.inference_protobuf import build_protobuf_tree
 from highwater.schemas import MAX_DECIMAL_DIGITS, Schema, build_self_contained_avro, with_storable_decimals
 
+# Where a schema says the unit no number is implausible: databases have an end of validity in the year 9999.
+_ANY_YEAR: Mapping[str, Any] = {"plausible": (date(1, 1, 1), date(9999, 12, 31))}
 # Logical types of Kafka Connect and Debezium, which say in what unit a number is.
 _LOGICAL: Mapping[str, Mapping[str, Any]] = {
-    "org.apache.kafka.connect.data.Timestamp": {"type": "timestamp", "unit": "ms"},
+    "org.apache.kafka.connect.data.Timestamp": {"type": "timestamp", "unit": "ms", **_ANY_YEAR},
     "org.apache.kafka.connect.data.Date": {"type": "date", "unit": "days"},
     "org.apache.kafka.connect.data.Time": {"type": "time", "unit": "ms"},
-    "io.debezium.time.Timestamp": {"type": "timestamp_ntz", "unit": "ms"},
-    "io.debezium.time.MicroTimestamp": {"type": "timestamp_ntz", "unit": "us"},
-    "io.debezium.time.NanoTimestamp": {"type": "timestamp_ntz", "unit": "ns"},
+    "io.debezium.time.Timestamp": {"type": "timestamp_ntz", "unit": "ms", **_ANY_YEAR},
+    "io.debezium.time.MicroTimestamp": {"type": "timestamp_ntz", "unit": "us", **_ANY_YEAR},
+    "io.debezium.time.NanoTimestamp": {"type": "timestamp_ntz", "unit": "ns", **_ANY_YEAR},
     "io.debezium.time.ZonedTimestamp": {"type": "timestamp"},
     "io.debezium.time.Date": {"type": "date", "unit": "days"},
     "io.debezium.time.Time": {"type": "time", "unit": "ms"},
@@ -144,10 +147,10 @@ def build_avro_tree(schema: Schema) -> Field:
 _AVRO_LOGICAL: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("long", "timestamp-millis"): {"type": "timestamp"},
     ("long", "timestamp-micros"): {"type": "timestamp"},
-    ("long", "timestamp-nanos"): {"type": "timestamp", "unit": "ns"},
+    ("long", "timestamp-nanos"): {"type": "timestamp", "unit": "ns", **_ANY_YEAR},
     ("long", "local-timestamp-millis"): {"type": "timestamp_ntz"},
     ("long", "local-timestamp-micros"): {"type": "timestamp_ntz"},
-    ("long", "local-timestamp-nanos"): {"type": "timestamp_ntz", "unit": "ns"},
+    ("long", "local-timestamp-nanos"): {"type": "timestamp_ntz", "unit": "ns", **_ANY_YEAR},
     ("int", "date"): {"type": "date"},
     ("int", "time-millis"): {"type": "time", "unit": "ms"},
     ("long", "time-micros"): {"type": "time", "unit": "us"},

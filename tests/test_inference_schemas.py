@@ -258,6 +258,39 @@ def test_decimals_of_kafka_connect_are_base64_or_numbers_as_the_documents_have_t
             assert list_kinds(found, records, schemas) == ["event"] * 20  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("schema", "payload", "expected"),
+    [
+        ({"type": "string"}, "x", Field("payload", "string")),
+        ({"type": "int32", "optional": True}, None, Field("payload", "integer", nullable=True)),
+        (
+            {"type": "array", "items": {"type": "string"}},
+            ["x"],
+            Field("payload", "array", of=Field("element", "string")),
+        ),
+    ],
+)
+def test_a_payload_of_kafka_connect_that_is_no_row_is_one_column(schema: Any, payload: Any, expected: Field) -> None:
+    """It had no column, or one named `element` that no record had."""
+    records = build_records((None, {"schema": schema, "payload": payload}) for _ in range(20))
+    found = infer("t", records)
+    assert found.stream.fields == (expected,)
+    assert list_kinds(found, records) == ["event"] * 20
+
+
+def test_times_of_a_schema_are_of_any_year() -> None:
+    """The end of validity in the year 9999, and days before 1980, were implausible in a unit that the schema says."""
+    kinds = {
+        "org.apache.kafka.connect.data.Timestamp": 253_402_214_400_000,
+        "io.debezium.time.MicroTimestamp": -(10**15),
+    }
+    members = [{"type": "int64", "field": f"t{at}", "name": name} for at, name in enumerate(kinds)]
+    value = {f"t{at}": number for at, number in enumerate(kinds.values())}
+    schema = {"type": "struct", "fields": members}
+    records = build_records((None, {"schema": schema, "payload": value}) for _ in range(20))
+    assert list_kinds(infer("t", records), records) == ["event"] * 20
+
+
 def test_debezium_in_avro_is_recognised_by_the_schema() -> None:
     row = {
         "type": "record",
@@ -286,4 +319,5 @@ def test_debezium_in_avro_is_recognised_by_the_schema() -> None:
         "lsn": "long",
         "source_ts_ms": "timestamp",
     }
-    assert field(found, "at") == Field("at", "timestamp_ntz", source="after.at", unit="us")
+    any_year = date(1, 1, 1), date(9999, 12, 31)
+    assert field(found, "at") == Field("at", "timestamp_ntz", source="after.at", unit="us", plausible=any_year)
