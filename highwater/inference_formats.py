@@ -33,6 +33,8 @@ _DELIMITERS = "\t|;,"
 # Numbers, dates and times of any country; a value that is left out fits too.
 _PLAIN_CELL = re.compile(r"(?:[-+]?[0-9][-+0-9.,:/ TZ]*)?")
 _HEADING = re.compile(r"\s*[^\W\d][^\n]{0,63}")
+# An object, or an array of what is no word: logs begin with `[INFO]` too, and with `[2026-01-01 …`.
+_DOCUMENT = re.compile(r'\ufeff?\s*(?:\{|\[\s*(?:[\[{"\]]|[-0-9.eE+]+\s*[,\]]))')
 # Java's and Python's logs write milliseconds after a comma, which delimits nothing.
 _LOG_TIME = re.compile(r"\[?[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8},[0-9]{3}[\s\]]")
 # Any text: the dot would leave out some line ends, which differ between Python and Java.
@@ -87,7 +89,7 @@ def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recogn
 
 def _explain_documents(lines: Sequence[str]) -> str:
     """Why texts that begin like JSON are not read as such; empty for other texts."""
-    begun = [line for line in lines if line.lstrip("\ufeff \t\r\n")[:1] in {"{", "["}]
+    begun = [line for line in lines if _DOCUMENT.match(line)]
     if not _is_most(len(begun), len(lines)):
         return ""
     try:

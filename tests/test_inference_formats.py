@@ -333,6 +333,9 @@ def test_the_delimiter_is_the_one_that_leaves_numbers_whole(line: str, delimiter
         ("{{'id': {n}, 'a': None}}", "property name enclosed in double quotes"),
         ("2026-01-01 00:00:{n:02d},123 [INFO] a.b - started", "lines of text"),
         ("<34>1 host{n} app - stopped; see above", "lines of text"),
+        ("[2026-01-01 00:00:{n:02d}] started", "lines of text"),
+        ("[INFO] started {n}", "lines of text"),
+        ("[{n}, 2]", "it is an array"),
     ],
 )
 def test_commas_of_documents_sentences_and_log_times_delimit_nothing(value: str, reason: str) -> None:
