@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Field
-from highwater.declaration_parts import RESERVED_COLUMNS
+from highwater.declaration_parts import RESERVED_COLUMNS, fold_case
 from highwater.inference_names import build_legal_members, choose_free_name, without_unwritable
 from highwater.sources import format_path
 
@@ -51,7 +51,7 @@ def evolve_stream(stream: Stream, declared: Stream, tree: Field) -> Stream:
     members = {one.name: one for one in _select_members(tree, path)}
     fields = [f if f in declared.fields else _widen_field(f, members, path) for f in stream.fields]
     taken = stream.select_taken_members(path)
-    names = {name.lower() for name in (*RESERVED_COLUMNS, *(f.name for f in stream.fields))}
+    names = {fold_case(name) for name in (*RESERVED_COLUMNS, *(f.name for f in stream.fields))}
     for name, member in members.items():
         if name in taken or (whole := _to_added_field(member)) is None:
             continue
@@ -105,7 +105,7 @@ def widen_field(field: Field, newer: Field) -> Field:
     """
     if field.type == newer.type == "struct":
         newer_members = {_find_source_name(one): one for one in newer.members}
-        names = {one.name.lower() for one in field.members}
+        names = {fold_case(one.name) for one in field.members}
         mine = [widen_field(one, newer_members.get(_find_source_name(one), one)) for one in field.members]
         there = {_find_source_name(one) for one in field.members}
         for name, one in newer_members.items():

@@ -11,6 +11,7 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any
 
+from highwater.schemas import MAX_DECIMAL_DIGITS, with_storable_decimals
 from highwater.second_reader import MisfitError, OutOfRangeValue
 
 
@@ -42,6 +43,15 @@ def decode_avro(text: str, payload: bytes, named: str, *, any_type: bool) -> Any
     return found[_MEMBER] if any_type else found
 
 
+def find_schema_problem(text: str) -> str | None:
+    """Why no values of an Avro schema are read; None where they are."""
+    try:
+        _parse_avro_schema(text, any_type=False)
+    except Exception as error:  # noqa: BLE001 - as fastavro raises for a schema that is none
+        return str(error)
+    return None
+
+
 # The field of a record that has a value of any type.
 _MEMBER = "key"
 
@@ -63,7 +73,7 @@ def _parse_avro_schema(text: str, *, any_type: bool) -> Any:
     elif not isinstance(given, dict) or given.get("type") != "record":
         raise ValueError("it is no record")
     LOGICAL_READERS.update({f"{kind}-{_OURS}{logical}": reader for (kind, logical), reader in _LOGICAL_TYPES.items()})
-    parsed = fastavro.parse_schema(_with_our_types(given))
+    parsed = fastavro.parse_schema(_with_our_types(with_storable_decimals(given)))
     _ensure_finite(parsed, ())
     refused: dict[str, Any] = _without_negative_numbers(parsed)
     return refused
@@ -108,7 +118,6 @@ _NAMED = "__named_schemas"
 # Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs again, and
 # fail for times that Python does not know, also in fields that nobody reads.
 _OURS = "highwater-"
-_MAX_DECIMAL_DIGITS = 38
 
 
 def _with_our_types(schema: Any) -> Any:
@@ -125,8 +134,6 @@ def _with_our_types(schema: Any) -> Any:
         return found
     if logical == "decimal" and not _is_decimal(found):
         return found  # Avro ignores what it cannot be
-    if logical == "decimal" and found["precision"] > _MAX_DECIMAL_DIGITS:
-        raise ValueError(f"a decimal of {found['precision']} digits")
     return {**found, "logicalType": f"{_OURS}{logical}"}
 
 
@@ -155,7 +162,7 @@ def _decode_decimal(data: bytes, schema: Mapping[str, Any], _: object = None) ->
     unscaled = int.from_bytes(data, signed=True)
     if not data or abs(unscaled) >= 10 ** schema["precision"]:
         raise ValueError(f"a decimal with more digits than {schema['precision']}, or without bytes")
-    return Decimal(unscaled).scaleb(-int(schema.get("scale", 0)), Context(prec=_MAX_DECIMAL_DIGITS))
+    return Decimal(unscaled).scaleb(-int(schema.get("scale", 0)), Context(prec=MAX_DECIMAL_DIGITS))
 
 
 def add_microseconds(begin: datetime, micros: int) -> datetime | OutOfRangeValue:

@@ -16,6 +16,13 @@ from highwater.sources import Header, Key, Meta, Reference, Rest, Source, split_
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
 
+
+def fold_case(name: str) -> str:
+    """A name as Spark compares columns: letter by letter without case, so that the letters I of Turkish are one."""
+    upper = [one.upper() if len(one.upper()) == 1 else one for one in name]
+    return "".join(one.lower()[0] for one in upper)
+
+
 # A version of several fields is a text in which each whole number has as many digits as the largest `long`.
 VERSION_DIGITS = 19
 VERSION_SEPARATOR = "|"

@@ -30,6 +30,7 @@ from highwater.declaration_parts import (
     Retention,
     Severity,
     Start,
+    fold_case,
 )
 from highwater.expression_rules import COLUMN_PART, find_expression_problems, find_reference_problems
 from highwater.field_rules import CONTAINERS, NAME, TYPE, find_field_problems
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Dagster refuses two definitions of one name, and with them all streams.
-_TAKEN_NAMES = {
+TAKEN_NAMES = {
     "kafka": "assets of topics begin with kafka/",
     "retry": "its job would be retry_slice, which is a job of operators",
 }
@@ -58,8 +59,8 @@ def find_problems(stream: Stream) -> list[str]:
     found = []
     if not _NAME.fullmatch(stream.name):
         found.append("the name must be lower case letters, digits and _")
-    if stream.name in _TAKEN_NAMES:
-        found.append(f"the name is taken: {_TAKEN_NAMES[stream.name]}")
+    if stream.name in TAKEN_NAMES:
+        found.append(f"the name is taken: {TAKEN_NAMES[stream.name]}")
     found += [_describe_topic_problem(topic) for topic in (stream.topic, *stream.dlq_topics) if not _is_topic(topic)]
     if not _OWNER.fullmatch(stream.owner):
         found.append(f"the owner {stream.owner!r} is neither a mail address nor team: and a name")
@@ -163,11 +164,10 @@ def _find_name_problems(names: Sequence[str]) -> list[str]:
         for name in names
         if not NAME.fullmatch(name)
     ]
-    # Spark does not distinguish upper from lower case.
     found += [
         f"the fields {first!r} and {second!r} would be one column: they must differ in more than case"
         for first, second in combinations(names, 2)
-        if first.lower() == second.lower()
+        if fold_case(first) == fold_case(second)
     ]
     taken = [name for name in names if name.lower() in RESERVED_COLUMNS and name not in {"version", "event_time"}]
     return found + [f"field {name!r}: the name is taken by the column {name.lower()!r} of Highwater" for name in taken]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from highwater.declaration_parts import UNITS, Field
+from highwater.declaration_parts import UNITS, Field, fold_case
 from highwater.mask_rules import find_field_mask_problems
 from highwater.sources import Meta, Reference, Rest
 
@@ -59,7 +59,7 @@ def _find_member_problems(declared: Field, depth: int) -> list[str]:
             for one in members
             if not NAME.fullmatch(one.name)
         ]
-        names = [one.name.lower() for one in members]
+        names = [fold_case(one.name) for one in members]
         found += [f"field {name!r}: {one!r} is a member twice" for one in sorted({*names}) if names.count(one) > 1]
     else:
         what = "the elements of the array" if kind == "array" else "the values of the map"

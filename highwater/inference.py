@@ -7,10 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from highwater.classifying import classify
 from highwater.declaration import Answers, Deletes, Field, Stream
+from highwater.declaration_parts import fold_case
+from highwater.declaration_rules import TAKEN_NAMES
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError, DeclarationError
 from highwater.formats import Avro, Format, Json, Protobuf, Text
@@ -60,12 +63,14 @@ class Inferred:
             `record_key`, and `key_format` where keys that are no text are decoded.
         columns: the columns, in their order.
         left_out: paths that no source can name, so that they have no column.
+        headers: names of headers that no column is taken from.
     """
 
     stream: Stream
     reasons: Mapping[str, str]
     columns: tuple[Column, ...]
     left_out: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
 
     @property
     def comments(self) -> dict[str, str]:
@@ -143,7 +148,8 @@ def infer_from_schema(topic: str, schema: Schema, *, name: str | None = None) ->
 def build_stream_name(topic: str) -> str:
     """A stream's name made from a topic's."""
     name = re.sub(r"[^a-z0-9]+", "_", topic.lower()).strip("_")
-    return name if name[:1].isalpha() else f"topic_{name}".rstrip("_")
+    is_free = name[:1].isalpha() and name not in TAKEN_NAMES
+    return name if is_free else f"topic_{name}".rstrip("_")
 
 
 def _collect_evidence(
@@ -164,6 +170,12 @@ def _collect_evidence(
             values = tuple(outcome.values.get(one.name) for one in loose)
             found.append(SampledRecord(record, values, keys.read(record, schemas)))
     return found
+
+
+def _without_messages(layout: Layout, evidence: Sequence[SampledRecord]) -> list[SampledRecord]:
+    """The sampled changes of rows: truncates and messages of a log have no row, and are rejects."""
+    op = next(at for at, one in enumerate(layout.drafts) if one.path[-1:] == ("op",) and one.wanted not in layout.rows)
+    return [one for one in evidence if one.values[op] not in {"t", "m"}]
 
 
 def _build_stream(
@@ -191,7 +203,9 @@ def _build_inferred(
     compacted: bool,
 ) -> Inferred:
     """The declaration, when all that is known of the columns is known."""
-    key = choose_key(layout.drafts, evidence, keys.format, compacted=compacted)
+    changes = _without_messages(layout, evidence) if envelope.kind == "debezium" else evidence
+    others = len(evidence) - len(changes)
+    key = choose_key(layout.drafts, changes, keys.format, compacted=compacted, others=others)
     version = choose_log_position(layout.drafts, key.judged, key, layout.position)
     by_log = version.draft is not None
     if not by_log:
@@ -241,7 +255,7 @@ def _build_inferred(
         for one in stream.fields
         if one.expression is not None
     )
-    return Inferred(stream, reasons, columns, tuple(layout.left_out))
+    return Inferred(stream, reasons, columns, tuple(layout.left_out), tuple(layout.headers))
 
 
 def _with_compared_keys(
@@ -269,7 +283,7 @@ def _with_log_number(stream: Stream, layout: Layout, roles: _Roles, by_draft: Ma
     """The stream with the number of MySQL's log as the first part of its version."""
     names = {one.wanted: by_draft[one].name for one in roles.drafts}
     file, pos, row = (names[one] for one in layout.position)
-    name = choose_free_name("log", {one.name.lower() for one in stream.fields})
+    name = choose_free_name("log", {fold_case(one.name) for one in stream.fields})
     number = Field(name, "integer", expression=f"try_cast(substring_index(`{file}`, '.', -1) AS INT)")
     read = [replace(one, optional=False, nullable=False) if one.name == row else one for one in stream.fields]
     return replace(stream, fields=(*read, number), version=(name, pos, row))
@@ -379,12 +393,25 @@ def _build_column(draft: ColumnDraft, declared: Field, values: Sequence[Any], re
 
 def format_value(declared: Field, value: Any) -> str:
     """A value of a column as a person reads it."""
-    if isinstance(value, int) and declared.type.startswith("timestamp"):
-        moment = _EPOCH + timedelta(microseconds=value)
-        return moment.isoformat() + ("Z" if declared.type == "timestamp" else "")
-    if isinstance(value, dict | list | tuple):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
+    shown = _to_shown(declared, value)
+    if isinstance(shown, dict | list | bool) and declared.type != "boolean":
+        return json.dumps(shown, ensure_ascii=False, default=str)
+    return str(value) if isinstance(value, Decimal) else str(shown)
+
+
+def _to_shown(declared: Field | None, value: Any) -> Any:
+    """A value whose parts a person can read: times as text, bytes in hexadecimal, numbers of JSON as numbers."""
+    kind, inner = ("json", ()) if declared is None else (declared.type, declared.members)
+    if isinstance(value, dict):
+        parts = {one.name: one for one in inner} if kind == "struct" else dict.fromkeys(value, next(iter(inner), None))
+        return {name: _to_shown(parts.get(name), one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_shown(next(iter(inner), None), one) for one in value]
+    if isinstance(value, int) and kind.startswith("timestamp"):
+        return (_EPOCH + timedelta(microseconds=value)).isoformat() + ("Z" if kind == "timestamp" else "")
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return f"0x{value.hex()}" if isinstance(value, bytes) else value
 
 
 def shorten_text(text: str) -> str:

@@ -27,10 +27,12 @@ PLAUSIBLE_SHARE = 0.95
 _SECONDS = r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d{1,6}0*)?"
 _LOCAL_TIME = re.compile(_SECONDS)
 _ZONED_TIME = re.compile(_SECONDS + r"([Zz]|[+-]\d{2}(?::?\d{2})?)")
+_BEGIN_OF_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
-_PLAIN_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)\.([0-9]+)")
+_PLAIN_DECIMAL = re.compile(r"-?(?P<whole>0|[1-9][0-9]*)\.([0-9]+)\Z")
+_COMMA_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]{3})*,[0-9]+\Z")
 # A number of 38 digits has 16 bytes at the most, which are 24 characters.
 _BASE64 = re.compile(r"(?=.{4,24}$)([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -58,7 +60,8 @@ _TIME_WORDS = frozenset(
     }
 )
 _DURATION_WORDS = frozenset({"duration", "elapsed", "timeout", "latency", "uptime", "ttl", "interval", "age", "delay"})
-_DAY_WORDS = frozenset({"day", "date", "due", "birthday", "birthdate", "dob"})
+_BIRTH_WORDS = frozenset({"birth", "birthday", "birthdate", "dob", "born"})
+_DAY_WORDS = frozenset({"day", "date", "due"}) | _BIRTH_WORDS
 _MONEY_WORDS = frozenset(
     {
         "amount",
@@ -167,7 +170,9 @@ class TypeGuesser:
     def _guess(self, seen: SampledValues, path: Path) -> tuple[Field, str]:
         name = path[-1] if path else ""
         if seen.times == seen.nulls:
-            return Field(name, "json"), "always null in the sample, so the type is not known"
+            return Field(
+                name, "string" if self.hints.textual else "json"
+            ), "always null in the sample, so the type is not known"
         if bool(seen.objects) + bool(seen.arrays) + bool(seen.scalars) > 1:
             return Field(name, "json"), "objects, arrays or single values in turn"
         if seen.objects:
@@ -242,16 +247,27 @@ def _guess_from_texts(name: str, texts: Sequence[str], hints: FormatHints) -> tu
             "perhaps a decimal in base64, whose scale no record says: with the scale it is decimal(p,s), unscaled=True"
         )
         return Field(name, "string"), reason
-    reason = ""
-    if all(map(_PLAIN_DECIMAL.fullmatch, texts)):
-        reason = "numbers in text: a decimal(p,s) with text=True reads them as numbers"
-    return _guess_amount(name, texts) or (Field(name, "string"), reason)
+    return _guess_amount(name, texts) or (Field(name, "string"), _explain_text(name, texts))
+
+
+def _explain_text(name: str, texts: Sequence[str]) -> str:
+    """What texts look like without being it; empty where they are plain texts."""
+    forms = {
+        _BEGIN_OF_TIME: "times of several forms, or with more than six digits of a second: an expression reads them",
+        _COMMA_DECIMAL: "numbers with a decimal comma: an expression reads them",
+        _PLAIN_DECIMAL: "numbers in text: a decimal(p,s) with text=True reads them as numbers",
+    }
+    if split_words(name) & _TIME_WORDS and all(map(_WHOLE.fullmatch, texts)):
+        units = {find_plausible_unit(int(one)) for one in texts}
+        return f"numbers of {units.pop()} in text: an expression reads times" if len(units - {None}) == 1 else ""
+    return next((reason for form, reason in forms.items() if all(map(form.match, texts))), "")
 
 
 def _is_time(text: str, form: re.Pattern[str]) -> bool:
     try:
-        return bool(form.fullmatch(text)) and bool(datetime.fromisoformat(text.upper()))
-    except ValueError:
+        found = datetime.fromisoformat(text.upper()) if form.fullmatch(text) else None
+        return found is not None and (found.tzinfo is None or bool(found.astimezone(UTC)))
+    except (ValueError, OverflowError):
         return False
 
 
@@ -268,10 +284,11 @@ def _guess_amount(name: str, texts: Sequence[str]) -> tuple[Field, str] | None:
     if not texts or not all(found) or not _MONEY_WORDS & split_words(name):
         return None
     scale = max(_MIN_SCALE, *(len(one[2]) for one in found if one))
-    if scale + _ROOM > _MAX_DIGITS:
+    room = max(_ROOM, *(len(one["whole"]) for one in found if one))
+    if scale + room > _MAX_DIGITS:
         return None
     reason = f"texts of at most {scale} digits after the point"
-    return Field(name, f"decimal({scale + _ROOM},{scale})", text=True), reason
+    return Field(name, f"decimal({scale + room},{scale})", text=True), reason
 
 
 def _guess_from_numbers(
@@ -289,7 +306,7 @@ def _guess_from_numbers(
         return Field(name, "double"), "whole and fractional numbers" if mixed else ""
     largest = max(map(abs, numbers))
     if largest <= _LARGEST_LONG:
-        return Field(name, "long"), ""
+        return Field(name, "long"), "" if plain else _describe_units(name, numbers)
     if largest < 10**_MAX_DIGITS:
         return Field(name, f"decimal({_MAX_DIGITS},0)"), "numbers that do not fit 64 bits"
     return Field(name, "json"), f"numbers of more than {_MAX_DIGITS} digits"
@@ -298,7 +315,8 @@ def _guess_from_numbers(
 def _guess_time(name: str, numbers: Sequence[float], hints: FormatHints) -> tuple[Field, str] | None:
     """A timestamp or a date, where the name says time and the numbers are plausible."""
     name_words = split_words(name)
-    if hints.debezium and name_words & _DAY_WORDS and all(map(_is_plausible_day, numbers)):
+    first = _FIRST_BIRTH if name_words & _BIRTH_WORDS else _PLAUSIBLE[0]
+    if hints.debezium and name_words & _DAY_WORDS and all(_is_plausible_day(one, first) for one in numbers):
         return Field(name, "date", unit="days"), "plausible days since 1970"
     if name_words & _DURATION_WORDS or not name_words & _TIME_WORDS:
         return None
@@ -313,8 +331,19 @@ def _guess_time(name: str, numbers: Sequence[float], hints: FormatHints) -> tupl
     return Field(name, kind, unit=unit), reason
 
 
+def _describe_units(name: str, numbers: Sequence[float]) -> str:
+    """Why numbers are no times although the name says so; empty where they would be none in any unit."""
+    units = [find_plausible_unit(one) for one in numbers] if split_words(name) & _TIME_WORDS else []
+    found = {unit: count for unit in _UNITS if (count := units.count(unit))}
+    if len(found) < 2 or sum(found.values()) < COMMON_SHARE * len(units):
+        return ""
+    shares = ", ".join(f"{count:,} in {unit}" for unit, count in found.items())
+    return f"times in several units ({shares}), and a field has one: an expression reads them"
+
+
 _PLAUSIBLE = tuple(datetime(d.year, d.month, d.day, tzinfo=UTC).timestamp() for d in Field("", "timestamp").plausible)
 _DAY_SECONDS = 86_400
+_FIRST_BIRTH = datetime(1900, 1, 1, tzinfo=UTC).timestamp()
 
 
 def find_plausible_unit(number: float) -> Unit | None:
@@ -328,8 +357,8 @@ def find_plausible_unit(number: float) -> Unit | None:
     return None
 
 
-def _is_plausible_day(number: float) -> bool:
-    return isinstance(number, int) and _PLAUSIBLE[0] <= number * _DAY_SECONDS < _PLAUSIBLE[1]
+def _is_plausible_day(number: float, first: float) -> bool:
+    return isinstance(number, int) and first <= number * _DAY_SECONDS < _PLAUSIBLE[1]
 
 
 def split_words(name: str) -> frozenset[str]:

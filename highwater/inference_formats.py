@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from highwater.avro_decoding import find_schema_problem
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
-from highwater.schemas import KINDS, FramedValue, FramingError, Schema, parse_framing, parse_protobuf_message
+from highwater.schemas import (
+    KINDS,
+    FramedValue,
+    FramingError,
+    Schema,
+    build_self_contained_avro,
+    parse_framing,
+    parse_protobuf_message,
+)
 from highwater.second_reader import InfiniteNumber, KafkaRecord
 from highwater.settings import SCHEMA_REGISTRY_URL
 
 # A format is recognised if nine values in ten have it; the others will be rejects.
 RECOGNISED_SHARE = 0.9
-_DELIMITERS = ",;\t|"
-_IDENTIFIER_LENGTH = 64
+# Rarer characters in texts and numbers come first: they are the delimiter where both fit alike.
+_DELIMITERS = "\t|;,"
+# Numbers, dates and times of any country; a value that is left out fits too.
+_PLAIN_CELL = re.compile(r"(?:[-+]?[0-9][-+0-9.,:/ TZ]*)?")
+_HEADING = re.compile(r"\s*[^\W\d][^\n]{0,63}")
+# An object, or an array of what is no word: logs begin with `[INFO]` too, and with `[2026-01-01 …`.
+_DOCUMENT = re.compile(r'\ufeff?\s*(?:\{|\[\s*(?:[\[{"\]]|[-0-9.eE+]+\s*[,\]]))')
+# Java's and Python's logs write milliseconds after a comma, which delimits nothing.
+_LOG_TIME = re.compile(r"\[?[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8},[0-9]{3}[\s\]]")
 # Any text: the dot would leave out some line ends, which differ between Python and Java.
 WHOLE_LINE = r"(?P<line>[\s\S]*)"
 
@@ -63,8 +80,28 @@ def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recogn
         return RecognisedFormat(
             Raw(), "the values are neither text nor framed by a known schema, so they are kept as bytes"
         )
-    lines = [text.removesuffix("\n").removesuffix("\r") for text in texts]
-    return _recognise_csv(lines) or _recognise_lines(lines)
+    lines = [_strip_line_end(text) for text in texts]
+    if reason := _explain_documents(lines):
+        return replace(_recognise_lines(lines), reason=reason)
+    firsts = {record.partition: _strip_line_end(decode_text(record.value) or "") for record in reversed(filled)}
+    return _recognise_csv(lines, [*firsts.values()]) or _recognise_lines(lines)
+
+
+def _explain_documents(lines: Sequence[str]) -> str:
+    """Why texts that begin like JSON are not read as such; empty for other texts."""
+    begun = [line for line in lines if _DOCUMENT.match(line)]
+    if not _is_most(len(begun), len(lines)):
+        return ""
+    try:
+        problem = "it is an array" if isinstance(json.loads(begun[0]), list) else "others are no object"
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    share = _format_share(len(begun), len(lines))
+    return f"{share} begin like JSON, where each has to be one object: of the first, {problem}; they are text"
+
+
+def _strip_line_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _format_share(some: int, of: int) -> str:
@@ -107,6 +144,12 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
             remedy=f"set {SCHEMA_REGISTRY_URL} to the registry's address, then repeat the command",
         )
     found = {name: schema for name in names if (schema := schemas(name)) is not None and schema.kind in KINDS}
+    problems = {name: problem for name, schema in found.items() if (problem := _find_schema_problem(schema))}
+    if problems and sum(names[name] for name in problems) > (1 - RECOGNISED_SHARE) * len(records):
+        first, problem = next(iter(problems.items()))
+        reason = f"no format reads {found[first].kind} schema {first} of the registry, since {problem}"
+        return RecognisedFormat(Raw(), f"{reason}: the values are kept as bytes, with their framing")
+    found = {name: schema for name, schema in found.items() if name not in problems}
     known = [one for one in framed if _find_schema_id(one) in found]
     kinds = Counter(found[name].kind for one in known if (name := _find_schema_id(one)) is not None)
     if not _is_most(len(known), len(records)) or len(kinds) != 1:
@@ -123,6 +166,16 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
     if kind == "AVRO":
         return RecognisedFormat(Avro(), reason, (), read)
     return RecognisedFormat(Protobuf(), reason, (), read, _find_common_message(known))
+
+
+def _find_schema_problem(schema: Schema) -> str | None:
+    """Why the values of a schema cannot be read; None where they can, or where the records show it."""
+    if schema.kind != "AVRO":
+        return None
+    try:
+        return find_schema_problem(build_self_contained_avro(schema))
+    except (ValueError, KeyError, TypeError) as error:
+        return str(error)
 
 
 def _parse_framing(record: KafkaRecord) -> FramedValue | None:
@@ -154,23 +207,40 @@ def _find_common_message(framed: Sequence[FramedValue]) -> tuple[int, ...]:
     return found.most_common(1)[0][0] if found else (0,)
 
 
-def _recognise_csv(lines: Sequence[str]) -> RecognisedFormat | None:
-    """The format of lines that all have the same number of values, two at least."""
-    for delimiter in _DELIMITERS:
-        rows = [_parse_row(line, delimiter) for line in lines]
-        sizes = Counter(map(len, rows))
-        size, times = sizes.most_common(1)[0]
-        if size < 2 or not _is_most(times, len(lines)):
-            continue
-        rows = [row for row in rows if len(row) == size]
-        columns = tuple(f"c{number}" for number in range(1, size + 1))
-        reason = f"{_format_share(times, len(lines))} are lines of {size} values separated by {delimiter!r}"
-        if _is_head(rows):
-            columns, rows = tuple(rows[0]), rows[1:]
-            reason += "; the first line names the columns, and will be a reject unless its values fit"
-        documents = tuple({k: v or None for k, v in zip(columns, row, strict=True)} for row in rows)
-        return RecognisedFormat(Csv(columns, delimiter=delimiter), reason, documents)
-    return None
+def _recognise_csv(lines: Sequence[str], firsts: Sequence[str]) -> RecognisedFormat | None:
+    """The format of lines that all have the same number of values, two at least; with the first of each partition."""
+    found = {one: rows for one in _DELIMITERS if (rows := _split_lines(lines, one))}
+    if not found:
+        return None
+    delimiter = max(found, key=lambda one: (_compute_plain_share(found[one]), len(found[one][0])))
+    rows = found[delimiter]
+    size = len(rows[0])
+    columns = tuple(f"c{number}" for number in range(1, size + 1))
+    reason = f"{_format_share(len(rows), len(lines))} are lines of {size} values separated by {delimiter!r}"
+    if (head := _find_head(rows, [_parse_row(one, delimiter) for one in firsts])) is not None:
+        columns, rows = tuple(head), [row for row in rows if row != head]
+        reason += "; a line names the columns, and will be a reject unless its values fit"
+    documents = tuple({k: v or None for k, v in zip(columns, row, strict=True)} for row in rows)
+    return RecognisedFormat(Csv(columns, delimiter=delimiter), reason, documents)
+
+
+def _split_lines(lines: Sequence[str], delimiter: str) -> list[list[str]]:
+    """The rows of the usual length; none where lines differ in it, or the delimiter is part of a time."""
+    rows = [_parse_row(line, delimiter) for line in lines]
+    size, times = Counter(map(len, rows)).most_common(1)[0]
+    is_time = delimiter == "," and _is_most(sum(map(bool, map(_LOG_TIME.match, lines))), len(lines))
+    if size < 2 or is_time or not _is_most(times, len(lines)):
+        return []
+    rows = [row for row in rows if len(row) == size]
+    # One comma or semicolon in each line is found in sentences too.
+    is_sentence = size == 2 and delimiter in ",;" and not _compute_plain_share(rows)
+    return [] if is_sentence else rows
+
+
+def _compute_plain_share(rows: Sequence[Sequence[str]]) -> float:
+    """The share of columns with numbers or times: half of a number is beside a text where the delimiter is wrong."""
+    plain = [sum(map(bool, map(_PLAIN_CELL.fullmatch, cells))) for cells in zip(*rows, strict=True)]
+    return sum(_is_most(one, len(rows)) for one in plain) / len(plain)
 
 
 def _parse_row(line: str, delimiter: str) -> list[str]:
@@ -181,18 +251,33 @@ def _parse_row(line: str, delimiter: str) -> list[str]:
     return found[0] if len(found) == 1 and "\n" not in line else []
 
 
-def _is_head(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line names columns: distinct words that do not occur again in their columns."""
-    first, *others = rows
-    names = [name.strip() for name in first]
-    plain = all(name.replace("_", "a").isalnum() and name[:1].isalpha() for name in names)
-    short = all(len(name) <= _IDENTIFIER_LENGTH for name in names)
-    repeated = any(name == row[at] for row in others for at, name in enumerate(first))
-    has_numbers = any(cell[:1].isdigit() for row in others for cell in row)
-    return plain and short and len({*names}) == len(names) and len(others) > 0 and has_numbers and not repeated
+def _find_head(rows: Sequence[list[str]], firsts: Sequence[list[str]]) -> list[str] | None:
+    """The line that names the columns: the first of a partition, or one that is there again; None without one."""
+    again = [
+        some[0]
+        for at, cells in enumerate(zip(*rows, strict=True))
+        if len(words := {cell for cell in cells if not _PLAIN_CELL.fullmatch(cell)}) == 1
+        and len(some := [row for row in rows if row[at] in words]) > 1
+    ]
+    candidates = [*(one for one in firsts if one in rows), *again]
+    return next((one for one in candidates if _is_head(one, [row for row in rows if row != one])), None)
+
+
+def _is_head(head: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether a line names columns: distinct words that do not occur again in their columns, and numbers do."""
+    if not others or len({*head}) < len(head) or not all(map(_HEADING.fullmatch, head)):
+        return False
+    if any(name == row[at] for row in others for at, name in enumerate(head)):
+        return False
+    columns = [{*cells} - {""} for cells in zip(*others, strict=True)]
+    if any(cells and all(map(_PLAIN_CELL.fullmatch, cells)) for cells in columns):
+        return True
+    return all(map(str.isidentifier, head)) and any(cell[:1].isdigit() for cells in columns for cell in cells)
 
 
 def _recognise_lines(lines: Sequence[str]) -> RecognisedFormat:
+    if not any(lines):
+        return RecognisedFormat(Raw(), "the values are empty")
     if any("\n" in line or "\r" in line for line in lines):
         return RecognisedFormat(Raw(), "the values are texts of several lines, so each is kept whole", tuple(lines))
     documents = tuple({"line": line} if line else {} for line in lines)
@@ -207,13 +292,13 @@ class ValueEnvelope:
         kind: `debezium`, `connect`, `cloudevents`, `cloudevents headers`, or empty for none.
         prefix: where the envelope is in the value: `payload` beside a schema of Kafka Connect.
         reason: why, for a person.
-        schema: the newest schema that Kafka Connect's JsonConverter wrote beside the payload.
+        schemas: the distinct schemas that Kafka Connect's JsonConverter wrote beside the payloads.
     """
 
     kind: str
     reason: str
     prefix: tuple[str, ...] = ()
-    schema: Any = None
+    schemas: tuple[Any, ...] = ()
 
 
 _NONE = ValueEnvelope("", "none: the fields are at the top of the value")
@@ -225,11 +310,11 @@ def recognise_envelope(documents: Sequence[Any], records: Sequence[KafkaRecord])
     objects = [one for one in documents if isinstance(one, Mapping)]
     connect = [one for one in objects if {*one} == {"schema", "payload"}]
     if _is_most(len(connect), len(objects)):
-        schema = next((one["schema"] for one in reversed(connect) if one["schema"]), None)
+        schemas = tuple({json.dumps(one["schema"]): one["schema"] for one in connect if one["schema"]}.values())
         payloads = [one["payload"] for one in connect if isinstance(one["payload"], Mapping)]
         if _is_most(sum(map(is_change, payloads)), len(payloads)):
-            return ValueEnvelope("debezium", "Debezium, with the schema of Kafka Connect", ("payload",), schema)
-        return ValueEnvelope("connect", "schema and payload of Kafka Connect's JsonConverter", ("payload",), schema)
+            return ValueEnvelope("debezium", "Debezium, with the schema of Kafka Connect", ("payload",), schemas)
+        return ValueEnvelope("connect", "schema and payload of Kafka Connect's JsonConverter", ("payload",), schemas)
     if _is_most(sum(map(is_change, objects)), len(objects)):
         return ValueEnvelope("debezium", "Debezium: before, after, source and op")
     if _is_most(sum({*one} >= _CLOUD for one in objects), len(objects)):

@@ -215,7 +215,12 @@ def _is_nearly_filled(at: int, evidence: Sequence[SampledRecord]) -> bool:
 
 
 def choose_key(
-    drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], declared: KeyFormat, *, compacted: bool
+    drafts: Sequence[ColumnDraft],
+    evidence: Sequence[SampledRecord],
+    declared: KeyFormat,
+    *,
+    compacted: bool,
+    others: int = 0,
 ) -> KeyChoice:
     """The columns that make the key, from the strongest evidence to the weakest.
 
@@ -224,6 +229,7 @@ def choose_key(
         evidence: the sample.
         declared: the format of the records' keys.
         compacted: whether the topic keeps the newest record of each key, or has tombstones.
+        others: how many records of the sample are none of its evidence.
     """
     keyed, usual = _select_keyed(evidence), _select_usual(drafts, evidence)
     samples = [evidence, *([keyed] if len(keyed) < len(evidence) else []), *([usual] if usual != keyed else [])]
@@ -231,9 +237,20 @@ def choose_key(
         for some in samples:
             able = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_filled(at, some)]
             if (found := choose(drafts, able, some)) is not None:
-                return _with_odd(found, some, len(evidence) - len(some))
-    reason = "none: no field equals the record key, and no ID is distinct in each record"
-    return KeyChoice((), reason if evidence else "none: there is no record to judge by", judged=tuple(evidence))
+                return _with_odd(found, some, others + len(evidence) - len(some))
+    return KeyChoice((), _explain_no_key(drafts, evidence, declared), judged=tuple(evidence))
+
+
+def _explain_no_key(drafts: Sequence[ColumnDraft], evidence: Sequence[SampledRecord], declared: KeyFormat) -> str:
+    """Why a sample has no key: also which columns would be one if all records had a key."""
+    if not evidence:
+        return "none: there is no record to judge by"
+    keyed = [one for one in evidence if _has_key(one)]
+    able = [at for at, one in enumerate(drafts) if _can_be_key(one) and is_filled(at, evidence)]
+    found = _choose_by_record_keys(drafts, able, keyed, declared=declared, compacted=False)
+    if found is None or len(keyed) == len(evidence):
+        return "none: no field equals the record key, and no ID is distinct in each record"
+    return f"none: {len(evidence) - len(keyed):,} of {len(evidence):,} records have no record key; else {found.reason}"
 
 
 def _with_odd(found: KeyChoice, judged: Sequence[SampledRecord], odd: int) -> KeyChoice:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from highwater.declaration import Field
 from highwater.errors import ConfigurationError
 from highwater.formats import Csv, Lines, Raw
 from highwater.inference_fields import FormatHints, TypeGuesser, collect_statistics, select_leaves
-from highwater.inference_formats import RecognisedFormat, ValueEnvelope, recognise_envelope, recognise_header_envelope
+from highwater.inference_formats import (
+    RecognisedFormat,
+    ValueEnvelope,
+    decode_text,
+    recognise_envelope,
+    recognise_header_envelope,
+)
 from highwater.inference_keys import RecordKey, build_key_draft
 from highwater.inference_names import ColumnDraft, Path, is_writable, without_unwritable
 from highwater.inference_schemas import build_tree, connect_tree, merge_fields
+from highwater.schemas import KEY_HEADER, VALUE_HEADER
 from highwater.second_reader import KafkaRecord
 from highwater.sources import Header
 
@@ -21,6 +30,8 @@ _CHANGE = frozenset({"op", "source", "before", "after"})
 # Attributes of CloudEvents that a record's headers have.
 _CLOUD_HEADERS = ("id", "source", "type", "subject", "time")
 _CLOUD_OPTIONAL = frozenset({"subject", "time"})
+# Headers whose content the pipeline reads itself, or that are the same in each record.
+_OWN_HEADERS = frozenset({VALUE_HEADER, KEY_HEADER, "ce_specversion"})
 
 
 @dataclass
@@ -32,6 +43,8 @@ class Layout:
         versions: the wanted names of possible versions, best first; empty where the fields' names decide.
         times: likewise of the event time.
         rows: the drafts of a database's row, which has no values in a delete beside its key.
+        left_out: paths that no source can name.
+        headers: names of headers that no draft is taken from.
         position: the wanted names of file, position and row by which MySQL's log has the change; empty elsewhere.
     """
 
@@ -41,6 +54,7 @@ class Layout:
     rows: frozenset[str] = frozenset()
     position: tuple[str, ...] = ()
     left_out: list[str] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
 
 
 def infer_layout(
@@ -62,12 +76,13 @@ def infer_layout(
         _add_change(layout, tree, envelope.prefix, reasons)
     elif tree is not None:
         top = _find_member(tree, envelope.prefix)
+        if top.type != "struct":
+            top, envelope = tree, replace(envelope, prefix=())
         _add_leaves(layout, top, envelope.prefix, envelope.prefix, reasons, shorter=envelope.kind == "cloudevents")
     if isinstance(recognised.format, Raw):
         kind = "string" if recognised.documents else "binary"
         layout.drafts.append(ColumnDraft("value", Field("value", kind), (("value",),), "the whole value"))
-    if envelope.kind == "cloudevents headers":
-        _add_headers(layout)
+    _add_headers(layout, records, envelope)
     if envelope.kind.startswith("cloudevents"):
         layout.times = ("time", "ce_time")
     if isinstance(recognised.format, Raw | Lines):
@@ -90,18 +105,33 @@ def _infer_tree(
         found = ValueEnvelope("debezium", "Debezium, by the schema: before, after, source and op")
         return schema_tree, found if is_change_tree else recognise_header_envelope(records), {}
     envelope = recognise_envelope(documents, records)
-    if envelope.schema is not None:
-        try:
-            payload = connect_tree(envelope.schema, "payload")
-        except ValueError:
-            payload = None
-        if payload is not None and payload.type == "struct":
-            return Field("", "struct", of=(replace(payload, nullable=False),)), envelope, {}
     guesses = TypeGuesser(FormatHints(isinstance(recognised.format, Csv | Lines), envelope.kind == "debezium"))
     guessed = guesses.guess_tree(collect_statistics(documents))
+    if envelope.schemas:
+        try:
+            payload = reduce(merge_fields, [connect_tree(one, "payload") for one in envelope.schemas])
+        except ValueError:
+            payload = None
+        if payload is not None:
+            payload = _with_plain_decimals(payload, _find_member(guessed, envelope.prefix))
+            is_row = payload.type == "struct"
+            return Field("", "struct", of=(replace(payload, nullable=payload.nullable and not is_row),)), envelope, {}
     if schema_tree is not None:
-        return _reconcile_field(schema_tree, guessed), envelope, {}
+        return _with_plain_decimals(_reconcile_field(schema_tree, guessed), guessed), envelope, {}
     return guessed, envelope, guesses.reasons
+
+
+def _with_plain_decimals(declared: Field, guessed: Field) -> Field:
+    """A field whose decimals are numbers where the documents have numbers, as `decimal.format=NUMERIC` writes them."""
+    if declared.unscaled and guessed.type not in {"string", "json"}:
+        return replace(declared, unscaled=False)
+    if declared.type == "struct":
+        seen = {one.name: one for one in guessed.members}
+        members = (_with_plain_decimals(one, seen.get(one.name, Field("", "json"))) for one in declared.members)
+        return replace(declared, of=tuple(members))
+    if declared.members and guessed.members:
+        return replace(declared, of=_with_plain_decimals(declared.members[0], guessed.members[0]))
+    return declared
 
 
 def _build_schema_tree(recognised: RecognisedFormat) -> Field | None:
@@ -116,7 +146,7 @@ def _build_schema_tree(recognised: RecognisedFormat) -> Field | None:
         raise ConfigurationError(
             f"a schema of the registry cannot be read: {error}",
             found=f"schemas {', '.join(str(one.id) for one in recognised.schemas)}",
-            remedy="write the declaration by hand: docs/streams.md lists what it may say",
+            remedy="declare value=Raw(), which stores the bytes, or another format: docs/formats/README.md lists them",
         ) from error
 
 
@@ -132,6 +162,8 @@ def _reconcile_field(declared: Field, guessed: Field) -> Field:
         return replace(declared, of=(*members, *(replace(one, optional=True) for one in seen.values())), **options)
     timed = {"timestamp", "timestamp_ntz", "date"}
     contradicts = declared.type in timed and guessed.type not in {declared.type, "json"}
+    # JSON Schema's integers have no largest value.
+    contradicts |= declared.type == "long" and guessed.type.startswith("decimal")
     if contradicts or (declared.type == "json" and guessed.type != "json"):
         return replace(guessed, **options)
     return replace(declared, **options)
@@ -139,7 +171,7 @@ def _reconcile_field(declared: Field, guessed: Field) -> Field:
 
 def _is_change_tree(tree: Field) -> bool:
     names = {one.name: one for one in tree.members}
-    return {*names} >= _CHANGE and names["after"].type == "struct"
+    return {*names} >= _CHANGE and names["after"].type in {"struct", "string"}
 
 
 def _find_member(tree: Field, path: Path) -> Field:
@@ -181,8 +213,10 @@ def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path
     row, before = _find_member(whole, ("after",)), _find_member(whole, ("before",))
     if row.type == before.type == "struct":
         row = merge_fields(before, row) if not row.members else row
-    elif row.type != "struct":
+    elif row.type != "struct" and before.type == "struct":
         row = before
+    elif row.type == "string":
+        _add_documents(layout, whole, prefix, reasons)
     for path, declared in select_leaves(replace(row, optional=False, nullable=False), (*prefix, "after")):
         below = path[len(prefix) + 1 :]
         both = (path, (*prefix, "before", *below))
@@ -221,15 +255,35 @@ def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path
     layout.times = layout.versions[1:]
 
 
+def _add_documents(layout: Layout, whole: Field, prefix: Path, reasons: Mapping[Path, str]) -> None:
+    """Add the columns of a change in MongoDB: the document, which is a text in JSON, and the changed fields."""
+    parts = [one for one in whole.members if one.name in {"after", "updateDescription"}]
+    lenient = tuple(replace(one, optional=True, nullable=True) for one in parts)
+    _add_leaves(layout, Field("", "struct", of=lenient), prefix, prefix, reasons)
+
+
 def _choose_change_name(name: str, layout: Layout) -> str:
     """A name for what the envelope says, that no column of the row has."""
     return f"change_{name}" if name in {one.lower() for one in layout.rows} else name
 
 
-def _add_headers(layout: Layout) -> None:
-    for name in _CLOUD_HEADERS:
-        kind = "timestamp" if name == "time" else "string"
-        declared = Field(name, kind, optional=name in _CLOUD_OPTIONAL)
-        layout.drafts.append(
-            ColumnDraft(f"ce_{name}", declared, (Header(f"ce_{name}"),), "an attribute of CloudEvents")
-        )
+def _add_headers(layout: Layout, records: Sequence[KafkaRecord], envelope: ValueEnvelope) -> None:
+    """Add the columns of CloudEvents' headers, and of all headers where the values are empty."""
+    filled = [record for record in records if record.value is not None]
+    times = Counter(one for record in filled for one in {name for name, text in record.headers if decode_text(text)})
+    names = {name for record in filled for name, _ in record.headers}
+    are_events = envelope.kind == "cloudevents headers"
+    if are_events:
+        for name in _CLOUD_HEADERS:
+            kind = "timestamp" if name == "time" else "string"
+            declared = Field(name, kind, optional=name in _CLOUD_OPTIONAL)
+            layout.drafts.append(
+                ColumnDraft(f"ce_{name}", declared, (Header(f"ce_{name}"),), "an attribute of CloudEvents")
+            )
+    are_empty = not any(record.value for record in filled)
+    for name in sorted(names - _OWN_HEADERS - {f"ce_{one}" for one in _CLOUD_HEADERS if are_events}):
+        if times[name] and is_writable((name,)) and (are_empty or (are_events and name.startswith("ce_"))):
+            declared = Field(name, "string", optional=times[name] < len(filled))
+            layout.drafts.append(ColumnDraft(name, declared, (Header(name),), "a header"))
+        else:
+            layout.headers.append(name)

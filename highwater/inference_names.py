@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from highwater.declaration import Field
-from highwater.declaration_parts import RESERVED_COLUMNS
+from highwater.declaration_parts import RESERVED_COLUMNS, fold_case
 from highwater.sources import Header, Key, Meta, Source, format_path
 
 _ILLEGAL = re.compile(r"[^\w@-]+")
-_UNWRITABLE = re.compile(r'["\\\x00-\x1f]')
+# A half of a surrogate pair is in no text that is written to a file.
+_UNWRITABLE = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 
 Path = tuple[str, ...]
 From = Path | Key | Header | Meta
@@ -100,13 +101,13 @@ def choose_free_name(wanted: str, taken: set[str], allowed: Collection[str] = ()
     """A legal name that differs from those that are taken in more than case; it is taken from now on."""
     name = _ILLEGAL.sub("_", wanted).strip("_") if _ILLEGAL.search(wanted) else wanted
     name = name or "field"
-    if reserved and name.lower() in RESERVED_COLUMNS and name not in allowed:
+    if reserved and fold_case(name) in RESERVED_COLUMNS and name not in allowed:
         name = f"{name}_value"
     number, free = 1, name
-    while free.lower() in taken:
+    while fold_case(free) in taken:
         number += 1
         free = f"{name}_{number}"
-    taken.add(free.lower())
+    taken.add(fold_case(free))
     return free
 
 

@@ -5,29 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from functools import reduce
 from typing import Any
 
 from highwater.declaration import Field
 from highwater.field_rules import DEFAULT_TYPES
 from highwater.inference_protobuf import build_protobuf_tree
-from highwater.schemas import Schema, build_self_contained_avro
+from highwater.schemas import MAX_DECIMAL_DIGITS, Schema, build_self_contained_avro, with_storable_decimals
 
+# Where a schema says the unit no number is implausible: databases have an end of validity in the year 9999.
+_ANY_YEAR: Mapping[str, Any] = {"plausible": (date(1, 1, 1), date(9999, 12, 31))}
 # Logical types of Kafka Connect and Debezium, which say in what unit a number is.
 _LOGICAL: Mapping[str, Mapping[str, Any]] = {
-    "org.apache.kafka.connect.data.Timestamp": {"type": "timestamp", "unit": "ms"},
+    "org.apache.kafka.connect.data.Timestamp": {"type": "timestamp", "unit": "ms", **_ANY_YEAR},
     "org.apache.kafka.connect.data.Date": {"type": "date", "unit": "days"},
     "org.apache.kafka.connect.data.Time": {"type": "time", "unit": "ms"},
-    "io.debezium.time.Timestamp": {"type": "timestamp_ntz", "unit": "ms"},
-    "io.debezium.time.MicroTimestamp": {"type": "timestamp_ntz", "unit": "us"},
-    "io.debezium.time.NanoTimestamp": {"type": "timestamp_ntz", "unit": "ns"},
+    "io.debezium.time.Timestamp": {"type": "timestamp_ntz", "unit": "ms", **_ANY_YEAR},
+    "io.debezium.time.MicroTimestamp": {"type": "timestamp_ntz", "unit": "us", **_ANY_YEAR},
+    "io.debezium.time.NanoTimestamp": {"type": "timestamp_ntz", "unit": "ns", **_ANY_YEAR},
     "io.debezium.time.ZonedTimestamp": {"type": "timestamp"},
     "io.debezium.time.Date": {"type": "date", "unit": "days"},
     "io.debezium.time.Time": {"type": "time", "unit": "ms"},
     "io.debezium.time.MicroTime": {"type": "time", "unit": "us"},
 }
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
-_MAX_DIGITS = 38
 # Pairs of types where the wider one holds the values of both.
 _WIDER = ("integer", "long", "float", "double")
 
@@ -118,8 +120,8 @@ def find_logical_options(logical: Any, parameters: Mapping[str, Any]) -> dict[st
     """The type and the options of a logical type; None if it is none of these."""
     if logical == _DECIMAL and "scale" in parameters:
         scale = int(parameters["scale"])
-        precision = int(parameters.get("connect.decimal.precision", _MAX_DIGITS))
-        if 0 <= scale <= precision <= _MAX_DIGITS:
+        precision = min(int(parameters.get("connect.decimal.precision", MAX_DECIMAL_DIGITS)), MAX_DECIMAL_DIGITS)
+        if 0 <= scale <= precision:
             return {"type": f"decimal({precision},{scale})", "unscaled": True}
     return dict(_LOGICAL[logical]) if logical in _LOGICAL else None
 
@@ -135,7 +137,8 @@ def build_avro_tree(schema: Schema) -> Field:
     Raises:
         ValueError: the schema is no JSON, or no record.
     """
-    found = _Avro().build_field("", json.loads(build_self_contained_avro(schema)), "")
+    text = with_storable_decimals(json.loads(build_self_contained_avro(schema)))
+    found = _Avro().build_field("", text, "")
     if found.type != "struct":
         raise ValueError("the schema is no record, so its values have no fields")
     return found
@@ -144,10 +147,10 @@ def build_avro_tree(schema: Schema) -> Field:
 _AVRO_LOGICAL: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("long", "timestamp-millis"): {"type": "timestamp"},
     ("long", "timestamp-micros"): {"type": "timestamp"},
-    ("long", "timestamp-nanos"): {"type": "timestamp", "unit": "ns"},
+    ("long", "timestamp-nanos"): {"type": "timestamp", "unit": "ns", **_ANY_YEAR},
     ("long", "local-timestamp-millis"): {"type": "timestamp_ntz"},
     ("long", "local-timestamp-micros"): {"type": "timestamp_ntz"},
-    ("long", "local-timestamp-nanos"): {"type": "timestamp_ntz", "unit": "ns"},
+    ("long", "local-timestamp-nanos"): {"type": "timestamp_ntz", "unit": "ns", **_ANY_YEAR},
     ("int", "date"): {"type": "date"},
     ("int", "time-millis"): {"type": "time", "unit": "ms"},
     ("long", "time-micros"): {"type": "time", "unit": "us"},
@@ -186,7 +189,7 @@ class _Avro:
 
     def _build_plain_field(self, name: str, kind: str, node: Mapping[str, Any], namespace: str) -> Field:
         logical = node.get("logicalType")
-        if logical == "decimal" and kind in {"bytes", "fixed"} and node["precision"] <= _MAX_DIGITS:
+        if logical == "decimal" and kind in {"bytes", "fixed"}:
             return Field(name, f"decimal({node['precision']},{node.get('scale', 0)})")
         if options := _AVRO_LOGICAL.get((kind, logical or "")):
             return Field(name, **options)
@@ -242,7 +245,7 @@ def build_json_schema_tree(schema: Schema) -> Field:
     return found
 
 
-# References within references end here, so that a schema that refers to itself has an end.
+# Parts below this depth are `json`.
 _MAX_DEPTH = 12
 
 
@@ -251,13 +254,14 @@ class _JsonSchema:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._open = ["#"]
 
     def build_field(self, name: str, node: Any, depth: int) -> Field:
         """The field of a node of the schema."""
         if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
             return Field(name, "json", nullable=True)
         if "$ref" in node:
-            return self.build_field(name, self._resolve_reference(node["$ref"]), depth + 1)
+            return self._build_referred_field(name, node["$ref"], depth)
         for choice in ("oneOf", "anyOf"):
             if choice in node:
                 return self._build_choice_field(name, node[choice], depth)
@@ -268,6 +272,14 @@ class _JsonSchema:
         if len(others) != 1:
             return Field(name, "json", nullable=True)
         return replace(self._build_typed_field(name, others[0], node, depth), nullable=nullable)
+
+    def _build_referred_field(self, name: str, reference: str, depth: int) -> Field:
+        if reference in self._open:
+            return Field(name, "json", nullable=True)  # a type within itself has no end
+        self._open.append(reference)
+        found = self.build_field(name, self._resolve_reference(reference), depth + 1)
+        self._open.pop()
+        return found
 
     def _resolve_reference(self, reference: str) -> Any:
         if not reference.startswith("#"):
@@ -292,6 +304,8 @@ class _JsonSchema:
                 replace(self.build_field(inner, one, depth + 1), optional=inner not in required)
                 for inner, one in (node.get("properties") or {}).items()
             )
+            if not members and isinstance(node.get("additionalProperties"), Mapping):
+                return Field(name, "map", of=self.build_field("value", node["additionalProperties"], depth + 1))
             return Field(name, "struct" if members else "json", of=members)
         if kind == "array" and isinstance(node.get("items"), Mapping):
             return Field(name, "array", of=self.build_field("element", node["items"], depth + 1))

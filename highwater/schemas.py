@@ -195,6 +195,27 @@ def build_self_contained_avro(schema: Schema) -> str:
     return json.dumps(inlining.inline_types(json.loads(schema.text), ""))
 
 
+# Kafka Connect writes 64 digits where it knows only the scale; a column has 38.
+MAX_DECIMAL_DIGITS = 38
+
+
+def with_storable_decimals(schema: Any) -> Any:
+    """An Avro schema whose decimals have at most 38 digits; those with more after the point are bytes."""
+    if isinstance(schema, list):
+        return [with_storable_decimals(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: with_storable_decimals(one) if key in _HAVE_TYPES else one for key, one in schema.items()}
+    precision, scale = found.get("precision"), found.get("scale", 0)
+    if found.get("logicalType") != "decimal" or not isinstance(precision, int) or precision <= MAX_DECIMAL_DIGITS:
+        return found
+    if isinstance(scale, int) and scale <= MAX_DECIMAL_DIGITS:
+        return {**found, "precision": MAX_DECIMAL_DIGITS}
+    return {key: one for key, one in found.items() if key != "logicalType"}
+
+
+# The keys of a schema, or of a field, below which there are further types.
+_HAVE_TYPES = frozenset({"type", "items", "values", "fields"})
 _NAMED_TYPES = frozenset({"record", "error", "enum", "fixed"})
 _PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 

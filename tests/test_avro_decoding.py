@@ -98,6 +98,23 @@ def test_a_decimal_has_as_many_digits_as_its_type(digits: str) -> None:
         assert (found.kind == "event") is fits, kind
 
 
+@pytest.mark.parametrize(
+    ("scale", "declared", "value", "wanted"),
+    [
+        (2, Field("x", "decimal(38,2)"), 12_345, Decimal("123.45")),
+        (2, Field("x", "decimal(12,2)"), -5, Decimal("-0.05")),
+        (2, Field("x", "decimal(38,2)"), 10**38, "a decimal with more digits than 38"),
+        (40, Field("x", "binary"), 1, b"\x01"),
+    ],
+)
+def test_a_decimal_of_64_digits_is_one_of_38(scale: int, declared: Field, value: int, wanted: Any) -> None:
+    """Kafka Connect writes 64 where it knows only the scale: each record of such a schema was rejected."""
+    kind = logical("bytes", "decimal", precision=64, scale=scale)
+    written = value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True)
+    found = avro(kind, written, declared, physical="bytes")
+    assert found == wanted if not isinstance(wanted, str) else wanted in found
+
+
 def test_a_logical_type_that_cannot_be_is_ignored() -> None:
     """So Avro's specification says; a declared schema is refused for it, one of the registry is read."""
     kind = {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 4}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from highwater.declaration import Deletes, Field
 from highwater.declaration_parts import RESERVED_COLUMNS
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, BigEndian, Json, KeyFormat, Protobuf, Text
-from highwater.inference import infer
+from highwater.inference import format_value, infer
 from highwater.schemas import Schema
 from highwater.sources import Key, Meta
 from highwater.stream_source import to_source
@@ -69,6 +70,14 @@ def test_one_odd_record_takes_neither_key_nor_version_from_the_others(name: str)
 def test_many_odd_records_are_no_odd_ones() -> None:
     found = infer("sensors", build_records([*telemetry(), *[ODD["a heartbeat"]] * 10]))
     assert found.stream.key == ()
+
+
+def test_records_without_a_key_are_the_reason_for_no_key() -> None:
+    """The reason was that no field equals the record key, which one did."""
+    pairs = [(b"u%d" % (n % 5) if n % 2 else None, {"user": f"u{n % 5}", "n": n % 3}) for n in range(40)]
+    found = infer("clicks", build_records(pairs))
+    assert found.stream.key == ()
+    assert found.reasons["key"].startswith("none: 20 of 40 records have no record key; else user equals the record key")
 
 
 def test_a_number_that_falls_is_no_version() -> None:
@@ -201,6 +210,7 @@ def test_keys_in_several_partitions_are_not_ordered_by_offsets() -> None:
 
 def test_names_are_legal_distinct_and_not_reserved() -> None:
     value = {"Key": 1, "key": 2, "user id": "a", "a.b": 1, "slice": 2, "a": {"b": 3, "B": 4}, 'quo"ted': 1, "": 2}
+    value["\ud83d"] = 1
     records = build_records((None, value) for _ in range(5))
     found = infer("odd", records)
     assert [(one.name, one.source) for one in found.stream.fields] == [
@@ -212,7 +222,7 @@ def test_names_are_legal_distinct_and_not_reserved() -> None:
         ("a_b_2", "a.b"),
         ("a_B_3", "a.B"),
     ]
-    assert found.left_out == ('quo"ted', "")
+    assert found.left_out == ('quo"ted', "", "\ud83d")
     assert list_kinds(found, records) == ["event"] * 5
     assert not RESERVED_COLUMNS & {one.name.lower() for one in found.stream.fields}
 
@@ -242,6 +252,9 @@ def test_names_are_legal_distinct_and_not_reserved() -> None:
         ("count", [1_767_225_600], Field("count", "long")),
         ("created_at", [12], Field("created_at", "long")),
         ("ttl_time", [1_767_225_600], Field("ttl_time", "long")),
+        ("amount", [f"{10**20}.50"], Field("amount", "decimal(23,2)", text=True)),
+        ("t", ["9999-12-31T23:59:59-01:00"], Field("t", "string")),
+        ("t", ["0001-01-01T00:00:00+01:00"], Field("t", "string")),
     ],
 )
 def test_a_field_has_the_type_of_its_values(name: str, values: list[Any], expected: Field) -> None:
@@ -250,6 +263,45 @@ def test_a_field_has_the_type_of_its_values(name: str, values: list[Any], expect
     declared = replace(field(found, name))
     assert declared == expected
     assert list_kinds(found, records) == ["event"] * len(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("t", ["2026-01-01T00:00:00.1234567Z"], "more than six digits"),
+        ("t", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00"], "several forms"),
+        ("at", [1_767_225_600, 1_767_225_600_000], "several units (1 in s, 1 in ms)"),
+        ("at", ["1767225600000", "1767225600001"], "numbers of ms in text"),
+    ],
+)
+def test_times_that_no_timestamp_reads_say_why(name: str, values: list[Any], reason: str) -> None:
+    """They were texts and numbers without a word."""
+    found = infer("types", build_records((None, {name: value, "more": 1}) for value in values))
+    assert reason in found.field_reasons[name]
+    assert infer("types", build_records([(None, {"at": 5, "t": "x"})])).field_reasons == {}
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "shown"),
+    [
+        (Field("x", "json"), {"a": Decimal(1), "b": [Decimal("1.5"), None]}, '{"a": 1, "b": [1.5, null]}'),
+        (Field("x", "json"), True, "true"),
+        (Field("x", "boolean"), True, "True"),
+        (Field("x", "array", of=Field("e", "timestamp")), [1_000_000], '["1970-01-01T00:00:01Z"]'),
+        (Field("x", "map", of=Field("e", "binary")), {"a": b"\x01"}, '{"a": "0x01"}'),
+        (Field("x", "struct", of=(Field("t", "timestamp_ntz"),)), {"t": 0}, '{"t": "1970-01-01T00:00:00"}'),
+        (Field("x", "decimal(9,2)"), Decimal("-9.00"), "-9.00"),
+    ],
+)
+def test_an_example_shows_the_value_as_it_is(declared: Field, value: Any, shown: str) -> None:
+    """Numbers inside of JSON were shown as texts, and times inside of arrays as microseconds."""
+    assert format_value(declared, value) == shown
+
+
+@pytest.mark.parametrize("topic", ["retry", "kafka", "2026", "Orders.V1-x", "___"])
+def test_every_topic_has_a_name_that_a_stream_may_have(topic: str) -> None:
+    """The topic `retry` was refused, and the remedy was a file that did not exist."""
+    assert infer(topic, build_records([(None, {"id": 1})])).stream.topic == topic
 
 
 def test_a_sample_of_tombstones_is_an_error() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,62 @@ def test_debezium_changes_have_the_rows_columns_and_deletes() -> None:
     assert "Debezium" in found.reasons["envelope"]
     expected = ["tombstone" if value is None else "delete" if value["op"] == "d" else "event" for _, value in pairs]
     assert list_kinds(found, records) == expected
+
+
+@pytest.mark.parametrize("enveloped", [False, True])
+def test_changes_of_mongodb_have_the_document_as_text(enveloped: bool) -> None:
+    """The document had no column: the table had keys and times alone."""
+    pairs: list[tuple[Any, Any]] = []
+    for at in range(60):
+        key, op = {"id": f'{{"$oid": "{at % 7}"}}'}, "d" if at % 20 == 19 else "u" if at >= 7 else "c"
+        value: dict[str, Any] = {
+            "before": None,
+            "after": None if op == "d" else f'{{"_id": {at % 7}, "n": {at}}}',
+            "op": op,
+        }
+        value |= {"source": {"ts_ms": BEGIN_MS + at, "ord": 1}, "ts_ms": BEGIN_MS + at}
+        value["updateDescription"] = {"removedFields": None, "updatedFields": '{"n": 1}'} if op == "u" else None
+        pairs.append((key, {"schema": None, "payload": value} if enveloped else value))
+    records = build_records(pairs)
+    found = infer("shop.orders", records)
+    source = "payload.after" if enveloped else None
+    assert field(found, "after") == Field("after", "string", source=source, optional=True, nullable=True)
+    assert list_types(found)["updateDescription_updatedFields"] == "string"
+    assert (found.stream.key, found.stream.version) == (("id",), "source_ts_ms")
+    assert list_kinds(found, records) == ["delete" if one % 20 == 19 else "event" for one in range(60)]
+
+
+def test_births_before_1980_are_days() -> None:
+    """One birthday of the year 1960 made the column a number."""
+    pairs = [({"id": at}, change(at, "c", at)) for at in range(20)]
+    for at, (_, value) in enumerate(pairs):
+        value["after"] |= {"dob": 365 * at - 25_000, "due": 30}
+    found = infer("t", build_records(pairs))
+    assert field(found, "dob") == Field("dob", "date", source="after.dob", unit="days")
+    assert list_types(found)["due"] == "long"
+
+
+def test_truncates_and_messages_of_a_log_are_no_evidence() -> None:
+    """They have no row and no record key, so that one in thirty took the key away, and with it all deletes."""
+    pairs = changes()
+    others = [{"source": {"lsn": 1, "ts_ms": BEGIN_MS}, "op": op, "ts_ms": BEGIN_MS} for op in "tmtmtmtmtm"]
+    found = infer("t", build_records([*pairs, *((None, one) for one in others)]))
+    assert (found.stream.key, found.stream.version) == (("id",), "lsn")
+    assert found.stream.deletes == Deletes(field="op", values=("d",))
+
+
+def test_all_schemas_of_kafka_connect_are_read() -> None:
+    """The schema of one record was that of all: those of an older one lacked a field, or had a wider number."""
+    older = [{"field": "id", "type": "int32"}, {"field": "n", "type": "int64"}]
+    newer = [{"field": "id", "type": "int64"}, {"field": "n", "type": "int32"}, {"field": "c", "type": "string"}]
+    values = [{"id": at, "n": 2**40} for at in range(20)] + [{"id": 2**40, "n": at, "c": "x"} for at in range(20)]
+    schemas = [{"type": "struct", "fields": one} for one in (older, newer) for _ in range(20)]
+    pairs = [(None, {"schema": schema, "payload": one}) for schema, one in zip(schemas, values, strict=True)]
+    for some in (pairs, pairs[::-1]):
+        records = build_records(some)
+        found = infer("t", records)
+        assert list_types(found) == {"id": "long", "n": "long", "c": "string"}
+        assert list_kinds(found, records) == ["event"] * 40
 
 
 def mysql(*, files: Sequence[str]) -> list[tuple[Any, Any]]:
@@ -227,6 +284,69 @@ def test_lines_of_separated_values_have_columns_by_the_first_line() -> None:
     assert list_kinds(found, records) == ["reject", *["event"] * 99]
 
 
+def test_a_line_that_names_the_columns_is_found_anywhere_and_more_than_once() -> None:
+    """A producer writes it in front of each file: all columns were texts named c1, c2 and so on."""
+    lines = [f"{n},n{n},{n / 2}".encode() for n in range(60)]
+    lines[20] = lines[40] = b"id,full name,price"
+    found = infer("csv", build_records((None, line) for line in lines))
+    assert found.stream.value == Csv(("id", "full name", "price"))
+    assert list_types(found) == {"id": "long", "full_name": "string", "price": "double"}
+
+
+def test_a_value_of_a_line_that_is_always_empty_is_text() -> None:
+    """It was JSON, so that a later value had quotation marks around it."""
+    found = infer("csv", build_records((None, f"{n},,x".encode()) for n in range(20)))
+    assert field(found, "c2") == Field("c2", "string", nullable=True)
+
+
+def test_only_the_first_line_of_a_partition_or_one_that_is_there_again_names_columns() -> None:
+    rows = [(n % 2, f"{n},n{n},{n / 2}".encode()) for n in range(60)]
+    odd = b"unknown,bob,none"
+    at_first, later = [(0, rows[0][1]), (1, odd), *rows[1:]], [*rows[:30], (1, odd), *rows[30:]]
+    for lines, columns in ((at_first, ("unknown", "bob", "none")), (later, ("c1", "c2", "c3"))):
+        found = infer("csv", [KafkaRecord(one, None, (), "t", part, at) for at, (part, one) in enumerate(lines)])
+        assert found.stream.value == Csv(columns)
+
+
+@pytest.mark.parametrize(
+    ("line", "delimiter", "values"),
+    [
+        ("{n};Smith, J.;{n},50;01.02.2026", ";", 4),
+        ("{n},5;{n},75", ";", 2),
+        ("{n},text/html; charset=utf-8,x{n}", ",", 3),
+        ("{n}\ta;b\tc;d", "\t", 3),
+        ("x{n},a|b,c|d,e", ",", 4),
+    ],
+)
+def test_the_delimiter_is_the_one_that_leaves_numbers_whole(line: str, delimiter: str, values: int) -> None:
+    """The comma of a number came first: 12,50 was two values, and all semicolons were text."""
+    found = infer("csv", build_records((None, line.format(n=n).encode()) for n in range(40)))
+    assert isinstance(found.stream.value, Csv)
+    assert (found.stream.value.delimiter, len(found.stream.value.columns)) == (delimiter, values)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ('[{{"id": {n}}}, {{"id": 1}}]', "it is an array"),
+        ('\ufeff{{"id": {n}, "a": 1}}', "Unexpected UTF-8 BOM"),
+        ("{{'id': {n}, 'a': None}}", "property name enclosed in double quotes"),
+        ("2026-01-01 00:00:{n:02d},123 [INFO] a.b - started", "lines of text"),
+        ("<34>1 host{n} app - stopped; see above", "lines of text"),
+        ("[2026-01-01 00:00:{n:02d}] started", "lines of text"),
+        ("[INFO] started {n}", "lines of text"),
+        ("[{n}, 2]", "it is an array"),
+    ],
+)
+def test_commas_of_documents_sentences_and_log_times_delimit_nothing(value: str, reason: str) -> None:
+    """Parts of an array, or the milliseconds of a time, became columns."""
+    records = build_records((None, value.format(n=n).encode()) for n in range(40))
+    found = infer("t", records)
+    assert reason in found.reasons["format"]
+    assert list_types(found) == {"line": "string"}
+    assert list_kinds(found, records) == ["event"] * 40
+
+
 def test_text_is_a_line_and_other_bytes_are_preserved() -> None:
     words = build_records(list_sentences())
     found = infer("log", words)
@@ -283,6 +403,33 @@ def test_cloud_events_in_headers_have_columns_too() -> None:
     assert field(found, "ce_id") == Field("ce_id", "string", source=Header("ce_id"))
     assert (found.stream.key, found.stream.event_time) == (("ce_id",), "ce_time")
     assert list_kinds(found, records) == ["event"] * 50
+
+
+def with_headers(value: bytes, *, times: int = 40) -> list[KafkaRecord]:
+    """Records with a header in each, one in some, and one that is no text."""
+    own = (("ce_id", b"e"), ("ce_type", b"t"), ("ce_source", b"s"), ("ce_specversion", b"1.0"))
+    rare = [(("trace-id", b"t"),) if at % 2 else () for at in range(times)]
+    return [
+        KafkaRecord(value, None, (*own, ("ce_tenant", b"a%d" % at), ("raw", b"\xff"), *more), "t", 0, at)
+        for at, more in enumerate(rare)
+    ]
+
+
+def test_headers_are_columns_where_they_are_the_event_and_are_named_elsewhere() -> None:
+    """Extensions of CloudEvents, and all headers of records without a value, had no column and no mention."""
+    found = infer("events", with_headers(b'{"total": 1}'))
+    assert field(found, "ce_tenant") == Field("ce_tenant", "string", source=Header("ce_tenant"))
+    assert "ce_specversion" not in list_types(found)
+    assert found.headers == ("raw", "trace-id")
+    records = [replace(one, headers=one.headers[4:]) for one in with_headers(b"")]
+    found = infer("events", records)
+    assert found.stream.fields == (
+        Field("value", "binary"),
+        Field("ce_tenant", "string", source=Header("ce_tenant")),
+        Field("trace-id", "string", optional=True, source=Header("trace-id")),
+    )
+    assert (found.reasons["format"], found.headers) == ("the values are empty", ("raw",))
+    assert list_kinds(found, records) == ["event"] * 40
 
 
 PUBLIC: dict[str, tuple[tuple[str, ...], str | None, str | None, list[str]]] = {

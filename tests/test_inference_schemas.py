@@ -16,6 +16,7 @@ from highwater.declaration import Field
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Json, Protobuf, Raw, Text
 from highwater.inference import infer, infer_from_schema
+from highwater.inference_schemas import build_avro_tree, connect_tree
 from highwater.schemas import Schema
 from highwater.second_reader import KafkaRecord
 from highwater.stream_files import load_streams
@@ -115,6 +116,31 @@ def test_json_of_a_registry_is_framed_or_named_by_a_header() -> None:
     assert list_kinds(found, records, REGISTRY.get) == ["event"] * 200
 
 
+def test_json_schemas_have_maps_recursion_and_integers_of_any_size() -> None:
+    """A recursive schema gave twelve columns of one name, a map was text, and larger integers were all rejected."""
+    node: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
+    node["properties"]["next"] = {"$ref": "#/definitions/Node"}
+    parts: dict[str, Any] = {"id": {"type": "string"}, "at": {"$ref": "#/definitions/Node"}, "more": {"$ref": "#"}}
+    parts |= {"big": {"type": "integer"}, "scores": {"type": "object", "additionalProperties": {"type": "number"}}}
+    schema = {"type": "object", "properties": parts, "required": [*parts], "definitions": {"Node": node}}
+    schemas = {3: Schema(3, "JSON", json.dumps(schema))}.get
+    place = {"city": "Turin", "next": None}
+    values = [
+        {"id": f"o{n}", "at": place, "more": None, "big": 2**63 + n, "scores": {f"k{n}": n / 2}} for n in range(40)
+    ]
+    records = build_records((one["id"].encode(), framed(3, json.dumps(one).encode())) for one in values)
+    found = infer("orders", records, schemas=schemas)  # type: ignore[arg-type]
+    assert list_types(found) == {
+        "id": "string",
+        "at_city": "string",
+        "at_next": "json",
+        "more": "json",
+        "big": "decimal(38,0)",
+        "scores": "map",
+    }
+    assert list_kinds(found, records, schemas) == ["event"] * 40  # type: ignore[arg-type]
+
+
 def test_framed_values_without_a_registry_are_an_error() -> None:
     with pytest.raises(ConfigurationError, match="HIGHWATER_SCHEMA_REGISTRY_URL"):
         infer("invoices", build_records(invoices()))
@@ -180,6 +206,91 @@ def test_values_and_keys_of_an_unknown_type_of_schema_are_bytes() -> None:
     assert (found.stream.value, found.stream.key_format) == (Raw(), Text())
 
 
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}, "N is inside of itself"),
+        ("string", "it is no record"),
+        ([{"type": "record", "name": "N", "fields": []}, "null"], "it is no record"),
+    ],
+)
+def test_values_of_an_avro_schema_that_nothing_reads_are_bytes(schema: Any, problem: str) -> None:
+    """The declaration of a recursive schema rejected every record, and another one ended the command."""
+    schemas = {3: Schema(3, "AVRO", json.dumps(schema))}.get
+    records = build_records((b"k%d" % n, framed(3, b"\x00")) for n in range(40))
+    found = infer("t", records, schemas=schemas)  # type: ignore[arg-type]
+    assert found.stream.value == Raw()
+    assert "AVRO schema 3" in found.reasons["format"]
+    assert problem in found.reasons["format"]
+    assert list_kinds(found, records, schemas) == ["event"] * 40  # type: ignore[arg-type]
+
+
+def test_decimals_of_64_digits_are_of_38() -> None:
+    """Kafka Connect writes 64 where it knows only the scale: such a column was bytes."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 2}
+    record = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
+    assert build_avro_tree(Schema(1, "AVRO", json.dumps(record))).members == (Field("x", "decimal(38,2)"),)
+    parameters = {"scale": "2", "connect.decimal.precision": "64"}
+    logical = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": parameters}
+    assert connect_tree(logical, "x") == Field("x", "decimal(38,2)", unscaled=True)
+
+
+def test_decimals_of_kafka_connect_are_base64_or_numbers_as_the_documents_have_them() -> None:
+    """With `decimal.format=NUMERIC` each record was rejected: numbers were no base64."""
+    parameters = {"scale": "2", "connect.decimal.precision": "10"}
+    name = "org.apache.kafka.connect.data.Decimal"
+    kind = {"type": "bytes", "name": name, "parameters": parameters}
+    kinds = {"x": kind, "a": {"type": "array", "items": kind}}
+    connect = {"type": "struct", "fields": [{**one, "field": at} for at, one in kinds.items()]}
+    number = {"type": "number", "title": name, "connect.type": "bytes", "connect.parameters": parameters}
+    schema = {"type": "object", "properties": {"x": number, "a": {"type": "array", "items": number}}}
+    schemas = {3: Schema(3, "JSON", json.dumps(schema))}.get
+    for one, unscaled in ((1.25, False), ("AQ==", True)):
+        value = {"x": one, "a": [one]}
+        for wrapped in (
+            json.dumps({"schema": connect, "payload": value}).encode(),
+            framed(3, json.dumps(value).encode()),
+        ):
+            records = build_records((None, wrapped) for _ in range(20))
+            found = infer("t", records, schemas=schemas)  # type: ignore[arg-type]
+            assert field(found, "x").unscaled is unscaled
+            assert field(found, "a").members[0].unscaled is unscaled
+            assert list_kinds(found, records, schemas) == ["event"] * 20  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload", "expected"),
+    [
+        ({"type": "string"}, "x", Field("payload", "string")),
+        ({"type": "int32", "optional": True}, None, Field("payload", "integer", nullable=True)),
+        (
+            {"type": "array", "items": {"type": "string"}},
+            ["x"],
+            Field("payload", "array", of=Field("element", "string")),
+        ),
+    ],
+)
+def test_a_payload_of_kafka_connect_that_is_no_row_is_one_column(schema: Any, payload: Any, expected: Field) -> None:
+    """It had no column, or one named `element` that no record had."""
+    records = build_records((None, {"schema": schema, "payload": payload}) for _ in range(20))
+    found = infer("t", records)
+    assert found.stream.fields == (expected,)
+    assert list_kinds(found, records) == ["event"] * 20
+
+
+def test_times_of_a_schema_are_of_any_year() -> None:
+    """The end of validity in the year 9999, and days before 1980, were implausible in a unit that the schema says."""
+    kinds = {
+        "org.apache.kafka.connect.data.Timestamp": 253_402_214_400_000,
+        "io.debezium.time.MicroTimestamp": -(10**15),
+    }
+    members = [{"type": "int64", "field": f"t{at}", "name": name} for at, name in enumerate(kinds)]
+    value = {f"t{at}": number for at, number in enumerate(kinds.values())}
+    schema = {"type": "struct", "fields": members}
+    records = build_records((None, {"schema": schema, "payload": value}) for _ in range(20))
+    assert list_kinds(infer("t", records), records) == ["event"] * 20
+
+
 def test_debezium_in_avro_is_recognised_by_the_schema() -> None:
     row = {
         "type": "record",
@@ -208,4 +319,5 @@ def test_debezium_in_avro_is_recognised_by_the_schema() -> None:
         "lsn": "long",
         "source_ts_ms": "timestamp",
     }
-    assert field(found, "at") == Field("at", "timestamp_ntz", source="after.at", unit="us")
+    any_year = date(1, 1, 1), date(9999, 12, 31)
+    assert field(found, "at") == Field("at", "timestamp_ntz", source="after.at", unit="us", plausible=any_year)

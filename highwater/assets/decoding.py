@@ -33,7 +33,7 @@ from highwater.assets.fast_expressions import (
 from highwater.assets.field_parts import can_hold_infinity, select_outermost_names, select_whole_fields
 from highwater.assets.framing import fetch_schemas_by_id, skip_header_id, without_framing
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
-from highwater.schemas import build_self_contained_avro, describe_other_kind
+from highwater.schemas import build_self_contained_avro, describe_other_kind, with_storable_decimals
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -276,7 +276,10 @@ def _read_avro_schema(spark: SparkSession, schema: Schema) -> tuple[str, DataTyp
 def _from_avro(data: Column, text: str) -> Column:
     from pyspark.sql import functions as F
 
-    fields = [{"name": "value", "type": json.loads(text)}, {"name": "end", "type": _AVRO_END}]
+    fields = [
+        {"name": "value", "type": with_storable_decimals(json.loads(text))},
+        {"name": "end", "type": _AVRO_END},
+    ]
     written = {"type": "record", "name": "highwater_record", "fields": fields}
     read = with_nullable_doubles(written)
     options = {"mode": "PERMISSIVE"} if read == written else {"mode": "PERMISSIVE", "avroSchema": json.dumps(read)}

@@ -68,6 +68,34 @@ def avro_unions() -> tuple[Stream, list[bytes]]:
     ]
 
 
+def avro_wide_decimals() -> tuple[Stream, list[bytes]]:
+    """Decimals of more digits than a column has, as Kafka Connect writes them, also in a union and of a fixed."""
+    import io
+
+    import fastavro
+
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 64}
+    of_fixed = {"type": "fixed", "name": "F", "size": 24, "logicalType": "decimal", "precision": 50, "scale": 3}
+    types = {"a": {**kind, "scale": 2}, "b": ["null", {**kind, "scale": 10}], "c": {**kind, "scale": 45}, "d": of_fixed}
+    schema = {"type": "record", "name": "W", "fields": [{"name": name, "type": one} for name, one in types.items()]}
+    plain = json.loads(json.dumps(schema).replace("logicalType", "ignored"))
+
+    def written(a: int, b: int | None, c: int, d: int) -> bytes:
+        out = io.BytesIO()
+        values = [None if one is None else one.to_bytes(24, "big", signed=True) for one in (a, b, c, d)]
+        fastavro.schemaless_writer(out, fastavro.parse_schema(plain), dict(zip("abcd", values, strict=True)))
+        return out.getvalue()
+
+    stream = bare(
+        Avro(json.dumps(schema)),
+        Field("a", "decimal(12,2)"),
+        Field("b", "decimal(38,10)", nullable=True),
+        Field("c", "binary"),
+        Field("d", "decimal(38,3)"),
+    )
+    return stream, [written(12_345, -1, 5, 10**37), written(-5, None, 0, -1), written(10**38, 0, 0, 0)]
+
+
 def csv_lines() -> tuple[Stream, list[bytes]]:
     stream = bare(
         Csv(("x", "n", "ok", "at")),
@@ -160,6 +188,7 @@ def refused() -> tuple[Stream, list[bytes]]:
 CASES: dict[str, Callable[[], tuple[Stream, list[bytes]]]] = {
     **{name: partial(of_format, name) for name in FORMATS},
     "avro unions": avro_unions,
+    "avro wide decimals": avro_wide_decimals,
     "containers": containers,
     "collected": collected,
     "refused": refused,

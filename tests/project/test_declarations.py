@@ -238,6 +238,8 @@ def test_keys_of_any_type_are_declared(declared: Any) -> None:
         ({"fields": field("decimal(2,5)")}, "no more after the decimal point than in all"),
         ({"fields": field("string", "X") + field("string")}, "'X' and 'x' would be one column"),
         ({"fields": field("string") + field("string")}, "'x' and 'x' would be one column"),
+        # The MERGE into current failed.
+        ({"fields": field("string", "\u0130l") + field("string", "\u0131l")}, "would be one column"),
         ({"fields": field("string", "Slice")}, "'Slice': the name is taken by the column 'slice'"),
         ({"fields": field("integer", "Version")}, "'version' and 'Version' would be one column"),
         ({"fields": field("string", "it's")}, '"it\'s": a name is letters'),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from highwater.errors import ConfigurationError, HighwaterError
+from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.terminal import as_json_option, deployment_of, print_json, print_lines, print_table
 from highwater.orchestration.deployment import Deployment
 from highwater.settings import SCHEMA_REGISTRY_URL
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from highwater.second_reader import KafkaRecord
 
 PARTS = {"earliest": "beginning", "latest": "end"}
+_SHOWN_NAMES = 20
 CHOICES = {
     "format": "format",
     "envelope": "envelope",
@@ -99,7 +102,8 @@ def _select_streams_folder() -> Path:
 def _ensure_writable(file: Path, *, force: bool) -> None:
     if file.exists() and not force:
         raise ConfigurationError(
-            f"{file} exists", remedy="name another file with --out, replace it with --force, or look with --print"
+            f"{file} exists",
+            remedy="give the stream another name with --name, replace the file with --force, or look with --print",
         )
     if not file.parent.is_dir():
         raise ConfigurationError(f"{file.parent} is no folder", remedy="create it, or name another file with --out")
@@ -164,21 +168,21 @@ def _build_source(found: Inferred, topic: str, records: int) -> str:
 
 
 def _write(file: Path, source: str) -> None:
-    """Write the file; what was there before comes back if the folder of the streams cannot be loaded with it."""
-    from highwater.stream_files import load_streams
+    """Write the file; what was there before comes back if it contradicts another file of the streams' folder."""
+    from highwater.stream_files import read_streams
 
     before = file.read_text("utf-8") if file.exists() else None
     file.write_text(source, "utf-8")
     if file.parent.resolve() != _select_streams_folder().resolve():
         return
-    try:
-        load_streams(file.parent)
-    except HighwaterError:
-        if before is None:
-            file.unlink()
-        else:
-            file.write_text(before, "utf-8")
-        raise
+    fault = read_streams(file.parent).faults.get(file)
+    if fault is None:
+        return
+    if before is None:
+        file.unlink()
+    else:
+        file.write_text(before, "utf-8")
+    raise fault
 
 
 def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
@@ -196,12 +200,16 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
     print_lines([""])
     print_table(["column", "type", "from", "filled", "example"], [_build_row(one) for one in found.columns])
     if found.left_out:
-        print_lines(["", f"without a column, since no source can name them: {', '.join(found.left_out)}"])
+        print_lines(["", f"without a column, since no source can name them: {_list_names(found.left_out)}"])
+    if found.headers:
+        print_lines(["", f"headers without a column (source=Header(…) adds one): {_list_names(found.headers)}"])
     print_lines([""])
     if counts.records:
         print_table(COUNT_NAMES, counts.rows)
     else:
         print_lines(["no record was sampled, so none was classified"])
+    if counts.rejects and not counts.events + counts.deletes:
+        print_lines(["", "no sampled record would be an event: mend the declaration, or the producer, first"])
     print_lines(
         [
             "",
@@ -209,6 +217,15 @@ def _show(found: Inferred, counts: SampleCounts, file: Path) -> None:
             f"next: read the file, correct what is wrong, then run `highwater try {found.stream.name}`",
         ]
     )
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """Names in quotation marks: some have spaces or line ends."""
+    from highwater.inference import shorten_text
+
+    shown = [shorten_text(json.dumps(name, ensure_ascii=not name.isprintable())) for name in names[:_SHOWN_NAMES]]
+    more = [f"and {len(names) - _SHOWN_NAMES} more"] if len(names) > _SHOWN_NAMES else []
+    return ", ".join([*shown, *more])
 
 
 def _build_row(one: Column) -> list[object]:
@@ -241,6 +258,7 @@ def _to_plain(found: Inferred, counts: SampleCounts, source: str, file: Path | N
             for one in found.columns
         ],
         "left_out": list(found.left_out),
+        "headers": list(found.headers),
         "classified": counts.to_plain(),
         "file": None if file is None else str(file),
         "source": source,
