@@ -264,13 +264,10 @@ class Breakers(LedgerPart):
         """The reasons that are accepted for a stream, revoked ones left out."""
         table = schema.accepted_reasons
         query = select(table).where(table.c.stream == stream, table.c.revoked_at.is_(None)).order_by(table.c.reason)
-        with self._database.reading() as connection:
-            return {
-                r.reason: AcceptedReason(
-                    r.reason, r.from_slice, r.from_ordinal, r.because, r.accepted_by, r.accepted_at
-                )
-                for r in connection.execute(query)
-            }
+        return {
+            r.reason: AcceptedReason(r.reason, r.from_slice, r.from_ordinal, r.because, r.accepted_by, r.accepted_at)
+            for r in self._database.read(query)
+        }
 
 
 def _read_circuit(connection: Connection, stream: str) -> tuple[Circuit, int]:

@@ -58,5 +58,4 @@ class Discards(LedgerPart):
         query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
         if within is not None:
             query = query.where(table.c.origin_offset.between(*within))
-        with self._database.reading() as connection:
-            return [build_discard(row) for row in connection.execute(query)]
+        return [build_discard(row) for row in self._database.read(query)]

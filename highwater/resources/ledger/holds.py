@@ -34,8 +34,7 @@ class Holds(LedgerPart):
         """The slices of a stream that are held and nobody released, the oldest hold first."""
         table = schema.holds
         query = select(table).where(table.c.stream == stream, table.c.released_at.is_(None))
-        with self._database.reading() as connection:
-            return [_build_hold(row) for row in connection.execute(query.order_by(table.c.since, table.c.slice_key))]
+        return [_build_hold(row) for row in self._database.read(query.order_by(table.c.since, table.c.slice_key))]
 
     def list_held_streams(self) -> set[str]:
         """The streams with a held slice."""

@@ -74,8 +74,7 @@ class PlannedTopics(LedgerPart):
         """All generations of a topic, oldest first."""
         table = schema.topics
         query = select(table).where(table.c.stream == stream, table.c.topic == topic).order_by(table.c.generation)
-        with self._database.reading() as connection:
-            return [build_generation(row) for row in connection.execute(query)]
+        return [build_generation(row) for row in self._database.read(query)]
 
     def open_generation(
         self, generation: Generation, losses: Sequence[Loss] = (), seen: Generation | None = None
