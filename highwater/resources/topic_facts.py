@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from highwater.resources.kafka import Kafka
 from highwater.resources.topic_state import find_leader
 from highwater.topic_rules import Setting, TopicFacts, merge_broker_settings
-
-if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka
 
 REQUEST_SECONDS = 10.0
 

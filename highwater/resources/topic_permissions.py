@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka
+from highwater.resources.kafka import Kafka
 
 REQUEST_SECONDS = 10.0
 

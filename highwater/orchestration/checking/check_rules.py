@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater.retention import count_expired_rows, count_records
-
-if TYPE_CHECKING:
-    from highwater.slice_commits import SliceCommit
+from highwater.slice_commits import SliceCommit
 
 # Where raw's records may end (I5).
 PLACES = ("events", "rejects", "tombstones", "superseded")

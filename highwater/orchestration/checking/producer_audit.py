@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from highwater.declaration import Stream
 from highwater.errors import HighwaterError
 from highwater.producer_rules import LONGEST_TRANSACTION_MS, REPLICA_LAG_MS, ProducerFacts, check_producer
+from highwater.resources.kafka import Kafka
 from highwater.resources.live_producer import list_own_producers
-from highwater.topic_rules import Finding, Level
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka
-    from highwater.topic_rules import TopicFacts
+from highwater.topic_rules import Finding, Level, TopicFacts
 
 # Facts about the writers to a topic that a broker does not show.
 OTHERS = "others"

@@ -6,22 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from highwater.assets import publication_log
 from highwater.assets.reclaims import NUMBER
+from highwater.declaration import Stream
 from highwater.envelope import ORIGIN, REVISION, KafkaHeader, Origin, open_envelope
 from highwater.errors import HighwaterError
 from highwater.publishing import EventState
 from highwater.resources.delta import query, read_count, slice_is_one_of
-from highwater.slices import OffsetRange
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka
-    from highwater.resources.lake import Lake
-    from highwater.resources.topic_state import TopicState
-    from highwater.slices import Slice
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.topic_state import TopicState
+from highwater.slices import OffsetRange, Slice
 
 SAMPLES = 5
 # Nothing is sent of a slice before it is planned. When it was sent is not known as surely: a run that died between the

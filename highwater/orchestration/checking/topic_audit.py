@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from highwater.declaration import Stream
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.resources.deleted_topics import read_state_if_exists
+from highwater.resources.dlq_topics import FindVanishedError
+from highwater.resources.kafka import Kafka
 from highwater.resources.topic_facts import fetch_topic_facts
-from highwater.topic_rules import Finding, check_max_message_bytes, check_published_topic
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.resources.dlq_topics import FindVanishedError
-    from highwater.resources.kafka import Kafka
-    from highwater.topic_rules import TopicFacts
+from highwater.topic_rules import Finding, TopicFacts, check_max_message_bytes, check_published_topic
 
 
 def check_published_topics(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from sqlalchemy import delete, insert, select, update
 
 from highwater.alerting import Alert
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 class OpenAlerts(LedgerPart):

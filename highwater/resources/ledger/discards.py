@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from sqlalchemy import func, insert, select
 
@@ -11,9 +11,6 @@ from highwater.plans import Discard
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.rows import build_discard, build_discard_row
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 class Discards(LedgerPart):

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import insert, select, update
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure
@@ -18,9 +19,6 @@ from highwater.gaps import Ranges, decode_range_lists, encode_range_lists
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
 
 _KEYS, _SLICES = schema.erasures, schema.erased_slices
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sqlalchemy import insert, select
 from sqlalchemy.exc import IntegrityError
 
+from highwater.gaps import Gaps
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.rows import build_gaps, build_gaps_row
-
-if TYPE_CHECKING:
-    from highwater.gaps import Gaps
-    from highwater.slices import Slice
+from highwater.slices import Slice
 
 
 class RecordedGaps(LedgerPart):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import delete, insert, select, update
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from highwater.envelope import Origin
@@ -15,9 +16,6 @@ from highwater.holds import Hold, HoldingRecords, Release, update_hold
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
 
 TRIES = 5
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Row, func, insert, select
 
 from highwater.batching import split_by_count
 from highwater.envelope import Origin
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-
-if TYPE_CHECKING:
-    from sqlalchemy import Row
 
 # SQLite takes 32,766 parameters in a statement, and a row has 11.
 ROWS_PER_STATEMENT = 1_000

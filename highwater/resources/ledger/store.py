@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import BigInteger, cast, func, insert, literal, select, tuple_, update
+from sqlalchemy import BigInteger, Select, cast, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from highwater.batching import split_by_count
@@ -45,12 +46,6 @@ from highwater.resources.ledger.sensor_faults import SensorFaults
 from highwater.resources.ledger.stalled_slices import StalledSlices
 from highwater.resources.ledger.topics import PlannedTopics, insert_losses, move_on, read_newest_slice
 from highwater.slices import Slice, SliceKey
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from sqlalchemy import Select
-
 
 # A sensor tick shall answer within seconds whatever is unavailable.
 WAIT_SECONDS = 5.0

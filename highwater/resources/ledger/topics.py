@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import and_, func, insert, select, update
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from highwater.plans import Generation, Loss, Planned, ensure_recordable
@@ -20,11 +21,7 @@ from highwater.resources.ledger.rows import (
     build_slice,
     encode_starts,
 )
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-
-    from highwater.slices import Slice
+from highwater.slices import Slice
 
 
 class PlannedTopics(LedgerPart):
