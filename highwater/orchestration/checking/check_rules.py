@@ -9,6 +9,8 @@ from typing import Any
 from highwater.retention import count_expired_rows, count_records
 from highwater.slice_commits import SliceCommit
 
+# The number of examples of a slice, or of a class; the counts are exact.
+SAMPLES = 10
 # Where raw's records may end (I5).
 PLACES = ("events", "rejects", "tombstones", "superseded")
 

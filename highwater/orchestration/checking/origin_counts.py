@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import ORIGIN_SQL, Origin
 from highwater.erasing import to_microseconds
 from highwater.orchestration.checking.last_rejections import build_left_over_clause
 from highwater.orchestration.checking.stranded_origins import read_loss_times
@@ -194,9 +194,6 @@ def _filter_main_topic(slice_commits: Mapping[str, SliceCommit], stream: Stream)
     }
 
 
-_ORIGIN = ", ".join(ORIGIN)
-
-
 class _TableCounts:
     """Counts over the tables as they were opened.
 
@@ -258,7 +255,7 @@ class _TableCounts:
         """The rows of `left_over` that a person discarded, counted alike: one may have been sent back before that."""
         if not discarded_origins or "rejects" not in self._tables:
             return Counter()
-        rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published FROM left_over")
+        rows = self._ask(f"{self._left_over} SELECT {ORIGIN_SQL}, next_topic, published FROM left_over")
         return Counter(
             (str(row["next_topic"]), bool(row["published"]))
             for row in rows
@@ -271,7 +268,7 @@ class _TableCounts:
         """The rows of `left_over` that were reclaimed since they were rejected, counted alike."""
         if not reclaim_numbers or "rejects" not in self._tables:
             return Counter()
-        rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published, {NUMBER} FROM left_over")
+        rows = self._ask(f"{self._left_over} SELECT {ORIGIN_SQL}, next_topic, published, {NUMBER} FROM left_over")
         return Counter(
             (str(row["next_topic"]), bool(row["published"]))
             for row in rows
@@ -288,7 +285,7 @@ class _TableCounts:
         found: Counter[str] = Counter()
         for topic, moment in lost.items():
             rows = self._ask(
-                f"{self._left_over} SELECT {_ORIGIN}, {NUMBER} FROM left_over WHERE published AND next_topic = "
+                f"{self._left_over} SELECT {ORIGIN_SQL}, {NUMBER} FROM left_over WHERE published AND next_topic = "
                 f"'{topic}' AND arrow_cast(published_at, 'Int64') < {to_microseconds(moment)}"
             )
             origins = ((Origin.from_row(row), row[NUMBER]) for row in rows)
