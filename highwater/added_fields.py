@@ -6,15 +6,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from highwater.declaration import Field
+from highwater.declaration import Field, Stream
 from highwater.declaration_parts import RESERVED_COLUMNS, fold_case
 from highwater.inference_names import build_legal_members, choose_free_name, without_unwritable
 from highwater.sources import format_path
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
 
 # The key in a column's metadata under which Delta's schema keeps the field.
 METADATA = "highwater.field"

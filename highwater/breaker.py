@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from highwater.declaration import Breaker
+from highwater.declaration import Breaker
 
 CLOSED = "closed"
 OPEN = "open"

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from highwater.declaration import Field, Stream
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.decoding import (
     RepeatedNames,
@@ -31,9 +32,6 @@ from highwater.second_reader import (
     select_unknown_members,
 )
 from highwater.truncates import TRUNCATE, describe_truncate, find_operation_field, name_truncate_check
-
-if TYPE_CHECKING:
-    from highwater.declaration import Field, Stream
 
 _RANGES = {"integer": 2**31, "long": 2**63}
 _NO_RECORD = KafkaRecord(None)

@@ -8,13 +8,11 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater.classifying import format_text
+from highwater.declaration import Field
 from highwater.second_reader import EPOCH, InfiniteNumber, UnreadableError, parse_document, round_to_single
-
-if TYPE_CHECKING:
-    from highwater.declaration import Field
 
 
 def _matches_document(document: Any, read: Any) -> bool:

@@ -12,16 +12,20 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater.avro_decoding import LOCAL_BEGIN, add_microseconds, decode_avro
+from highwater.declaration import Field, Stream
 from highwater.format_rules import to_python_pattern
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.protobuf import compile_schema, decode_declared_files
 from highwater.schemas import (
     KEY_HEADER,
     VALUE_HEADER,
+    FramedValue,
     FramingError,
+    Kind,
+    Schema,
     build_self_contained_avro,
     describe_other_kind,
     parse_framing,
@@ -37,10 +41,6 @@ from highwater.second_reader import (
     parse_number,
 )
 from highwater.sources import Rest
-
-if TYPE_CHECKING:
-    from highwater.declaration import Field, Stream
-    from highwater.schemas import FramedValue, Kind, Schema
 
 Schemas = Callable[[int | str], "Schema | None"]
 

@@ -74,6 +74,8 @@ class Place(NamedTuple):
 
 # The columns of an origin, in every table.
 ORIGIN = tuple(f"origin_{name}" for name in Origin._fields)
+# The same as a list in SQL.
+ORIGIN_SQL = ", ".join(ORIGIN)
 # The same with their types, by Arrow's names.
 ORIGIN_TYPES = tuple(zip(ORIGIN, ("string", "int32", "int32", "int64"), strict=True))
 

@@ -6,11 +6,9 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from highwater.plans import Generation, Planned
-    from highwater.slices import Slice
+from highwater.plans import Generation, Planned
+from highwater.slices import Slice
 
 
 @dataclass(frozen=True)

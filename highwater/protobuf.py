@@ -6,11 +6,9 @@ import base64
 import tempfile
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from highwater.formats import Protobuf
-    from highwater.schemas import Schema
+from highwater.formats import Protobuf
+from highwater.schemas import Schema
 
 _MAIN = "highwater_main.proto"
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from highwater.envelope import Origin
 from highwater.errors import RetractionError
-
-if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
-    from highwater.envelope import Origin
-    from highwater.slices import Slice
+from highwater.slices import Slice
 
 
 class EventState(str, Enum):

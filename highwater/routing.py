@@ -6,13 +6,9 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
-from highwater.declaration import OnReject, Start
+from highwater.declaration import OnReject, Start, Stream
 from highwater.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
 
 # Slices that failed together do not come back together: each waits up to this part of its delay longer.
 RETRY_JITTER = 0.2

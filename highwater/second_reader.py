@@ -11,14 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
+from highwater.declaration import Field
 from highwater.declaration_parts import UNITS
 from highwater.sources import Header, Key, Meta, Reference, Rest, split_path
-
-if TYPE_CHECKING:
-    from highwater.declaration import Field
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = 86_400_000_000

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from highwater.slices import OffsetRange
-
-if TYPE_CHECKING:
-    from highwater.plans import Generation, Loss
-    from highwater.slices import Slice
+from highwater.plans import Generation, Loss
+from highwater.slices import OffsetRange, Slice
 
 
 @dataclass(frozen=True)

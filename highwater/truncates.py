@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
+from highwater.declaration import Stream
 
 # Debezium's operation for them.
 TRUNCATE = "t"

@@ -104,7 +104,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session's broker is there, and answers late on a machine that hangs for seconds: a run would wait."""
     if {"bench", "module_bench"} & {*request.fixturenames}:
-        for module in ("kafka", "consumer_groups", "topic_facts", "dlq_topics", "topic_permissions"):
+        for module in ("kafka", "consumer_groups", "topic_facts", "dlq_topics"):
             monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 60.0)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import event_json
 from highwater.assets.origins import MILLISECONDS
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import ORIGIN, ORIGIN_SQL, Origin
 from highwater.publishing import PossibleCopy, RecordedOutcome
 from highwater.resources.delta import query_arrow, slice_is_one_of
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
-_ORIGIN = ", ".join(ORIGIN)
 _SAME = " AND ".join(f"x.{name} = y.{name}" for name in ("key", "version", "event_time"))
 
 
@@ -71,7 +70,9 @@ class CopySearch:
 
     def _read_published_elsewhere(self, book: PublicationLog, keys: Sequence[str]) -> dict[Origin, RecordedOutcome]:
         """The outcome of the copies in other slices; one that was not published yet is not among them."""
-        return book.load_outcomes_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
+        return (
+            book.load_outcomes_among(self.events, f"SELECT {ORIGIN_SQL} FROM ({self._question})", keys) if keys else {}
+        )
 
     @property
     def _twice(self) -> str:
@@ -87,7 +88,7 @@ class CopySearch:
         fields = build_select_list(self.stream, self.events)
         return f"""
             WITH {self._twice}
-            SELECT slice, {_ORIGIN}, {MILLISECONDS}, {fields} FROM near x LEFT SEMI JOIN twice y ON {_SAME}"""
+            SELECT slice, {ORIGIN_SQL}, {MILLISECONDS}, {fields} FROM near x LEFT SEMI JOIN twice y ON {_SAME}"""
 
     @property
     def _times(self) -> str:

@@ -17,7 +17,7 @@ from highwater.assets import current, dlq, events, metrics, publication_log_writ
 from highwater.assets.commit import CommittedSlices, commit_rows, take_commit_turn
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.origins import SEEN, read_current_state
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import ORIGIN, ORIGIN_SQL, Origin
 from highwater.erasing import AGED, ErasedCounts, subtract_counts
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import PartitionOffset, merge_places
@@ -230,7 +230,6 @@ def ensure_key_erased(lake: Lake, stream: Stream, digest: str, keys: Sequence[st
             )
 
 
-_ORIGIN = ", ".join(ORIGIN)
 _SAME = " AND ".join(f"r.{name} = d.{name}" for name in ("slice", *ORIGIN))
 _PUBLISHED = f"""
 SELECT d.slice AS slice, count(*) AS n FROM r JOIN d ON {_SAME}
@@ -245,7 +244,7 @@ def _list_aged_origins(there: Mapping[str, DeltaTable], mine: str) -> list[dict[
     gone = [key for key, slice_commit in read_slice_commits(there["raw"]).items() if count_expired_rows(slice_commit)]
     where = f"{mine} AND {slice_is_one_of(gone)}"
     names = [name for name in ("events", "rejects") if name in there and gone]
-    return [row for name in names for row in query(there[name], f"SELECT slice, {_ORIGIN} FROM t WHERE {where}")]
+    return [row for name in names for row in query(there[name], f"SELECT slice, {ORIGIN_SQL} FROM t WHERE {where}")]
 
 
 def _query_if_exists(there: Mapping[str, DeltaTable], name: str, sql: str) -> list[dict[str, Any]]:

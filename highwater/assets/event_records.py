@@ -11,7 +11,7 @@ from highwater.assets import event_json
 from highwater.assets.duplicate_events import CopySearch, build_select_list
 from highwater.assets.origins import MILLISECONDS, build_origin_predicate
 from highwater.assets.publication_window import build_schema
-from highwater.envelope import ORIGIN
+from highwater.envelope import ORIGIN, ORIGIN_SQL
 from highwater.resources.delta import query_arrow, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 WINDOW = 200_000
 # The number of events written as JSON at a time, without the interpreter's lock; fingerprints need the lock.
 PART = 25_000
-_ORIGIN = ", ".join(ORIGIN)
 
 
 @dataclass
@@ -96,14 +95,14 @@ class EventRecords:
             return
         for slice_ in self.slices:
             slice_condition = slice_is_one_of([slice_.key])
-            sql = f"SELECT {_ORIGIN} FROM t WHERE {slice_condition} ORDER BY {_ORIGIN}"
+            sql = f"SELECT {ORIGIN_SQL} FROM t WHERE {slice_condition} ORDER BY {ORIGIN_SQL}"
             origins = query_arrow({"t": self.events}, sql)
             for start in range(0, len(origins), WINDOW):
                 yield f"{slice_condition} AND ({build_origin_predicate(origins.slice(start, WINDOW))})"
 
     def _read(self, where: str) -> pa.Table:
-        columns = f"slice, {_ORIGIN}, {MILLISECONDS}, {build_select_list(self.stream, self.events)}"
-        sql = f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORIGIN}"
+        columns = f"slice, {ORIGIN_SQL}, {MILLISECONDS}, {build_select_list(self.stream, self.events)}"
+        sql = f"SELECT {columns} FROM t WHERE {where} ORDER BY {ORIGIN_SQL}"
         return query_arrow({"t": self.events}, sql)
 
     def _build_window(self, rows: pa.Table) -> pa.Table:

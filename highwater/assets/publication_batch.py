@@ -12,7 +12,7 @@ from highwater.assets.origins import MILLISECONDS
 from highwater.assets.publication_log import build_schema, select_complete
 from highwater.assets.publication_window import PublicationWindow
 from highwater.assets.publication_window import build_schema as window_schema
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import ORIGIN, ORIGIN_SQL, Origin
 from highwater.errors import UnbalancedError
 from highwater.publishing import (
     EventState,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 # Memory that a batch's events may take to be held until they are sent.
 HELD_BYTES = 256 * 1024 * 1024
-_ORIGIN = ", ".join(ORIGIN)
 
 
 @dataclass
@@ -214,13 +213,13 @@ class PublicationBatch:
         """Earlier outcomes of the origins in slices that were published, and in any slice of those that moved."""
         found = self.book.load_outcomes(slice_is_one_of(self._committed)) if self._committed else {}
         if where := self._build_moved_conditions():
-            theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE ({' OR '.join(where)})"
+            theirs = f"SELECT DISTINCT {ORIGIN_SQL} FROM e WHERE ({' OR '.join(where)})"
             for origin, one in self.book.load_outcomes_among(self.events, theirs).items():
                 # Readers have the highest revision, whichever slice sent it.
                 if origin not in found or one.revision > found[origin].revision:
                     found[origin] = one
         if self.book.before is not None and self._restarted:
-            theirs = f"SELECT {_ORIGIN} FROM e WHERE {slice_is_one_of(self._restarted)}"
+            theirs = f"SELECT {ORIGIN_SQL} FROM e WHERE {slice_is_one_of(self._restarted)}"
             found = self.book.before.merge_earlier_copies(found, self.events, theirs)
         return found
 
@@ -294,7 +293,7 @@ class PublicationBatch:
         """Records sent before a lost lake was restarted, and was rejected since."""
         if key not in self._restarted or self._rejects is None:
             return {}
-        sql = f"SELECT {_ORIGIN} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"
+        sql = f"SELECT {ORIGIN_SQL} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"
         known = self.book.load_outcomes_among(self._rejects, f"{sql} AND {slice_is_one_of([key])}")
         return {origin: one for origin, one in known.items() if not one.slice_key and one.state is EventState.SENT}
 
@@ -311,7 +310,7 @@ class PublicationBatch:
     def _load_retraction_rows(self, slice_: Slice, gone: Mapping[Origin, RecordedOutcome]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
         assert self._rejects is not None, "retracted records are among the rejects"
-        sql = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([slice_.key])}"
+        sql = f"SELECT {ORIGIN_SQL}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([slice_.key])}"
         rows = {Origin.from_row(row): row for row in query_all({"t": self._rejects}, sql)}
         # An event that is no reject either was lost elsewhere: readers never hear of that.
         ensure_none_retracted(slice_.key, gone.keys() - rows.keys(), allowed=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 from pydantic import Field
 
+from highwater.assets.work import do_nothing
 from highwater.errors import ConfigurationError
 from highwater.log_fields import bind_log_fields
 from highwater.operator_actions import OperatorAction, build_recorded_arguments
@@ -17,7 +18,7 @@ from highwater.orchestration.jobs import build_one_op_job
 from highwater.orchestration.operations.recorded_action import recorded_action
 from highwater.orchestration.resources import read_settings
 from highwater.orchestration.run_tags import AUDIT_PRIORITY, PRIORITY, STREAM_TAG
-from highwater.orchestration.stream_assets import build_work, do_nothing
+from highwater.orchestration.stream_assets import build_work
 from highwater.stream_files import find_declared_stream
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from highwater.assets.work import do_nothing
 from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.log_fields import bind_log_fields, build_slice_fields
 from highwater.orchestration import metadata
@@ -103,10 +104,6 @@ def load_stage(table: str) -> Stage:
         "published": published.materialise,
     }
     return stages[table]
-
-
-def do_nothing() -> None:
-    """Do nothing, for stages that start no work in Spark."""
 
 
 def _open_work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str], *, spark: bool) -> "Work":

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.resources.local_spark import build_jars_conf, set_java
 from highwater.resources.object_store import build_s3a_conf, is_s3
 from highwater.resources.spark import STATIC_CONF
-from highwater.settings import SPARK_MASTER, SPARK_REMOTE
-
-if TYPE_CHECKING:
-    from highwater.settings import Settings
+from highwater.settings import SPARK_MASTER, SPARK_REMOTE, Settings
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # Either would make the server a client of another one.

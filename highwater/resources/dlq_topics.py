@@ -7,18 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from highwater.declaration import Stream
 from highwater.envelope import MAX_BYTES
-from highwater.errors import ConfigurationError, HighwaterError, TopicAbsentError, TopicDriftError
+from highwater.errors import ConfigurationError, HighwaterError, TopicAbsentError, TopicDriftError, TopicVanishedError
 from highwater.message_size import format_config_command
+from highwater.resources.kafka import Kafka
 from highwater.resources.topic_facts import fetch_topic_facts, fetch_topic_settings
 from highwater.topic_rules import build_reassignment
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.errors import TopicVanishedError
-    from highwater.resources.kafka import Kafka
 
 REQUEST_SECONDS = 10.0
 LOOK_EVERY = 0.1

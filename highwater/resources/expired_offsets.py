@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from highwater.resources.kafka import Kafka
+from highwater.resources.topic_state import TopicState
 from highwater.slices import OffsetRange, Slice
-
-if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka
-    from highwater.resources.topic_state import TopicState
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,12 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from highwater.declaration import Stream
 from highwater.producer_rules import Client, ProducerFacts
 from highwater.resources.clients import open_client
+from highwater.resources.kafka import Kafka
 from highwater.resources.transactions import build_publishing_properties
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka
 
 LOG_SECONDS = 5.0
 _STEP_SECONDS = 0.05

@@ -6,15 +6,12 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.resources.jars import build_class_path, build_jars_path
 from highwater.resources.java import Java, choose, find_java, inspect
 from highwater.resources.object_store import LOG_STORE_JAR
-
-if TYPE_CHECKING:
-    from highwater.settings import Settings
+from highwater.settings import Settings
 
 # With one of these somebody configured Spark, the jars included.
 CONFIGURED = ("SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS")

@@ -14,20 +14,18 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 from uuid import uuid4
 
 from highwater.errors import ConfigurationError, DependencyUnavailableError, KeyStoppedError, RecordRefusedError
 from highwater.gaps import FORBIDDEN, can_compact
 from highwater.resources.delivery import NOT_SENT, DeliveryEnd
+from highwater.resources.kafka import Kafka
 from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_records import Outcome, Record, build_unplaced_outcome
 from highwater.resources.topic_facts import fetch_topic_settings
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
-
-if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka
-    from highwater.resources.topic_state import PartitionState, TopicState
 
 # For people and programs that look for a record. Another outbox may use the same id, and so may this one once a record
 # is forgotten, so it is the other header that counts here.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from highwater.resources.kafka import Kafka
 from highwater.sampling import (
     READ_FOR_REPEATS,
     Part,
@@ -16,10 +17,7 @@ from highwater.sampling import (
     split_share,
 )
 from highwater.second_reader import KafkaRecord
-
-if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka
-    from highwater.slices import OffsetRange
+from highwater.slices import OffsetRange
 
 # Compaction and markers leave offsets without a record. Each further round reads a window four times as wide, so the
 # last of six is 4**5 = 1,024 times as wide as the number of records that is wanted.

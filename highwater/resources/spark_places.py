@@ -6,15 +6,12 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.resources.local_spark import build_jars_conf, find_run_java
-
-if TYPE_CHECKING:
-    from highwater.settings import Settings
+from highwater.settings import Settings
 
 CONNECT_SECONDS = 3.0
 CONNECT_PORT = 15002

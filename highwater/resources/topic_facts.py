@@ -1,21 +1,20 @@
-"""The facts of a topic in a cluster: replicas, settings and where they are set."""
+"""The facts of a topic in a cluster: replicas, settings and where they are set, and what this user may do (KIP-430)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from highwater.resources.broker_requests import ask_any_broker
+from highwater.resources.kafka import Kafka
 from highwater.resources.time_limits import limit_wait
 from highwater.resources.topic_state import find_leader
 from highwater.topic_rules import Setting, TopicFacts, merge_broker_settings
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
-
-    from highwater.resources.kafka import Kafka
 
 REQUEST_SECONDS = 10.0
 
@@ -121,3 +120,38 @@ def _request_settings(admin: AdminClient, seconds: float, resource: Any) -> Any:
         return admin.describe_configs([resource], request_timeout=seconds)[resource].result(seconds + 1)
     finally:
         del admin
+
+
+def fetch_allowed_operations(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
+    """For each of these topics the operations that are allowed, such as `READ`.
+
+    Absent and invisible topics are left out, and so are topics of brokers that do not answer that.
+
+    Raises:
+        DependencyUnavailableError: no broker answered in time.
+    """
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+    if not topics:
+        return {}
+    hidden = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    admin = kafka.get_admin()
+    futures = admin.describe_topics(
+        TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_SECONDS
+    )
+    found = {}
+    try:
+        for topic, future in futures.items():
+            try:
+                answer: Any = future.result(REQUEST_SECONDS + 1)
+            except KafkaException as error:
+                if error.args[0].code() not in hidden:
+                    raise
+            else:
+                if answer.authorized_operations is not None:
+                    found[topic] = frozenset(one.name for one in answer.authorized_operations)
+    except (KafkaException, TimeoutError) as error:
+        raise kafka.build_unavailable_error(error) from error
+    finally:
+        del admin
+    return found

@@ -16,8 +16,7 @@ from highwater.resources.consumer_groups import _request_group
 from highwater.resources.dlq_topics import TopicShape, _create
 from highwater.resources.kafka import Kafka
 from highwater.resources.offset_requests import OffsetQuery
-from highwater.resources.topic_facts import fetch_topic_settings
-from highwater.resources.topic_permissions import fetch_allowed_operations
+from highwater.resources.topic_facts import fetch_allowed_operations, fetch_topic_settings
 
 
 class FakeAdmin:

@@ -18,8 +18,7 @@ from highwater.orchestration.reporting import doctor
 from highwater.resources.dlq_topics import check_accepted, ensure_accepted, ensure_dlq_topics, ensure_no_drift
 from highwater.resources.kafka import Kafka
 from highwater.resources.producer_records import Record
-from highwater.resources.topic_facts import fetch_topic_facts
-from highwater.resources.topic_permissions import fetch_allowed_operations
+from highwater.resources.topic_facts import fetch_allowed_operations, fetch_topic_facts
 from highwater.resources.transactions import PublicationMark, Transactions
 from highwater.topic_rules import Level, check_topic, describe_endurance
 from tests.conftest import create_topic, grow

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater.retention import count_expired_rows, count_records
+from highwater.slice_commits import SliceCommit
 
-if TYPE_CHECKING:
-    from highwater.slice_commits import SliceCommit
-
+# The number of examples of a slice, or of a class; the counts are exact.
+SAMPLES = 10
 # Where raw's records may end (I5).
 PLACES = ("events", "rejects", "tombstones", "superseded")
 

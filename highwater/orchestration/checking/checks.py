@@ -3,11 +3,10 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from highwater.declaration import Severity
+from highwater.declaration import Severity, Stream
 from highwater.orchestration import metadata
 from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.checking import (
@@ -22,21 +21,17 @@ from highwater.orchestration.checking import (
     slice_status,
     version_checks,
 )
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.partitions import build_partitions_definition
 from highwater.orchestration.resources import open_schema_finder
 from highwater.reclaims import count_reclaims
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.schemas import Schema
 from highwater.settings import find_docs_url
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.orchestration.checking.check_rules import CheckResult
-    from highwater.resources.kafka import Kafka
-    from highwater.resources.lake import Lake
-    from highwater.resources.ledger import Ledger
-    from highwater.schemas import Schema
-
 
 Results = dict[str, dict[str, "CheckResult"]]
 

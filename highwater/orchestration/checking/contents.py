@@ -15,12 +15,11 @@ from highwater.column_comparison import matches_stored
 from highwater.declaration import Field
 from highwater.decoding import Schemas, decode_record_key, read_fields
 from highwater.decoding import decode_value as decode_document
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import ORIGIN_SQL, Origin
 from highwater.formats import Json
-from highwater.orchestration.checking.check_rules import CheckResult
+from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.orchestration.checking.origin_checks import (
     RECORD,
-    SAMPLES,
     build_tombstone_condition,
     describe_sample,
     parse_record_envelope,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 AS_RECORDED = "events_as_recorded"
-_ORIGIN = ", ".join(ORIGIN)
 
 
 class _EventColumn(NamedTuple):
@@ -161,7 +159,7 @@ def _build_record(row: Mapping[str, Any]) -> KafkaRecord:
 
 
 _PAIRS = f"""
-SELECT {_ORIGIN}, origin_timestamp_ms, r.value AS value, r.key AS record_key, r.headers AS headers, {{chosen}}
+SELECT {ORIGIN_SQL}, origin_timestamp_ms, r.value AS value, r.key AS record_key, r.headers AS headers, {{chosen}}
 FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
 WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
@@ -181,7 +179,7 @@ def _compare_tier_slice(
         read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
     compared, unlike = 0, list[_DifferentEvent]()
     chosen = _build_select_list(columns) + _build_version_column(stream) + _build_deleted_column(stream, events)
-    sql = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {slice_condition}"
+    sql = f"SELECT {ORIGIN_SQL}, origin_timestamp_ms, {chosen} FROM t e WHERE {slice_condition}"
     for row in query(events, sql):
         copies = read[Origin.from_row(row)]
         found = [_select_differing_fields(reader, columns, row, _build_record({**row, **copy})) for copy in copies]

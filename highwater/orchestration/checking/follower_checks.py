@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.parsing import select_column_fields
 from highwater.assets.reclaims import NUMBER
 from highwater.assets.schema_evolution import build_evolved_stream
-from highwater.envelope import ORIGIN, Origin
-from highwater.orchestration.checking.check_rules import CheckResult
+from highwater.envelope import ORIGIN, ORIGIN_SQL, Origin
+from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.orchestration.checking.origin_checks import describe_sample
 from highwater.orchestration.checking.plan_checks import find_commit_difference, find_plan_difference
 from highwater.orchestration.checking.tie_break_check import IS_LATER
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
-
-# The number of examples a slice; the counts are exact.
-SAMPLES = 10
 
 
 def check_rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
@@ -56,13 +53,14 @@ def check_rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Se
     }
 
 
-_ORIGIN = ", ".join(ORIGIN)
-_AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp_ms, attempt, retries, reason, rule, detail, next_topic, first_failed_at"
+_AS_PUBLISHED = (
+    f"{ORIGIN_SQL}, origin_timestamp_ms, attempt, retries, reason, rule, detail, next_topic, first_failed_at"
+)
 # dlq does not keep it: it follows from the reason.
 _PERMANENT = "reason IN (" + ", ".join(f"'{reason}'" for reason in sorted(PERMANENT)) + ")"
 # A changed row appears on both sides.
 _UNLIKE = f"""
-SELECT slice, {_ORIGIN}, sum(j) AS in_rejects, sum(d) AS in_dlq
+SELECT slice, {ORIGIN_SQL}, sum(j) AS in_rejects, sum(d) AS in_dlq
 FROM (SELECT slice, {_AS_PUBLISHED}, {{rejected}} AS {NUMBER}, coalesce(permanent, {_PERMANENT}) AS permanent,
              1 AS j, 0 AS d
       FROM rejects WHERE {{slices}}
@@ -208,7 +206,7 @@ _REVIVED = f"""
 SELECT DISTINCT CASE WHEN {{mine}} THEN b.slice ELSE updated_by_slice END AS group_name, b.slice AS slice, b.key AS key,
        {", ".join(f"b.{name} AS {name}" for name in ORIGIN)},
        'in current, and deleted at a higher version' AS problem
-FROM c s JOIN (SELECT slice, key, version, {_ORIGIN}, origin_timestamp_ms FROM e WHERE deleted) b ON s.key = b.key
+FROM c s JOIN (SELECT slice, key, version, {ORIGIN_SQL}, origin_timestamp_ms FROM e WHERE deleted) b ON s.key = b.key
      AND (s.version < b.version OR (s.version = b.version AND {IS_LATER}))
 WHERE {{mine}} OR {{updated}}
 """

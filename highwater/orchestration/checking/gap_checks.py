@@ -29,7 +29,7 @@ from highwater.gaps import (
     expand_ranges,
     merge_places,
 )
-from highwater.orchestration.checking.check_rules import CheckResult
+from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.orchestration.checking.plan_checks import ABSENT
 from highwater.plans import find_overtaking_generation, subtract_losses
 from highwater.resources.topic_facts import fetch_topic_settings
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 # Reading this many offsets that nobody asked for takes about as long as another consumer: 0.1 s at 200,000 a second.
 APART = 20_000
-# The number of examples a slice; the counts are exact.
-SAMPLES = 10
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.slice_classification import OTHER_KEYS, needs_key_count
 from highwater.classifying import read_record_key
 from highwater.decoding import Schemas, decode_key
-from highwater.envelope import ORIGIN
+from highwater.envelope import ORIGIN_SQL
 from highwater.formats import Text
-from highwater.orchestration.checking.check_rules import CheckResult
+from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import query_all, slice_is_one_of, stream_batches
 from highwater.second_reader import KafkaRecord, MisfitError
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
 
 AS_DECLARED = "record_keys_as_declared"
-SAMPLES = 10
-_ORIGIN = ", ".join(ORIGIN)
 # On the main topic a record's place is its origin; a copy on a tier has the key of the original.
 _PAIRS = f"""
-SELECT e.key AS key, encode(r.key, 'hex') AS record_key_hex, {_ORIGIN}{{headers}}
+SELECT e.key AS key, encode(r.key, 'hex') AS record_key_hex, {ORIGIN_SQL}{{headers}}
 FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
      AND origin_partition = r."partition" AND origin_offset = r."offset"
 WHERE {{e_slices}} AND {{r_slices}}

@@ -12,7 +12,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from highwater.orchestration.checking.version_queries import quote_text, read_key_ranges
+from highwater.orchestration.checking.check_rules import SAMPLES
+from highwater.orchestration.checking.version_queries import read_key_ranges
 from highwater.partitioners import (
     KeyPlace,
     KeyPlaceReason,
@@ -24,7 +25,7 @@ from highwater.partitioners import (
     explain_key_spread,
     select_explanations,
 )
-from highwater.resources.delta import count_logged_rows, query, stream_rows
+from highwater.resources.delta import count_logged_rows, query, quote_text, stream_rows
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from highwater.partition_counts import PartitionCountPeriod
     from highwater.resources.lake import Lake
 
-# The number of examples; the counts are exact.
-SAMPLES = 10
 # For this many keys in several partitions the reason is looked up: two hashes of one take some microseconds.
 KEYS_EXPLAINED = 10_000
 # The shares of partitioners are estimated from about this many records: 2 % comes out as 1.8 to 2.2 %.

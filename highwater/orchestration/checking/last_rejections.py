@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN
+from highwater.envelope import ORIGIN, ORIGIN_SQL
 from highwater.resources.delta import has_column, read_count
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-
-_ORIGIN = ", ".join(ORIGIN)
 
 
 def build_origin_condition(one: str, other: str) -> str:
@@ -45,16 +43,16 @@ def build_left_over_clause(tables: Mapping[str, DeltaTable], mine: str, *, more:
     wanted = ", ".join([*ORIGIN, "next_topic", *more])
     number = {name: f"{_build_number(tables, name)} AS {NUMBER}" for name in ("rejects", events, "dlq")}
     return (
-        f"WITH sent AS (SELECT slice, {_ORIGIN}, {at}, {number['dlq']} FROM {sent}), "
+        f"WITH sent AS (SELECT slice, {ORIGIN_SQL}, {at}, {number['dlq']} FROM {sent}), "
         "rejected AS (SELECT r.*, sent.published_at, sent.slice IS NOT NULL AS published "
         # Rows from before the column `retries` was there have null.
         f"FROM (SELECT slice, {wanted}, coalesce(retries, 0) AS retries, {number['rejects']} "
         f"FROM rejects WHERE {mine}) r "
         f"LEFT JOIN sent ON r.slice = sent.slice AND r.{NUMBER} = sent.{NUMBER} "
         f"AND {build_origin_condition('r', 'sent')}), "
-        f"last AS (SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {_ORIGIN} ORDER BY {NUMBER} DESC, "
+        f"last AS (SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {ORIGIN_SQL} ORDER BY {NUMBER} DESC, "
         "published, published_at DESC NULLS LAST, retries DESC) AS place FROM rejected) WHERE place = 1), "
-        f"accepted AS (SELECT {_ORIGIN}, coalesce(retries, 0) AS retries, {number[events]} FROM {events} "
+        f"accepted AS (SELECT {ORIGIN_SQL}, coalesce(retries, 0) AS retries, {number[events]} FROM {events} "
         f"WHERE {accepted}), "
         f"left_over AS (SELECT last.* FROM last LEFT ANTI JOIN accepted "
         f"ON {build_origin_condition('last', 'accepted')} "

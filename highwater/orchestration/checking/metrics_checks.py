@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.minute_rows import MINUTES, build_schema, find_scale, require_metrics, select_statuses
 from highwater.batching import split_by_count
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, convert_to_time, format_day
-from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.origin_checks import SAMPLES
+from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.orchestration.checking.plan_checks import find_commit_difference
 from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.delta import query, quote_column, slice_is_one_of

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import ORIGIN, ORIGIN_SQL, Origin
 from highwater.orchestration.checking.version_queries import Questions, VersionFindings
 from highwater.reclaims import is_stale
 from highwater.resources.commit_log import read_slice_commits_since
@@ -240,7 +240,6 @@ def _build_gap(row: Mapping[str, Any]) -> VersionGap:
     return VersionGap(*[row[name] for name in names])
 
 
-_ORIGIN = ", ".join(ORIGIN)
 _OPEN = """
 WITH mine AS (SELECT slice, {origin}, arrow_cast(key, 'Binary') AS key, arrow_cast(value, 'Binary') AS value,
                      next_topic, coalesce(retries, 0) AS retries, {number} AS reclaims
@@ -263,7 +262,7 @@ def _read_open_rejects(
 ) -> dict[str, list[OpenReject]]:
     """By key the records that were rejected and not accepted since."""
     sql = _OPEN.format(
-        origin=_ORIGIN,
+        origin=ORIGIN_SQL,
         number=read_count(tables["rejects"], NUMBER),
         accepted_number=read_count(tables["events"], NUMBER),
         sent_number=read_count(tables["dlq"], NUMBER) if "dlq" in tables else "0",

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.assets.garbled_envelopes import DETAIL as NAMED_EARLY
-from highwater.envelope import ORIGIN, Origin, build_headers, open_envelope
-from highwater.orchestration.checking.check_rules import CheckResult
+from highwater.envelope import ORIGIN_SQL, Origin, build_headers, open_envelope
+from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.orchestration.checking.plan_checks import find_plan_difference
 from highwater.orchestration.checking.slice_status import CONSERVED, check_record_counts
 from highwater.reclaims import count_reclaims, is_stale
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
-
-# The number of examples a slice; the counts are exact.
-SAMPLES = 10
-_ORIGIN = ", ".join(ORIGIN)
 
 
 def check_offsets_accounted(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
@@ -122,7 +118,7 @@ def _read_unplanned_origins(tables: Mapping[str, DeltaTable], stream: Stream, sl
         return []
     spans = ((slice_.generation, p, r.start, r.end) for p, r in slice_.ranges.items())
     where = f"{slice_is_one_of([slice_.key])} AND {build_in_none(spans)}"
-    sql = f"SELECT {_ORIGIN} FROM t WHERE {where}"
+    sql = f"SELECT {ORIGIN_SQL} FROM t WHERE {where}"
     rows = [row for name in ("events", "rejects") for row in query(tables[name], sql)]
     return [describe_sample("in events or rejects, and not planned", Origin.from_row(row)) for row in rows]
 
@@ -148,21 +144,21 @@ def _query_slices(
 
 # One pass, which finds records only in raw, records not in raw, and records that exist twice.
 _MISPLACED = f"""
-SELECT slice, {_ORIGIN}, sum(r) AS in_raw, sum(n) AS tombstones, sum(e) AS in_events, sum(j) AS in_rejects
+SELECT slice, {ORIGIN_SQL}, sum(r) AS in_raw, sum(n) AS tombstones, sum(e) AS in_events, sum(j) AS in_rejects
 FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "partition" AS origin_partition,
              "offset" AS origin_offset, 1 AS r, CASE WHEN {{tombstone}} THEN 1 ELSE 0 END AS n, 0 AS e, 0 AS j
       FROM raw WHERE {{slices}}
-      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 1, 0 FROM events WHERE {{slices}}
-      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 0, 1 FROM rejects WHERE {{slices}})
-GROUP BY slice, {_ORIGIN} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
+      UNION ALL SELECT slice, {ORIGIN_SQL}, 0, 0, 1, 0 FROM events WHERE {{slices}}
+      UNION ALL SELECT slice, {ORIGIN_SQL}, 0, 0, 0, 1 FROM rejects WHERE {{slices}})
+GROUP BY slice, {ORIGIN_SQL} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
 # The part that can be checked without raw.
 _TWICE = f"""
-SELECT slice, {_ORIGIN}
-FROM (SELECT slice, {_ORIGIN} FROM events WHERE {{slices}}
-      UNION ALL SELECT slice, {_ORIGIN} FROM rejects WHERE {{slices}})
-GROUP BY slice, {_ORIGIN} HAVING count(*) > 1
+SELECT slice, {ORIGIN_SQL}
+FROM (SELECT slice, {ORIGIN_SQL} FROM events WHERE {{slices}}
+      UNION ALL SELECT slice, {ORIGIN_SQL} FROM rejects WHERE {{slices}})
+GROUP BY slice, {ORIGIN_SQL} HAVING count(*) > 1
 ORDER BY slice, origin_partition, origin_offset
 """
 _SAME_RECORD = """x.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
@@ -171,13 +167,13 @@ WHERE {x_slices} AND {r_slices}"""
 # A key that is declared strict is the record's own.
 _OTHER_KEY = "(arrow_cast(x.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary'))"
 _ALTERED_EVENTS = f"""
-SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
+SELECT x.slice, {ORIGIN_SQL} FROM events x JOIN raw r ON {_SAME_RECORD}
   AND ({{other_key}}
        OR (origin_timestamp_ms IS DISTINCT FROM r.timestamp_ms) OR {{tried}})
 ORDER BY x.slice, origin_partition, origin_offset
 """
 _ALTERED_REJECTS = f"""
-SELECT x.slice, {_ORIGIN} FROM rejects x JOIN raw r ON {_SAME_RECORD}
+SELECT x.slice, {ORIGIN_SQL} FROM rejects x JOIN raw r ON {_SAME_RECORD}
   AND ((x.key IS DISTINCT FROM r.key) OR (x.value IS DISTINCT FROM r.value)
        OR (x.headers IS DISTINCT FROM r.headers) OR (origin_timestamp_ms IS DISTINCT FROM r.timestamp_ms) OR {{tried}})
 ORDER BY x.slice, origin_partition, origin_offset
@@ -228,7 +224,7 @@ def _read_misplaced_in_tier(
     placed, altered = Counter[Origin](), list[tuple[Origin, str]]()
     for name, columns in _select_record_columns(stream).items():
         tried = "retries" if has_column(tables[name], "retries") else "NULL AS retries"
-        for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {tried}, {columns} FROM t WHERE {slice_condition}"):
+        for row in stream_rows(tables[name], f"SELECT {ORIGIN_SQL}, {tried}, {columns} FROM t WHERE {slice_condition}"):
             origin = Origin.from_row(row)
             placed[origin] += 1
             same = _build_digest(row) in contents[origin] and row["retries"] in tries[origin]
@@ -333,7 +329,7 @@ def _read_origins_elsewhere(
     later = f"arrow_cast(first_failed_at, 'Int64') > {int(slice_.planned_at.timestamp() * 1_000_000)}"
     rejected = f"{where} AND (NOT starts_with(slice, '{stream.topic}@') OR {later})"
     rows = [
-        *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM events WHERE {where}"),
-        *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM rejects WHERE {rejected}"),
+        *query_all(tables, f"SELECT DISTINCT {ORIGIN_SQL} FROM events WHERE {where}"),
+        *query_all(tables, f"SELECT DISTINCT {ORIGIN_SQL} FROM rejects WHERE {rejected}"),
     ]
     return {Origin.from_row(row) for row in rows}

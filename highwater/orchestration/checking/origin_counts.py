@@ -6,34 +6,36 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, Origin
+from highwater.envelope import ORIGIN_SQL, Origin
 from highwater.erasing import to_microseconds
 from highwater.orchestration.checking.last_rejections import build_left_over_clause
-from highwater.orchestration.checking.stranded_origins import read_loss_times
 from highwater.reclaims import count_reclaims, is_stale
 from highwater.resources.commit_log import read_slice_commits, with_row_counts
 from highwater.resources.delta import count_logged_rows, query_all, slice_is_one_of
 from highwater.resources.offset_predicates import build_in_none
 from highwater.retention import count_records
+from highwater.routing import compute_longest_retry_delay
 from highwater.slices import SliceKey, merge_ranges
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.plans import Loss
+    from highwater.plans import Generation, Loss
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
-
 # Origins that one query counts, some 100 bytes each; more are counted in several ranges of offsets.
 ROWS_AT_ONCE = 5_000_000
+# Records published just before an acceptance are cut into a slice at most this long after they were due.
+PLANNED_WITHIN = timedelta(minutes=2)
 
 
 @dataclass(frozen=True)
@@ -194,9 +196,6 @@ def _filter_main_topic(slice_commits: Mapping[str, SliceCommit], stream: Stream)
     }
 
 
-_ORIGIN = ", ".join(ORIGIN)
-
-
 class _TableCounts:
     """Counts over the tables as they were opened.
 
@@ -258,7 +257,7 @@ class _TableCounts:
         """The rows of `left_over` that a person discarded, counted alike: one may have been sent back before that."""
         if not discarded_origins or "rejects" not in self._tables:
             return Counter()
-        rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published FROM left_over")
+        rows = self._ask(f"{self._left_over} SELECT {ORIGIN_SQL}, next_topic, published FROM left_over")
         return Counter(
             (str(row["next_topic"]), bool(row["published"]))
             for row in rows
@@ -271,7 +270,7 @@ class _TableCounts:
         """The rows of `left_over` that were reclaimed since they were rejected, counted alike."""
         if not reclaim_numbers or "rejects" not in self._tables:
             return Counter()
-        rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published, {NUMBER} FROM left_over")
+        rows = self._ask(f"{self._left_over} SELECT {ORIGIN_SQL}, next_topic, published, {NUMBER} FROM left_over")
         return Counter(
             (str(row["next_topic"]), bool(row["published"]))
             for row in rows
@@ -288,7 +287,7 @@ class _TableCounts:
         found: Counter[str] = Counter()
         for topic, moment in lost.items():
             rows = self._ask(
-                f"{self._left_over} SELECT {_ORIGIN}, {NUMBER} FROM left_over WHERE published AND next_topic = "
+                f"{self._left_over} SELECT {ORIGIN_SQL}, {NUMBER} FROM left_over WHERE published AND next_topic = "
                 f"'{topic}' AND arrow_cast(published_at, 'Int64') < {to_microseconds(moment)}"
             )
             origins = ((Origin.from_row(row), row[NUMBER]) for row in rows)
@@ -303,3 +302,45 @@ class _TableCounts:
 
     def _ask(self, sql: str) -> list[dict[str, Any]]:
         return query_all(self._tables, sql)
+
+
+# An accepted loss of a tier says which offsets are gone, not whose origins they were. But when every slice of the tier
+# is decided that may hold earlier publications, an origin that was published there before, and still waits, is one of
+# the lost ones. Reporting it too early does no harm: a reclaimed record is accepted once.
+def read_loss_times(ledger: Ledger, stream: Stream, decided: Collection[str], now: datetime) -> dict[str, datetime]:
+    """For each tier that lost records, and reads no more of what was published before, when that was accepted.
+
+    Args:
+        ledger: holds plans and losses.
+        stream: the stream.
+        decided: the slices that are decided.
+        now: the time, in UTC.
+    """
+    found = {}
+    losses = ledger.list_losses(stream.name)
+    for topic, delay in zip(stream.tier_topics, stream.tiers, strict=True):
+        topic_losses = [loss for loss in losses if loss.topic == topic]
+        accepted = _find_last_acceptance(ledger.topics.list_generations(stream.name, topic), topic_losses, delay)
+        if accepted is None or accepted[1] > now:
+            continue
+        moment, until = accepted
+        slices = ledger.list_slices(stream.name, topic)
+        if all(slice_.key in decided for slice_ in slices if slice_.planned_at <= until):
+            found[topic] = moment
+    return found
+
+
+def _find_last_acceptance(
+    generations: Sequence[Generation], losses: Sequence[Loss], delay: timedelta
+) -> tuple[datetime, datetime] | None:
+    """The last acceptance of a loss of a tier, and the end of planning for what was published before it.
+
+    None if no loss was ever accepted. Records from before a topic was recreated are never planned.
+    """
+    recreated_at = [later.opened_at for one, later in pairwise(generations) if one.topic_id != later.topic_id]
+    others = [later.opened_at for one, later in pairwise(generations) if one.topic_id == later.topic_id]
+    # The losses of a topic are recorded at the moment of its new generation.
+    others += [loss.recorded_at for loss in losses if loss.recorded_at not in recreated_at]
+    waits = compute_longest_retry_delay(delay) + PLANNED_WITHIN
+    moments = [(at, at) for at in recreated_at] + [(at, at + waits) for at in others]
+    return max(moments, default=None)

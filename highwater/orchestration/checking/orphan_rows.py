@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from highwater.assets.publication_log import TABLE as PUBLISHED
+from highwater.declaration import Stream
 from highwater.resources.commit_log import read_slice_keys
 from highwater.resources.delta import list_slices_in_rows, query
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.resources.lake import Lake
+from highwater.resources.lake import Lake
 
 # The partitions of `metrics` are days: its check compares their rows with the events of all slices.
 _BY_SLICE = ("raw", "events", "rejects", "dlq", PUBLISHED)

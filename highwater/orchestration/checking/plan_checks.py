@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from highwater.orchestration.checking.check_rules import CheckResult
+from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.plans import Generation
 from highwater.retention import count_expired_rows
 from highwater.tiling import TilingFault, detect_tiling_faults
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
-# The number of examples a slice; the counts are exact.
-SAMPLES = 10
 ABSENT = CheckResult(passed=False, text="the slice is not in raw")
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets import event_json
 from highwater.assets.duplicate_events import build_select_list
 from highwater.assets.publication_log import TABLE, load_last_published, read_last_published, select_complete
-from highwater.envelope import ORIGIN, Origin
-from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.orchestration.checking.origin_checks import SAMPLES, describe_sample
+from highwater.envelope import ORIGIN, ORIGIN_SQL, Origin
+from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
+from highwater.orchestration.checking.origin_checks import describe_sample
 from highwater.orchestration.checking.plan_checks import find_plan_difference
 from highwater.publishing import EventState
 from highwater.resources.commit_log import read_slice_commits
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 PUBLISHED = "events_published"
-_ORIGIN = ", ".join(ORIGIN)
 # Names of the counts in a slice's commit, by the state of its rows.
 _COUNTED = {
     EventState.SENT.value: "sent",
@@ -37,12 +36,12 @@ _COUNTED = {
 }
 # Retracted records are no events.
 _UNLIKE = f"""
-SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published, sum(s) AS in_sent
-FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p, 0 AS s FROM events WHERE {{slices}}
+SELECT slice, {ORIGIN_SQL}, sum(e) AS in_events, sum(p) AS in_published, sum(s) AS in_sent
+FROM (SELECT slice, {ORIGIN_SQL}, 1 AS e, 0 AS p, 0 AS s FROM events WHERE {{slices}}
       UNION ALL
-      SELECT slice, {_ORIGIN}, 0, 1, CASE WHEN state = '{EventState.SENT.value}' THEN 1 ELSE 0 END FROM published
+      SELECT slice, {ORIGIN_SQL}, 0, 1, CASE WHEN state = '{EventState.SENT.value}' THEN 1 ELSE 0 END FROM published
       WHERE state <> '{EventState.RETRACTED.value}' AND {{slices}})
-GROUP BY slice, {_ORIGIN} HAVING sum(e) <> 1 OR sum(p) <> 1
+GROUP BY slice, {ORIGIN_SQL} HAVING sum(e) <> 1 OR sum(p) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
 
@@ -148,8 +147,8 @@ def _find_commit_problems(slice_: Slice, sent: SliceCommit, there: Mapping[str, 
 
 _PRINTS = f"""
 SELECT {{fields}}, {", ".join(f"e.{name} AS {name}" for name in ORIGIN)}, p."#print" AS "#print"
-FROM (SELECT {_ORIGIN}, {{columns}} FROM events WHERE {{slices}}) e
-JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
+FROM (SELECT {ORIGIN_SQL}, {{columns}} FROM events WHERE {{slices}}) e
+JOIN (SELECT {ORIGIN_SQL}, fingerprint AS "#print" FROM published
       WHERE state <> '{EventState.RETRACTED.value}' AND {{slices}}) p
   ON {" AND ".join(f"e.{name} = p.{name}" for name in ORIGIN)}
 """

@@ -6,22 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from highwater.assets import publication_log
 from highwater.assets.reclaims import NUMBER
-from highwater.envelope import ORIGIN, REVISION, KafkaHeader, Origin, open_envelope
+from highwater.declaration import Stream
+from highwater.envelope import ORIGIN_SQL, REVISION, KafkaHeader, Origin, open_envelope
 from highwater.errors import HighwaterError
 from highwater.publishing import EventState
 from highwater.resources.delta import query, read_count, slice_is_one_of
-from highwater.slices import OffsetRange
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka
-    from highwater.resources.lake import Lake
-    from highwater.resources.topic_state import TopicState
-    from highwater.slices import Slice
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.topic_state import TopicState
+from highwater.slices import OffsetRange, Slice
 
 SAMPLES = 5
 # Nothing is sent of a slice before it is planned. When it was sent is not known as surely: a run that died between the
@@ -29,7 +26,6 @@ SAMPLES = 5
 MARGIN = timedelta(hours=1)
 # Some ten seconds of reading a topic.
 MAX_RECORDS = 2_000_000
-_ORIGIN = ", ".join(ORIGIN)
 
 
 class SentRecord(NamedTuple):
@@ -119,7 +115,7 @@ def _read_dlq_records(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> di
     planned = {slice_.key: slice_.planned_at for slice_ in slices}
     if dlq is None:
         return found
-    columns = f"slice, {_ORIGIN}, next_topic, {read_count(dlq, NUMBER)} AS number, published_at"
+    columns = f"slice, {ORIGIN_SQL}, next_topic, {read_count(dlq, NUMBER)} AS number, published_at"
     for row in query(dlq, f"SELECT {columns} FROM t WHERE {slice_is_one_of(planned)}"):
         if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]:
             copy = SentRecord(Origin.from_row(row), row["slice"], row["number"])
@@ -133,7 +129,7 @@ def _read_accepted_records(lake: Lake, stream: Stream, slices: Sequence[Slice]) 
     if table is None:
         return {}
     planned = {slice_.key: slice_.planned_at for slice_ in slices}
-    sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE {slice_is_one_of(planned)}"
+    sql = f"SELECT slice, {ORIGIN_SQL}, revision, published_at FROM t WHERE {slice_is_one_of(planned)}"
     rows = query(table, f"{sql} AND state <> '{EventState.AGAIN.value}'")
     return {
         SentRecord(Origin.from_row(row), "", row["revision"]): planned[row["slice"]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from highwater.orchestration.checking.check_rules import (
+    SAMPLES,
     CheckResult,
     CountedRows,
     SliceAttempts,
@@ -14,7 +15,7 @@ from highwater.orchestration.checking.check_rules import (
     check_order,
 )
 from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, ComparedEvents, read_later_origins
-from highwater.orchestration.checking.version_queries import SAMPLES, Scope, VersionFindings, split_by_keys
+from highwater.orchestration.checking.version_queries import Scope, VersionFindings, split_by_keys
 from highwater.resources.commit_log import build_slices_query, read_slice_commits
 from highwater.resources.delta import has_column, query, query_all, slice_is_one_of
 from highwater.slice_commits import SliceCommit

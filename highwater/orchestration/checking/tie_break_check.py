@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from highwater.assets.parsing import select_content_fields
 from highwater.assets.schema_evolution import build_evolved_stream
 from highwater.envelope import ORIGIN
-from highwater.orchestration.checking.version_queries import SAMPLES, STREAM, VersionFindings, quote_text
-from highwater.resources.delta import query_all, select_common_columns, slice_is_one_of
+from highwater.orchestration.checking.check_rules import SAMPLES
+from highwater.orchestration.checking.version_queries import STREAM, VersionFindings
+from highwater.resources.delta import query_all, quote_text, select_common_columns, slice_is_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from highwater.declaration import Stream
+from highwater.envelope import Origin
 from highwater.orchestration.checking.check_rules import (
     CheckResult,
     build_content_result,
@@ -17,11 +19,7 @@ from highwater.orchestration.checking.check_rules import (
 from highwater.orchestration.checking.missing_versions import NOWHERE, read_missing_versions
 from highwater.orchestration.checking.slice_status import compare_highest_versions, read_attempts
 from highwater.orchestration.checking.version_queries import STREAM, Questions, Scope, VersionFindings
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.envelope import Origin
-    from highwater.resources.lake import Lake
+from highwater.resources.lake import Lake
 
 ALONG_OFFSETS = "versions_along_offsets"
 ONE_CONTENT = "one_content_a_version"

@@ -16,12 +16,14 @@ from highwater.assets.parsing import select_content_fields
 from highwater.assets.schema_evolution import build_evolved_stream
 from highwater.field_rules import CONTAINERS
 from highwater.orchestration.checking.candidate_keys import TOUCHED, TOUCHED_KEYS, CandidateKeys, CandidateTrait
+from highwater.orchestration.checking.check_rules import SAMPLES
 from highwater.resources.delta import (
     count_logged_rows,
     has_column,
     query,
     query_columns,
     quote_column,
+    quote_text,
     slice_is_one_of,
     stream_all,
 )
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
 
-# The number of examples of each class; the counts are exact.
-SAMPLES = 10
 # The name of the answers that are of no slice but of the whole stream.
 STREAM = ""
 # A slice of the main topic is compared with this many before and after it: otherwise the price of a check would grow
@@ -374,8 +374,3 @@ def _build_state_rules(stream: Stream) -> dict[str, str]:
         "first": quote_text(machine.first),
         "allowed": " OR ".join(pairs) or "false",
     }
-
-
-def quote_text(value: str) -> str:
-    """A text in SQL."""
-    return "'" + value.replace("'", "''") + "'"

@@ -15,18 +15,16 @@ from highwater.orchestration.cli.doctor import doctor
 from highwater.orchestration.cli.erase import erase
 from highwater.orchestration.cli.infer import infer
 from highwater.orchestration.cli.init import init
-from highwater.orchestration.cli.jars import fetch_jars
 from highwater.orchestration.cli.ledger import ledger
 from highwater.orchestration.cli.maintenance import maintain, recall_keys
-from highwater.orchestration.cli.metrics import metrics
+from highwater.orchestration.cli.metrics import metrics, serve_metrics
 from highwater.orchestration.cli.operator_actions import operator_actions
 from highwater.orchestration.cli.parked import discard_parked, reclaim, redrive_parked
 from highwater.orchestration.cli.pause import pause, pause_tier, resume, resume_tier
 from highwater.orchestration.cli.planning import plan, slices
 from highwater.orchestration.cli.rebuild import rebuild_all, rebuild_current, rebuild_ledger
 from highwater.orchestration.cli.releasing import accept_rejects, release_hold, retry_slice
-from highwater.orchestration.cli.serve_metrics import serve_metrics
-from highwater.orchestration.cli.serve_spark import serve_spark
+from highwater.orchestration.cli.spark import fetch_jars, serve_spark
 from highwater.orchestration.cli.status import status
 from highwater.orchestration.cli.terminal import exit_status, format_error
 from highwater.orchestration.cli.tracing import explain, locate

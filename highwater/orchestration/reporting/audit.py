@@ -15,11 +15,10 @@ from highwater.orchestration.checking.key_places import read_key_places
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.checking.orphan_rows import describe_orphan_slices, read_table_slices
 from highwater.orchestration.checking.plan_checks import list_all_tiling_faults
-from highwater.orchestration.checking.producer_audit import check_producers
 from highwater.orchestration.checking.published_checks import describe_publication
 from highwater.orchestration.checking.sent_records import compare_sent_records
 from highwater.orchestration.checking.slice_status import read_attempts
-from highwater.orchestration.checking.topic_audit import check_published_topics
+from highwater.orchestration.checking.topic_audit import check_producers, check_published_topics
 from highwater.orchestration.checking.version_checks import check_stream_versions
 from highwater.orchestration.reporting.audit_report import Audit, PartitionAudit, VersionResult
 from highwater.orchestration.reporting.consumer_lag import RecordAges, measure_unread_ages

@@ -41,8 +41,12 @@ from highwater.resources.delta import open_table
 from highwater.resources.delta_rs_writes import try_storage
 from highwater.resources.dlq_topics import check_accepted, ensure_no_drift
 from highwater.resources.object_store import ensure_conditional_put, is_s3
-from highwater.resources.topic_facts import fetch_topic_facts, fetch_topic_settings, has_broker_timestamps
-from highwater.resources.topic_permissions import fetch_allowed_operations
+from highwater.resources.topic_facts import (
+    fetch_allowed_operations,
+    fetch_topic_facts,
+    fetch_topic_settings,
+    has_broker_timestamps,
+)
 from highwater.resources.transactions import Transactions
 from highwater.routing import compute_longest_retry_delay
 from highwater.slices import OffsetRange

@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from highwater.declaration import Stream
 from highwater.errors import HighwaterError
+from highwater.resources.kafka import Kafka
 from highwater.resources.topic_facts import fetch_topic_settings
+from highwater.resources.topic_state import TopicState
+from highwater.slices import Slice
 from highwater.topic_rules import find_retention
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka
-    from highwater.resources.topic_state import TopicState
-    from highwater.slices import Slice
 
 # For a topic with a retention below the margin: its records are read in their turn for a quarter of that time.
 RETENTION_SHARE = 0.75

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from highwater.assets.commit import Clock, build_report
+from highwater.assets.work import SliceReport
+from highwater.declaration import Stream
 from highwater.orchestration import metadata
 from highwater.orchestration.asset_keys import METRICS, build_table_key
+from highwater.orchestration.checking.check_rules import SliceAttempts
 from highwater.resources.delta import count_slice_rows
+from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
-
-if TYPE_CHECKING:
-    from highwater.assets.work import SliceReport
-    from highwater.declaration import Stream
-    from highwater.orchestration.checking.check_rules import SliceAttempts
-    from highwater.resources.lake import Lake
-    from highwater.slices import Slice
+from highwater.slices import Slice
 
 # The decision says what was published, and what a slice brought to `current`.
 DECISIONS = {"dlq": "rejects", "current": "events"}

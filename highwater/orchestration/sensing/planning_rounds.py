@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from highwater.declaration import Stream
 from highwater.orchestration.dependencies import build_kafka_guard
 from highwater.orchestration.partitions import list_missing_keys
+from highwater.orchestration.sensing.rounds import RoundContext
 from highwater.orchestration.sensing.run_history import read_instance_id
 from highwater.orchestration.sensing.slice_cutting import is_caught_up
 from highwater.orchestration.sensing.stream_ticks import Tick, plan_retries, plan_stream, select_tiers_to_plan
+from highwater.orchestration.sensing.topic_planner import PlanAndState
+from highwater.plans import Planned
 from highwater.resources.dependency_guards import guard_dependencies, is_cooling_down
 from highwater.resources.divergence_detection import has_new_leader
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.orchestration.sensing.rounds import RoundContext
-    from highwater.orchestration.sensing.topic_planner import PlanAndState
-    from highwater.plans import Planned
-    from highwater.resources.topic_state import TopicState
+from highwater.resources.topic_state import TopicState
 
 # The leader epochs under which a topic was compared with its plan and found sound, by topic ID. Without it a topic that
 # nobody writes to would be compared in every tick after a restart of its broker.

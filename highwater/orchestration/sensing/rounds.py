@@ -7,19 +7,16 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import dropwhile, takewhile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import dagster as dg
+
+from highwater.declaration import Stream
 from highwater.errors import HighwaterError, PermanentError, TemporaryError
 from highwater.log_fields import bind_log_fields
 from highwater.orchestration.sensing.stream_ticks import Tick
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    import dagster as dg
-
-    from highwater.declaration import Stream
 
 # Dagster ends a tick after 60 s and drops all of its results, its cursor too. No visit of a stream begins after 40 s,
 # and no request to Kafka waits beyond 50 s, whatever the visit asks. That leaves 10 s for the ledger and for Dagster.

@@ -7,19 +7,17 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, RunRecord
 
+from highwater.declaration import Stream
 from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.asset_keys import PUBLISHED, build_table_key, build_table_keys
 from highwater.orchestration.run_tags import PUBLISH, PURPOSE, STREAM_TAG
 from highwater.orchestration.sensing.run_requests import PastRun, resolve_run_keys
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
 
 # Repair waits at most an hour, so the failures of the last day suffice.
 MEMORY = timedelta(days=1)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from highwater.breaker import Circuit
 from highwater.orchestration.run_tags import (
     PARTITION,
     PRIORITY,
@@ -21,9 +21,6 @@ from highwater.orchestration.run_tags import (
     TIER_PRIORITY,
     URGENT_PRIORITY,
 )
-
-if TYPE_CHECKING:
-    from highwater.breaker import Circuit
 
 NEVER = datetime.min.replace(tzinfo=UTC)
 

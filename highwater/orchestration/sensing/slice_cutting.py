@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from highwater.declaration import Limits, Stream
 from highwater.divergence import SOUND, Divergence
@@ -18,11 +17,9 @@ from highwater.errors import (
     TopicTruncatedError,
 )
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, Planned
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.routing import format_topic_option
 from highwater.slices import OffsetRange, Slice
-
-if TYPE_CHECKING:
-    from highwater.resources.topic_state import PartitionState, TopicState
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
+from highwater.assets.work import Work
 from highwater.breaker import Circuit, complete_probe, record_failure
 from highwater.errors import (
     BreakerOpenError,
@@ -22,9 +22,6 @@ from highwater.errors import (
 from highwater.orchestration.checking.slice_status import read_attempts
 from highwater.orchestration.failures import is_last_try
 from highwater.resources.ledger.breakers import Judgement
-
-if TYPE_CHECKING:
-    from highwater.assets.work import Work
 
 # Their failures are of a topic or of Kafka, and the breaker does not stop them.
 NOT_WATCHED = frozenset({"raw", "published"})

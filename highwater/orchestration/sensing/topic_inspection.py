@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from highwater.declaration import Stream
 from highwater.divergence import Divergence
 from highwater.errors import DependencyUnavailableError, PermanentError, TopicAbsentError
 from highwater.orchestration.sensing.slice_cutting import find_partition_errors
+from highwater.plans import Planned
 from highwater.resources.divergence_detection import detect_divergence
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.plans import Planned
-    from highwater.resources.kafka import Kafka
-    from highwater.resources.topic_state import TopicState
+from highwater.resources.kafka import Kafka
+from highwater.resources.topic_state import TopicState
 
 DISAGREE = "two looks at the topic disagree; the next look decides"
 

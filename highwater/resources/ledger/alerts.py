@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from sqlalchemy import delete, insert, select, update
 
 from highwater.alerting import Alert
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 class OpenAlerts(LedgerPart):
@@ -21,8 +18,7 @@ class OpenAlerts(LedgerPart):
     def read_open(self) -> dict[tuple[str, str], Alert]:
         """The open alerts of all streams by stream and condition, the oldest first."""
         table = schema.alerts
-        with self._database.reading() as connection:
-            found = [Alert(**row._mapping) for row in connection.execute(select(table).order_by(table.c.since))]  # noqa: SLF001 - SQLAlchemy's public name
+        found = [Alert(**row._mapping) for row in self._database.read(select(table).order_by(table.c.since))]  # noqa: SLF001 - SQLAlchemy's public name
         return {(alert.stream, alert.what): alert for alert in found}
 
     def record(self, open_: Mapping[tuple[str, str], Alert]) -> None:
@@ -35,8 +31,7 @@ class OpenAlerts(LedgerPart):
 
     def read_watch_times(self) -> dict[str, datetime]:
         """The watched names of alerts, and when somebody last watched over each, in UTC."""
-        with self._database.reading() as connection:
-            return {row.name: row.at for row in connection.execute(select(schema.watched))}
+        return {row.name: row.at for row in self._database.read(select(schema.watched))}
 
     def watch(self, names: Collection[str], now: datetime) -> None:
         """Record that these are watched over now."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import delete, insert, select, update
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from highwater.breaker import CLOSED, OPEN, Circuit
@@ -15,9 +16,6 @@ from highwater.errors import LeaseHeldError
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
 
 # Each time somebody else changed the same breaker meanwhile: more than ever run at once.
 TRIES = 20
@@ -264,13 +262,10 @@ class Breakers(LedgerPart):
         """The reasons that are accepted for a stream, revoked ones left out."""
         table = schema.accepted_reasons
         query = select(table).where(table.c.stream == stream, table.c.revoked_at.is_(None)).order_by(table.c.reason)
-        with self._database.reading() as connection:
-            return {
-                r.reason: AcceptedReason(
-                    r.reason, r.from_slice, r.from_ordinal, r.because, r.accepted_by, r.accepted_at
-                )
-                for r in connection.execute(query)
-            }
+        return {
+            r.reason: AcceptedReason(r.reason, r.from_slice, r.from_ordinal, r.because, r.accepted_by, r.accepted_at)
+            for r in self._database.read(query)
+        }
 
 
 def _read_circuit(connection: Connection, stream: str) -> tuple[Circuit, int]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from typing import Any
 
+from sqlalchemy import Row, Select, Table
 from sqlalchemy.engine import Connection, Engine
 
 from highwater.resources.ledger import creation, revisions
-from highwater.resources.ledger.engine import open_engine, parse_url, redact_url, transaction, translate_errors
+from highwater.resources.ledger.engine import (
+    open_engine,
+    parse_url,
+    read_slice_rows,
+    redact_url,
+    transaction,
+    translate_errors,
+)
 
 
 class Database:
@@ -55,6 +64,16 @@ class Database:
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads."""
         return transaction(self.engine, writes=False)
+
+    def read(self, query: Select[Any]) -> Iterator[Row[Any]]:
+        """The rows of one query, in a transaction of its own."""
+        with self.reading() as connection:
+            yield from connection.execute(query)
+
+    def read_slices(self, table: Table, keys: Sequence[str]) -> Iterator[Row[Any]]:
+        """The rows of slices, in a transaction of its own."""
+        with self.reading() as connection:
+            yield from read_slice_rows(connection, table, keys)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:

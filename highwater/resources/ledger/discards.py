@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from sqlalchemy import func, insert, select
 
@@ -11,9 +11,6 @@ from highwater.plans import Discard
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.rows import build_discard, build_discard_row
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 
 class Discards(LedgerPart):
@@ -58,5 +55,4 @@ class Discards(LedgerPart):
         query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
         if within is not None:
             query = query.where(table.c.origin_offset.between(*within))
-        with self._database.reading() as connection:
-            return [build_discard(row) for row in connection.execute(query)]
+        return [build_discard(row) for row in self._database.read(query)]

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import insert, select, update
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure
@@ -18,9 +19,6 @@ from highwater.gaps import Ranges, decode_range_lists, encode_range_lists
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
 
 _KEYS, _SLICES = schema.erasures, schema.erased_slices
 
@@ -31,11 +29,10 @@ class Erasures(LedgerPart):
     def list_for_stream(self, stream: str) -> list[Erasure]:
         """All erasures of a stream, oldest first."""
         query = select(_KEYS).where(_KEYS.c.stream == stream).order_by(_KEYS.c.id)
-        with self._database.reading() as connection:
-            return [
-                Erasure(row.stream, row.digest, row.reason, row.erased_by, row.erased_at, row.id)
-                for row in connection.execute(query)
-            ]
+        return [
+            Erasure(row.stream, row.digest, row.reason, row.erased_by, row.erased_at, row.id)
+            for row in self._database.read(query)
+        ]
 
     def add(self, erasure: Erasure) -> int:
         """Record an erasure; returns its number. From now on no reader takes the older records of the key."""
@@ -68,9 +65,8 @@ class Erasures(LedgerPart):
             query = query.where(_KEYS.c.digest != BY_AGE)
         taken: dict[int, dict[str, ErasedCounts]] = {}
         # The slices first: one that is begun in between belongs to an erasure that is read then.
-        with self._database.reading() as connection:
-            for row in connection.execute(query):
-                taken.setdefault(row.erasure, {})[row.slice_key] = _build_erased(row)
+        for row in self._database.read(query):
+            taken.setdefault(row.erasure, {})[row.slice_key] = _build_erased(row)
         return [
             RecordedErasure(one, taken.get(one.number, {}))
             for one in self.list_for_stream(stream)
@@ -80,9 +76,8 @@ class Erasures(LedgerPart):
     def read_for_slices(self, keys: Sequence[str]) -> dict[str, list[ErasedCounts]]:
         """The erasures of slices, by slice; slices without any are left out."""
         found: dict[str, list[ErasedCounts]] = {}
-        with self._database.reading() as connection:
-            for row in sorted(read_slice_rows(connection, _SLICES, keys), key=lambda row: int(row.erasure)):
-                found.setdefault(row.slice_key, []).append(_build_erased(row))
+        for row in sorted(self._database.read_slices(_SLICES, keys), key=lambda row: int(row.erasure)):
+            found.setdefault(row.slice_key, []).append(_build_erased(row))
         return found
 
     def read_for_key(self, stream: str, digest: str) -> dict[str, list[ErasedCounts]]:
@@ -90,9 +85,8 @@ class Erasures(LedgerPart):
         mine = _SLICES.c.erasure == _KEYS.c.id
         query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream, _KEYS.c.digest == digest)
         found: dict[str, list[ErasedCounts]] = {}
-        with self._database.reading() as connection:
-            for row in connection.execute(query.order_by(_SLICES.c.slice_key, _SLICES.c.erasure)):
-                found.setdefault(row.slice_key, []).append(_build_erased(row))
+        for row in self._database.read(query.order_by(_SLICES.c.slice_key, _SLICES.c.erasure)):
+            found.setdefault(row.slice_key, []).append(_build_erased(row))
         return found
 
     def begin(self, number: int, slices: Sequence[ErasedCounts]) -> None:

@@ -50,16 +50,14 @@ class ExhaustedSlices(LedgerPart):
     def read_open(self, stream: str) -> list[ExhaustedSlice]:
         """The slices of a stream that are exhausted now, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.released_at.is_(None))
-        with self._database.reading() as connection:
-            return [
-                _build_exhausted_slice(row)
-                for row in connection.execute(query.order_by(_TABLE.c.since, _TABLE.c.slice_key))
-            ]
+        return [
+            _build_exhausted_slice(row)
+            for row in self._database.read(query.order_by(_TABLE.c.since, _TABLE.c.slice_key))
+        ]
 
     def read_for_slices(self, keys: Sequence[str]) -> dict[str, ExhaustedSlice]:
         """The records of these slices, including released ones."""
-        with self._database.reading() as connection:
-            return {row.slice_key: _build_exhausted_slice(row) for row in read_slice_rows(connection, _TABLE, keys)}
+        return {row.slice_key: _build_exhausted_slice(row) for row in self._database.read_slices(_TABLE, keys)}
 
     def read_release_times(self, keys: Sequence[str]) -> dict[str, datetime]:
         """The slices that a person lets be tried again, and since when."""

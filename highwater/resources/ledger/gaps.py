@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sqlalchemy import insert, select
 from sqlalchemy.exc import IntegrityError
 
+from highwater.gaps import Gaps
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import read_slice_rows
 from highwater.resources.ledger.rows import build_gaps, build_gaps_row
-
-if TYPE_CHECKING:
-    from highwater.gaps import Gaps
-    from highwater.slices import Slice
+from highwater.slices import Slice
 
 
 class RecordedGaps(LedgerPart):
@@ -23,8 +19,7 @@ class RecordedGaps(LedgerPart):
 
     def read_for_slices(self, keys: Sequence[str]) -> dict[str, Gaps]:
         """The explanation of the gaps of these slices at the first look; slices never looked at are absent."""
-        with self._database.reading() as connection:
-            return {row.slice_key: build_gaps(row) for row in read_slice_rows(connection, schema.gaps, keys)}
+        return {row.slice_key: build_gaps(row) for row in self._database.read_slices(schema.gaps, keys)}
 
     def record(self, slice_: Slice, gaps: Gaps) -> bool:
         """Record the explanation of a slice's gaps; False if one is recorded already: evidence vanishes."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import delete, insert, select, update
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from highwater.envelope import Origin
@@ -15,9 +16,6 @@ from highwater.holds import Hold, HoldingRecords, Release, update_hold
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
 
 TRIES = 5
 
@@ -34,8 +32,7 @@ class Holds(LedgerPart):
         """The slices of a stream that are held and nobody released, the oldest hold first."""
         table = schema.holds
         query = select(table).where(table.c.stream == stream, table.c.released_at.is_(None))
-        with self._database.reading() as connection:
-            return [_build_hold(row) for row in connection.execute(query.order_by(table.c.since, table.c.slice_key))]
+        return [_build_hold(row) for row in self._database.read(query.order_by(table.c.since, table.c.slice_key))]
 
     def list_held_streams(self) -> set[str]:
         """The streams with a held slice."""

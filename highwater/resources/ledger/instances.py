@@ -25,8 +25,7 @@ class Instances(LedgerPart):
     def list_for_stream(self, stream: str) -> list[Instance]:
         """The instances that worked on a stream within the last days."""
         query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.first_seen)
-        with self._database.reading() as connection:
-            return [Instance(r.instance_id, r.place, r.first_seen, r.last_seen) for r in connection.execute(query)]
+        return [Instance(r.instance_id, r.place, r.first_seen, r.last_seen) for r in self._database.read(query)]
 
     def list_concurrent(self, stream: str, now: datetime) -> list[Instance]:
         """The instances that work on a stream at the same time; none where one alone does."""
@@ -35,8 +34,7 @@ class Instances(LedgerPart):
     def record(self, streams: Collection[str], instance_id: str, place: str, now: datetime) -> None:
         """Record that an instance's sensors tick for these streams: an update a minute, with one statement for all."""
         query = select(_TABLE).where(_TABLE.c.instance_id == instance_id)
-        with self._database.reading() as connection:
-            known = {row.stream: row for row in connection.execute(query)}
+        known = {row.stream: row for row in self._database.read(query)}
         live = {n: row for n, row in known.items() if row.place == place and now - row.last_seen < TERM}
         due = [n for n in streams if n in live and now - live[n].last_seen >= WRITE_EVERY]
         new = [n for n in streams if n not in live]

@@ -46,18 +46,17 @@ class OperatorActions(LedgerPart):
         query = select(_TABLE).order_by(_TABLE.c.id.desc()).limit(most)
         if stream is not None:
             query = query.where(_TABLE.c.stream == stream)
-        with self._database.reading() as connection:
-            found = [
-                OperatorAction(
-                    row.action,
-                    row.stream,
-                    row.asked,
-                    row.decided_by,
-                    row.because,
-                    row.through,
-                    row.decided_at,
-                    row.outcome,
-                )
-                for row in connection.execute(query)
-            ]
+        found = [
+            OperatorAction(
+                row.action,
+                row.stream,
+                row.asked,
+                row.decided_by,
+                row.because,
+                row.through,
+                row.decided_at,
+                row.outcome,
+            )
+            for row in self._database.read(query)
+        ]
         return found[::-1]

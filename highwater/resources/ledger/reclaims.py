@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Row, func, insert, select
 
 from highwater.batching import split_by_count
 from highwater.envelope import Origin
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-
-if TYPE_CHECKING:
-    from sqlalchemy import Row
 
 # SQLite takes 32,766 parameters in a statement, and a row has 11.
 ROWS_PER_STATEMENT = 1_000
@@ -58,9 +55,8 @@ class Reclaims(LedgerPart):
         query = select(table.c.slice_key, table.c.act, *totals).where(table.c.stream == stream)
         query = query.group_by(table.c.slice_key, table.c.act).order_by(table.c.act)
         found: dict[str, list[ReclaimAct]] = {}
-        with self._database.reading() as connection:
-            for key, *act in connection.execute(query):
-                found.setdefault(key, []).append(ReclaimAct(*act))
+        for key, *act in self._database.read(query):
+            found.setdefault(key, []).append(ReclaimAct(*act))
         return found
 
     def list_for_stream(self, stream: str, *, acts: int | None = None, slice_key: str | None = None) -> list[Reclaim]:
@@ -75,8 +71,7 @@ class Reclaims(LedgerPart):
         query = select(table).where(table.c.stream == stream)
         query = query if acts is None else query.where(table.c.act <= acts)
         query = query if slice_key is None else query.where(table.c.slice_key == slice_key)
-        with self._database.reading() as connection:
-            return [_build_reclaim(row) for row in connection.execute(query.order_by(table.c.act))]
+        return [_build_reclaim(row) for row in self._database.read(query.order_by(table.c.act))]
 
     def add(self, stream: str, reclaims: Sequence[Reclaim], *, after: int = 0) -> None:
         """Record one act, all of it or nothing.

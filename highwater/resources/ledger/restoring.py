@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from sqlalchemy import insert
 from sqlalchemy.exc import IntegrityError
 
+from highwater.erasing import RecordedErasure
 from highwater.errors import LeaseHeldError
 from highwater.plans import Generation, Loss, PublicationRecord, ensure_recordable
+from highwater.reclaims import Reclaim
 from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.erasures import restore
 from highwater.resources.ledger.reclaims import build_reclaim_row
 from highwater.resources.ledger.rows import build_generation_row, build_loss_row, build_slice_row
 from highwater.slices import Slice
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from highwater.erasing import RecordedErasure
-    from highwater.reclaims import Reclaim
-    from highwater.resources.ledger.database import Database
 
 
 def restore_plans(

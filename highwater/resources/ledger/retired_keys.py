@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, insert, select, update
 from highwater.batching import split_by_count
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
-from highwater.resources.ledger.engine import KEYS_PER_STATEMENT, read_slice_rows
+from highwater.resources.ledger.engine import KEYS_PER_STATEMENT
 
 _TABLE = schema.retired_keys
 
@@ -24,8 +24,7 @@ class RetiredKeys(LedgerPart):
         """The keys that are retired now."""
         if not keys:
             return set()
-        with self._database.reading() as connection:
-            return {row.slice_key for row in read_slice_rows(connection, _TABLE, keys) if row.recalled_at is None}
+        return {row.slice_key for row in self._database.read_slices(_TABLE, keys) if row.recalled_at is None}
 
     def count(self, stream: str) -> int:
         """The number of keys of a stream that are retired now."""
@@ -36,8 +35,7 @@ class RetiredKeys(LedgerPart):
     def read_recall_times(self, stream: str) -> dict[str, datetime]:
         """The keys of a stream that were brought back, and when."""
         query = select(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.recalled_at.is_not(None))
-        with self._database.reading() as connection:
-            return {row.slice_key: row.recalled_at for row in connection.execute(query)}
+        return {row.slice_key: row.recalled_at for row in self._database.read(query)}
 
     def retire(self, stream: str, keys: Sequence[str], now: datetime) -> None:
         """Mark keys as retired; one that was brought back before is retired again."""

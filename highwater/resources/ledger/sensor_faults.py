@@ -52,8 +52,7 @@ class SensorFaults(LedgerPart):
     def list_all(self) -> list[SensorFault]:
         """The faults of all streams, the oldest first."""
         query = select(_TABLE).order_by(_TABLE.c.since, _TABLE.c.stream, _TABLE.c.sensor)
-        with self._database.reading() as connection:
-            return [SensorFault(**row._mapping) for row in connection.execute(query)]  # noqa: SLF001 - SQLAlchemy's public name
+        return [SensorFault(**row._mapping) for row in self._database.read(query)]  # noqa: SLF001 - SQLAlchemy's public name
 
     def replace(self, sensor: str, found: Collection[SensorFault], ended: Collection[str]) -> None:
         """Record the faults that a tick of a sensor found, and delete those of streams that it served.

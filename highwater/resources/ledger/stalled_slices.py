@@ -45,8 +45,7 @@ class StalledSlices(LedgerPart):
     def read_open(self, stream: str) -> list[StalledSlice]:
         """The stalled slices of a stream, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.since, _TABLE.c.slice_key)
-        with self._database.reading() as connection:
-            return [StalledSlice(row.slice_key, row.since, row.runs) for row in connection.execute(query)]
+        return [StalledSlice(row.slice_key, row.since, row.runs) for row in self._database.read(query)]
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
         """Record slices with the number of runs that left them undone; a known slice keeps its first record."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import BigInteger, cast, func, insert, literal, select, tuple_, update
+from sqlalchemy import BigInteger, Select, cast, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from highwater.batching import split_by_count
@@ -17,7 +18,7 @@ from highwater.resources.ledger.alerts import OpenAlerts
 from highwater.resources.ledger.breakers import Breakers
 from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.discards import Discards
-from highwater.resources.ledger.engine import KEYS_PER_STATEMENT, read_slice_rows
+from highwater.resources.ledger.engine import KEYS_PER_STATEMENT
 from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlices
 from highwater.resources.ledger.gaps import RecordedGaps
@@ -46,12 +47,6 @@ from highwater.resources.ledger.stalled_slices import StalledSlices
 from highwater.resources.ledger.topics import PlannedTopics, insert_losses, move_on, read_newest_slice
 from highwater.slices import Slice, SliceKey
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from sqlalchemy import Select
-
-
 # A sensor tick shall answer within seconds whatever is unavailable.
 WAIT_SECONDS = 5.0
 
@@ -72,6 +67,23 @@ class Ledger:
 
     def __init__(self, url: str, wait_seconds: float = WAIT_SECONDS) -> None:
         self.database = Database(url, wait_seconds)
+        self.topics = PlannedTopics(self.database)
+        self.publications = Publications(self.database)
+        self.discards = Discards(self.database)
+        self.gaps = RecordedGaps(self.database)
+        self.alerts = OpenAlerts(self.database)
+        self.breakers = Breakers(self.database)
+        self.holds = Holds(self.database)
+        self.exhausted_slices = ExhaustedSlices(self.database)
+        self.stalled_slices = StalledSlices(self.database)
+        self.instances = Instances(self.database)
+        self.operator_actions = OperatorActions(self.database)
+        self.paused = PausedTopics(self.database)
+        self.sensor_faults = SensorFaults(self.database)
+        self.reclaims = Reclaims(self.database)
+        self.retired = RetiredKeys(self.database)
+        self.intents = Intents(self.database)
+        self.erasures = Erasures(self.database)
 
     def __repr__(self) -> str:
         return f"Ledger({self.database.shown!r})"
@@ -114,8 +126,7 @@ class Ledger:
         """
         if not keys:
             return []
-        with self.database.reading() as connection:
-            found = {row.slice_key: build_slice(row) for row in read_slice_rows(connection, schema.slices, keys)}
+        found = {row.slice_key: build_slice(row) for row in self.database.read_slices(schema.slices, keys)}
         for key in keys:
             if key not in found:
                 raise self._build_unknown_error(key)
@@ -168,8 +179,7 @@ class Ledger:
             query = query.order_by(*[column.desc() for column in order]).limit(newest)
         else:
             query = query.order_by(*order).limit(limit)
-        with self.database.reading() as connection:
-            found = [build_slice(row) for row in connection.execute(query)]
+        found = [build_slice(row) for row in self.database.read(query)]
         return found if newest is None else found[::-1]
 
     def read_attempts(self, stream: str, topic: str, topic_id: str) -> dict[str, int]:
@@ -208,8 +218,7 @@ class Ledger:
         table = schema.slices
         start, end = (cast(table.c.ranges[str(partition), at].as_string(), BigInteger) for at in (0, 1))
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, start <= offset, end > offset)
-        with self.database.reading() as connection:
-            return [build_slice(row) for row in connection.execute(query.order_by(table.c.ordinal))]
+        return [build_slice(row) for row in self.database.read(query.order_by(table.c.ordinal))]
 
     def read_last_slice(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic in any generation; found by index."""
@@ -282,18 +291,16 @@ class Ledger:
         """The times at which slices were planned; keys that never were are left out."""
         table = schema.slices
         found: dict[str, datetime] = {}
-        with self.database.reading() as connection:
-            for some in split_by_count(keys, KEYS_PER_STATEMENT):
-                query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
-                found.update({row.slice_key: row.planned_at for row in connection.execute(query)})
+        for some in split_by_count(keys, KEYS_PER_STATEMENT):
+            query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
+            found.update({row.slice_key: row.planned_at for row in self.database.read(query)})
         return found
 
     def count_slices(self) -> dict[tuple[str, str], int]:
         """Planned slices by stream and topic."""
         table = schema.slices
         query = select(table.c.stream, table.c.topic, func.count()).group_by(table.c.stream, table.c.topic)
-        with self.database.reading() as connection:
-            return {(stream, topic): count for stream, topic, count in connection.execute(query)}
+        return {(stream, topic): count for stream, topic, count in self.database.read(query)}
 
     # Losses
 
@@ -309,95 +316,7 @@ class Ledger:
             query = query.where(table.c.stream == stream)
         if topic is not None:
             query = query.where(table.c.topic == topic)
-        with self.database.reading() as connection:
-            return [build_loss(row) for row in connection.execute(query)]
-
-    # Parts
-
-    @property
-    def topics(self) -> PlannedTopics:
-        """The planned topics of all streams."""
-        return PlannedTopics(self.database)
-
-    @property
-    def publications(self) -> Publications:
-        """The publications of all streams."""
-        return Publications(self.database)
-
-    @property
-    def discards(self) -> Discards:
-        """The discarded records of all streams."""
-        return Discards(self.database)
-
-    @property
-    def gaps(self) -> RecordedGaps:
-        """The explained gaps of all slices."""
-        return RecordedGaps(self.database)
-
-    @property
-    def alerts(self) -> OpenAlerts:
-        """The open alerts of all streams."""
-        return OpenAlerts(self.database)
-
-    @property
-    def breakers(self) -> Breakers:
-        """The breakers of all streams."""
-        return Breakers(self.database)
-
-    @property
-    def holds(self) -> Holds:
-        """The slices of all streams that are held."""
-        return Holds(self.database)
-
-    @property
-    def exhausted_slices(self) -> ExhaustedSlices:
-        """The exhausted slices of all streams."""
-        return ExhaustedSlices(self.database)
-
-    @property
-    def stalled_slices(self) -> StalledSlices:
-        """The slices of all streams that runs leave undone again and again and that are still requested."""
-        return StalledSlices(self.database)
-
-    @property
-    def instances(self) -> Instances:
-        """The Dagster instances that work on the streams."""
-        return Instances(self.database)
-
-    @property
-    def operator_actions(self) -> OperatorActions:
-        """The actions of operators: who, when and why."""
-        return OperatorActions(self.database)
-
-    @property
-    def paused(self) -> PausedTopics:
-        """The pauses of all streams: sensors, and topics whose records are retried."""
-        return PausedTopics(self.database)
-
-    @property
-    def sensor_faults(self) -> SensorFaults:
-        """The reasons why sensors skip streams until a person acts."""
-        return SensorFaults(self.database)
-
-    @property
-    def reclaims(self) -> Reclaims:
-        """The reclaims of all streams."""
-        return Reclaims(self.database)
-
-    @property
-    def retired(self) -> RetiredKeys:
-        """The keys that maintenance took from Dagster."""
-        return RetiredKeys(self.database)
-
-    @property
-    def intents(self) -> Intents:
-        """The numbered commits of all streams that were begun and are not known to have ended."""
-        return Intents(self.database)
-
-    @property
-    def erasures(self) -> Erasures:
-        """The erasures of all streams."""
-        return Erasures(self.database)
+        return [build_loss(row) for row in self.database.read(query)]
 
     # Leases
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import and_, func, insert, select, update
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from highwater.plans import Generation, Loss, Planned, ensure_recordable
@@ -20,11 +21,7 @@ from highwater.resources.ledger.rows import (
     build_slice,
     encode_starts,
 )
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-
-    from highwater.slices import Slice
+from highwater.slices import Slice
 
 
 class PlannedTopics(LedgerPart):
@@ -74,8 +71,7 @@ class PlannedTopics(LedgerPart):
         """All generations of a topic, oldest first."""
         table = schema.topics
         query = select(table).where(table.c.stream == stream, table.c.topic == topic).order_by(table.c.generation)
-        with self._database.reading() as connection:
-            return [build_generation(row) for row in connection.execute(query)]
+        return [build_generation(row) for row in self._database.read(query)]
 
     def open_generation(
         self, generation: Generation, losses: Sequence[Loss] = (), seen: Generation | None = None

@@ -19,6 +19,7 @@ from dev.planted import plant as plant_table
 from dev.shapes import SHAPES
 from highwater.declaration import Field, Severity, Transitions
 from highwater.orchestration.checking import version_queries
+from highwater.orchestration.checking.check_rules import SAMPLES
 from highwater.orchestration.checking.checks import build_evaluation
 from highwater.orchestration.checking.version_checks import (
     ALONG_OFFSETS,
@@ -32,7 +33,7 @@ from highwater.orchestration.checking.version_checks import (
     select_check_names,
     select_missing_check_names,
 )
-from highwater.orchestration.checking.version_queries import SAMPLES, STREAM
+from highwater.orchestration.checking.version_queries import STREAM
 from highwater.resources.lake import Lake
 from tests.helpers.version_tables import (
     BEGIN,

@@ -32,7 +32,7 @@ from highwater.errors import ConfigurationError
 from highwater.orchestration import resources
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.cli.serve_metrics import measure_streams
+from highwater.orchestration.cli.metrics import measure_streams
 from highwater.orchestration.reporting.health import LIMIT, SENSORS, Health, HealthCondition, examine
 from highwater.orchestration.reporting.prometheus_metrics import MetricSamples
 from highwater.orchestration.reporting.serving import CachedValue, build_application, open_server

@@ -456,7 +456,7 @@ def test_the_sensor_of_alerts_has_the_same_limit(
 
     monkeypatch.setattr(alerts, "tick", measure)
     deployed(1).tick("alerts")
-    assert [wait <= sensors.LIMIT_SECONDS for wait in waits] == [True]
+    assert [wait <= rounds.LIMIT_SECONDS for wait in waits] == [True]
 
 
 def test_an_idle_stream_rests_until_something_changes(

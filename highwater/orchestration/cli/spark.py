@@ -1,9 +1,10 @@
-"""The command `serve-spark`."""
+"""The commands `jars` and `serve-spark`: Spark on a machine that has PySpark alone."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -33,3 +34,20 @@ def serve_spark(deployment: Deployment, host: str, port: int, given: Sequence[st
     connect_server.prepare_environment(deployment.settings, os.environ)
     command = connect_server.build_server_command(conf)
     os.execv(command[0], command)  # noqa: S606 - the process becomes the server, so its signals reach it
+
+
+@click.command("jars")
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder; HIGHWATER_HOME by default.")
+@deployment_of
+def fetch_jars(deployment: Deployment, to: Path | None) -> None:
+    """Fetch the jars of Delta, of the Kafka connector and of S3 into jars/spark of a folder.
+
+    Each jar is compared with a recorded checksum. The log store for a lake on S3 comes from the package itself. Runs on
+    a local master take the jars from HIGHWATER_HOME; a Spark server or a cluster gets a copy.
+    """
+    from highwater.resources.jars import ensure_jars
+    from highwater.resources.object_store import copy_log_store
+
+    place = ensure_jars("spark", to or deployment.settings.home)
+    copy_log_store(place)
+    click.echo(f"the jars are in {place}")
