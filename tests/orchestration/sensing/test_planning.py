@@ -28,6 +28,7 @@ from highwater.orchestration.operations.acceptance import compute_acceptance
 from highwater.orchestration.sensing import topic_planner
 from highwater.orchestration.sensing.slice_cutting import SlicePlan, compute_fair_shares, cut_slices
 from highwater.plans import Generation, Loss, Planned
+from highwater.resources.time_limits import limit_time, limit_wait
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 
@@ -343,6 +344,14 @@ def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slic
     nobody = cast("Any", None)
     result = topic_planner.Planner(nobody, nobody)._with_fingerprints(topic(led(0, 100)), SlicePlan(slices=tuple(made)))
     return [[mark.offset for mark in slice_.fingerprints.values()] for slice_ in result.slices]
+
+
+def test_looks_in_threads_end_with_the_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    with limit_time(5.0):
+        _marked(monkeypatch, lambda _: waits.append(limit_wait(100.0)))
+    assert len(waits) == 6
+    assert max(waits) <= 5.0
 
 
 def test_the_last_records_of_several_slices_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:

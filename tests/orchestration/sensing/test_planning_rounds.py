@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,18 +16,21 @@ import dagster as dg
 import pytest
 from sqlalchemy import event
 
-from highwater.declaration import Foreign, Limits, Stream
+from highwater.declaration import Accepted, Foreign, Limits, Stream
 from highwater.errors import ConfigurationError, DeclarationError, DependencyUnavailableError, TopicAbsentError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
+from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.stalled_work import measure_skipped_streams, measure_stream_files
 from highwater.orchestration.sensing import resting_rounds
-from highwater.orchestration.sensing.rounds import Cursor
+from highwater.orchestration.sensing.rounds import LIMIT_SECONDS, Cursor
 from highwater.orchestration.sensing.stream_ticks import Tick
+from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import ALL, PLANNER, RETRIES, Pause
+from highwater.resources.time_limits import limit_wait
 from highwater.resources.topic_state import PartitionState, TopicState, TopicStates
 from highwater.slices import OffsetRange
 from highwater.stream_files import Declarations
@@ -68,7 +73,7 @@ class FakeCountingTopics:
     def look_again(self, topic: str) -> TopicState:
         return self.read_topic_state(topic)
 
-    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **__: Any) -> Iterator[Any]:
         self.asked["read"] += 1
         return iter([])
 
@@ -87,11 +92,16 @@ class Deployment:
     """Streams on a cluster, whose sensors are ticked as the daemon does: keys, events and the cursor are kept."""
 
     def __init__(
-        self, root: Path, instance: dg.DagsterInstance, streams: Sequence[Stream], files: Declarations | None = None
+        self,
+        root: Path,
+        instance: dg.DagsterInstance,
+        streams: Sequence[Stream],
+        files: Declarations | None = None,
+        kafka: FakeCountingTopics | None = None,
     ) -> None:
         self.instance, self.streams = instance, streams
         self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
-        self.kafka = FakeCountingTopics([stream.topic for stream in streams])
+        self.kafka = kafka or FakeCountingTopics([stream.topic for stream in streams])
         self.lake = Lake(str(root / "lake"))
         self.cursors: dict[str, str | None] = {}
         resources = {"ledger": self.ledger, "kafka": self.kafka, "lake": self.lake}
@@ -356,6 +366,66 @@ def test_kafka_that_is_unavailable_is_no_empty_topic(
     assert "Kafka did not answer" in result.skip_message
     assert Cursor.parse(result.cursor).begin == "s001"
     assert ours.ledger.sensor_faults.list_all() == []
+
+
+class FakeHungTopics(FakeCountingTopics):
+    """Topics of which one is on a broker that hangs: its records are waited for by a real client."""
+
+    hung: str | None = "accepted"
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **more: Any) -> Iterator[Any]:
+        if topic != self.hung:
+            return
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            yield from Kafka(f"127.0.0.1:{listening.getsockname()[1]}").read(topic, ranges, **more)
+
+
+def test_a_visit_that_would_outlast_its_tick_is_cut_and_the_other_streams_are_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first plan of a stream that publishes waited 45 s for records.
+
+    Dagster ended the tick, and the next one began with the same stream.
+    """
+    monkeypatch.setattr(sensors, "BUDGET_SECONDS", 1.0)
+    monkeypatch.setattr(sensors, "LIMIT_SECONDS", 2.0)
+    streams = named("s000", "s001", "s002")
+    streams[0] = replace(streams[0], publishes=Accepted("accepted"))
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        kafka = FakeHungTopics([*(stream.topic for stream in streams), "accepted"])
+        ours = Deployment(tmp_path, instance, streams, kafka=kafka)
+        found = dict[str, list[str]]()
+        messages = []
+        for _ in range(3):
+            began = time.monotonic()
+            result = ours.tick("planner")
+            messages.append(result.skip_message)
+            found |= keys_of(result)
+            assert time.monotonic() - began < 15
+        assert sorted(found) == ["s001_slices", "s002_slices"]
+        assert "the time of this tick is over" in messages[0]
+        assert "2 streams are left to the next tick, from s001 on" in messages[0]
+        assert ours.ledger.sensor_faults.list_all() == []
+        assert not ours.ledger.breakers.list_dependencies(), "no broker is blamed for the time of a tick"
+        kafka.hung = None
+        while "s000_slices" not in found:
+            found |= keys_of(ours.tick("planner"))
+
+
+def test_the_sensor_of_alerts_has_the_same_limit(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def measure(*_: object, **__: object) -> None:
+        waits.append(limit_wait(1_000.0))
+        raise DependencyUnavailableError("Kafka did not answer", remedy="wait")
+
+    monkeypatch.setattr(alerts, "tick", measure)
+    deployed(1).tick("alerts")
+    assert [wait <= LIMIT_SECONDS for wait in waits] == [True]
 
 
 def test_an_idle_stream_rests_until_something_changes(
