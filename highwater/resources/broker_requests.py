@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,13 +65,13 @@ def _choose_broker(kafka: Kafka, other_than: int | None = None) -> int | None:
     """Read metadata until it names another controller, to which requests go then; None where no broker answers."""
     from confluent_kafka import KafkaException
 
-    named = other_than
+    named, end = other_than, time.monotonic() + FIRST_SECONDS
     for _ in range(MAX_METADATA):
         try:
             named = kafka.get_admin().list_topics(timeout=limit_wait(FIRST_SECONDS)).controller_id
         except KafkaException:
             return None
-        if named != other_than:
+        if named != other_than or time.monotonic() > end:
             break
     return named
 

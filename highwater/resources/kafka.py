@@ -23,6 +23,7 @@ from highwater.resources.kafka_options import build_spark_options, redact_values
 from highwater.resources.offset_requests import (
     NO_SUCH_RECORD,
     OffsetQuery,
+    compute_wait_end,
     list_no_leader_codes,
     list_timeout_codes,
     request_offsets,
@@ -237,9 +238,10 @@ class Kafka:
         wanted = [TopicPartition(*place) for place in places]
         try:
             by_query = [self._request_offsets(admin, wanted, query, seconds) for query in queries]
+            end = compute_wait_end(seconds)
             for answers, futures in zip(found, by_query, strict=True):
                 for one, future in futures.items():
-                    answer, error = wait_for_result(future, seconds)
+                    answer, error = wait_for_result(future, end)
                     if error is None and answer.offset >= 0:
                         answers[one.topic, one.partition] = answer
                     elif error in list_timeout_codes():
@@ -374,8 +376,9 @@ class Kafka:
         wanted = [TopicPartition(topic, p) for p in partitions]
         try:
             by_query = [self._request_offsets(admin, wanted, query, seconds) for query in queries]
+            end = compute_wait_end(seconds)
             return [
-                self._await_answers(futures, 0 if isinstance(query, OffsetQuery) else NO_SUCH_RECORD, seconds)
+                self._await_answers(futures, 0 if isinstance(query, OffsetQuery) else NO_SUCH_RECORD, end)
                 for query, futures in zip(queries, by_query, strict=True)
             ]
         finally:
@@ -393,7 +396,7 @@ class Kafka:
         finally:
             del admin
 
-    def _await_answers(self, futures: Mapping[Any, Any], least: int, seconds: float) -> dict[int, Any]:
+    def _await_answers(self, futures: Mapping[Any, Any], least: int, end: float) -> dict[int, Any]:
         """The answers, without those for a partition that nobody leads.
 
         While a leader is down, librdkafka also answers offset -1001 without an error.
@@ -403,7 +406,7 @@ class Kafka:
         found: dict[int, Any] = {}
         for partition, future in futures.items():
             try:
-                answer = future.result(seconds + 1)
+                answer = future.result(max(0.0, end - time.monotonic()))
                 if answer.offset >= least:
                     found[partition.partition] = answer
             except KafkaException as error:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+
+from highwater.resources.time_limits import limit_wait
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import AdminClient
 
+# Before the time-out begins, the client asks a broker for the leaders, and waits 3 s for one that hangs.
+LEADERS_SECONDS = 3.0
 # `list_offsets` answers so where no record is as young as a timestamp.
 NO_SUCH_RECORD = -1
 
@@ -47,12 +52,20 @@ def request_offsets(
     return futures
 
 
-def wait_for_result(future: Any, seconds: float) -> tuple[Any, int | None]:
+def compute_wait_end(seconds: float) -> float:
+    """When the answers to a request with this time-out are waited for no longer; a value of `time.monotonic`.
+
+    It is one moment for all partitions: waits that follow each other would add up.
+    """
+    return time.monotonic() + limit_wait(LEADERS_SECONDS + seconds + 1)
+
+
+def wait_for_result(future: Any, end: float) -> tuple[Any, int | None]:
     """The answer of a request, or the code of its error."""
     from confluent_kafka import KafkaError, KafkaException
 
     try:
-        return future.result(seconds + 1), None
+        return future.result(max(0.0, end - time.monotonic())), None
     except KafkaException as error:
         return None, int(error.args[0].code())
     except TimeoutError:

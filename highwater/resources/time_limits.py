@@ -46,6 +46,6 @@ def build_out_of_time_error() -> OutOfTimeError:
     """The error of a request for which no time is left."""
     return OutOfTimeError(
         "the time of this tick is over, and Kafka was not asked any further",
-        remedy="nothing to do: nothing was decided, and a later tick tries again; if it repeats, check with "
-        "highwater doctor that each broker answers",
+        remedy="nothing to do: a later tick asks again; if it repeats, highwater status shows the partitions that "
+        "could not be asked, and their leaders",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.resources.kafka import Kafka
+from highwater.resources.offset_requests import OffsetQuery
 from highwater.resources.topic_state import PartitionState, TopicStates
 from highwater.slices import OffsetRange
 from tests.helpers.support import BOUNDED
@@ -114,6 +116,23 @@ def test_a_broker_that_hangs_costs_its_partitions_only() -> None:
     assert (found, asked) == ({"a": [0], "b": [1]}, REQUESTS)
     with pytest.raises(DependencyUnavailableError):
         seen(["a"], {("a", 0): timed_out, ("a", 1): TimeoutError()})
+
+
+def test_answers_that_do_not_come_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each partition was waited for after the one before it: 100 of them took minutes."""
+    monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr("highwater.resources.offset_requests.LEADERS_SECONDS", 0.0)
+    kafka = Kafka("nowhere:1")
+    silent = SimpleNamespace(list_offsets=lambda asked, **_: {place: Future() for place in asked}, poll=lambda _: 0)
+    for ask in (
+        lambda: kafka._read_offsets([("a", p) for p in range(100)], OffsetQuery.HIGH, OffsetQuery.STABLE),
+        lambda: kafka._read_topic_offsets("a", [*range(100)], OffsetQuery.HIGH, OffsetQuery.STABLE),
+    ):
+        kafka._admin = silent  # type: ignore[assignment]
+        began = time.monotonic()
+        with pytest.raises(DependencyUnavailableError):
+            ask()
+        assert time.monotonic() - began < 10
 
 
 def test_a_topic_that_may_not_be_read_is_left_out() -> None:
