@@ -58,6 +58,8 @@ CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
 # How long the ledger would keep the doctor's lease if it died with it.
 LEASE_SECONDS = 30.0
+# The shortest delay of a tier is 1 s, the shortest usual one 10 s. An answer of the database takes less than this.
+LONGEST_SKEW = timedelta(seconds=5)
 # As much as a small file of a table; a smaller one may fit into what a full disk reserves.
 TRIAL_BYTES = 2**20
 
@@ -77,6 +79,7 @@ def examine(
         "declarations": lambda: _check_declarations(deployment),
         "settings": lambda: _check_process_settings(environment),
         "ledger": lambda: _check_ledger(deployment),
+        "clock": lambda: _check_clock(deployment),
         "lake": lambda: _check_lake(settings.lake),
         "Dagster": lambda: _check_dagster(environment),
         "Kafka's configuration for Spark": lambda: _check_spark_options(deployment),
@@ -342,6 +345,22 @@ def _check_ledger(deployment: Deployment) -> str:
     planned = sum(ledger.count_slices().values())
     with ledger.lease(f"doctor {uuid.uuid4().hex}", seconds=LEASE_SECONDS):
         return f"{planned:,} slices are planned; it can be written to"
+
+
+def _check_clock(deployment: Deployment) -> str:
+    """Compare this machine's clock with that of the ledger's database.
+
+    Raises:
+        ConfigurationError: they differ, so that retries, breakers and alerts come too early or too late.
+    """
+    skew = deployment.open_ledger().measure_clock_skew()
+    if abs(skew) > LONGEST_SKEW:
+        raise ConfigurationError(
+            "the clocks of this machine and of the ledger's database differ",
+            found=f"the database is {format_duration(abs(skew))} {'ahead' if skew > timedelta(0) else 'behind'}",
+            remedy="synchronise the clocks of all machines and brokers, as by NTP",
+        )
+    return "it agrees with that of the ledger's database"
 
 
 def _check_reading(deployment: Deployment, topic: str) -> str:

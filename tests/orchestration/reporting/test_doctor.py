@@ -159,6 +159,18 @@ def test_the_ledger_is_written_to_and_left_clean(tmp_path: Path) -> None:
     assert ledger.read_leases() == {}
 
 
+@pytest.mark.parametrize(("seconds", "text"), [(3600, "1:00:00 ahead"), (-7, "0:00:07 behind"), (4, "")])
+def test_a_clock_that_differs_from_the_ledgers_is_an_error(seconds: int, text: str) -> None:
+    """Retries came an hour late, and every connection was fine."""
+    ledger = SimpleNamespace(measure_clock_skew=lambda: timedelta(seconds=seconds))
+    asked = cast("Deployment", SimpleNamespace(open_ledger=lambda: ledger))
+    if not text:
+        assert "agrees" in doctor._check_clock(asked)
+        return
+    with pytest.raises(ConfigurationError, match=f"the database is {text}; remedy: synchronise"):
+        doctor._check_clock(asked)
+
+
 def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path: Path) -> None:
     """Two deployments on one ledger did each other's work, and nothing named them."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
