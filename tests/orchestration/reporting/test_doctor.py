@@ -368,7 +368,9 @@ def test_all_that_fails_is_reported_at_once(tmp_path: Path) -> None:
     )
     assert {states[name] for name in ("Kafka", "topic orders", "reference table reference/customers")} == {"failed"}
     assert result.exit_code in {EXIT_PERMANENT, EXIT_TEMPORARY}
-    assert all(row["remedy"] for row in json.loads(result.stdout) if row["state"] == "failed")
+    remedies = {row["tried"]: row["remedy"] for row in json.loads(result.stdout) if row["state"] == "failed"}
+    assert all(remedies.values())
+    assert "security.protocol" in remedies["Kafka"], "a listener of another protocol does not answer either"
 
 
 def test_a_configuration_that_is_refused_is_one_line_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
