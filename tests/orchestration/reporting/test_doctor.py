@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pyarrow as pa
@@ -32,9 +32,11 @@ from highwater.resources.ledger import Ledger
 from highwater.settings import Settings
 from highwater.topic_rules import Setting
 from tests.conftest import create_topic
+from tests.helpers.lagging import Deployed
 from tests.helpers.scene import Scene
 from tests.helpers.support import customers, make_stream
 from tests.helpers.topic_facts import SAFE, with_setting
+from tests.helpers.written_tables import STREAM
 
 if TYPE_CHECKING:
     from highwater.orchestration.deployment import Deployment
@@ -321,7 +323,7 @@ def test_storage_of_dagster_that_nobody_can_open_is_no_storage_that_is_unavailab
 def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was a warning without the command that fixes it, and the exit status was 0."""
     unclean = with_setting(SAFE, unclean_leader_election_enable="true", retention_bytes="9")
-    monkeypatch.setattr(doctor, "fetch_topic_facts", lambda *_: unclean)
+    monkeypatch.setattr(doctor, "_fetch_main_facts", lambda *_: unclean)
     monkeypatch.setattr(topic_audit, "fetch_topic_facts", lambda _, topic: replace(unclean, topic=topic))
     kafka = cast("Deployment", SimpleNamespace(open_kafka=lambda: None))
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
@@ -336,6 +338,40 @@ def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pyt
     assert failed.row[0] == "failed"
     assert failed.row[3].endswith("--entity-name orders --add-config unclean.leader.election.enable=false")
     assert (warned.row[0], warned.row[3].endswith("retention.bytes=-1")) == ("warning", True)
+
+
+def test_the_commands_that_allow_operations_are_whole() -> None:
+    """They lacked the broker, and named placeholders for operation and topic."""
+    text = doctor._build_acl_commands("broker:9092", {"orders": ["DESCRIBE", "READ"], "a": [], "b": ["WRITE"]})
+    tool = "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:NAME"
+    first = f"{tool} --operation Describe --operation Read --topic orders"
+    assert text == f"{first}; {tool} --operation Write --topic b, with this user's name"
+
+
+@pytest.mark.parametrize(
+    ("retention", "state"), [(timedelta(minutes=30), "failed"), (timedelta(minutes=60), "warning"), (None, None)]
+)
+def test_retention_is_compared_with_the_age_of_what_is_unread(
+    retention: timedelta | None, state: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor took nothing for unread, so retention always sufficed."""
+    deployed = Deployed(tmp_path)
+    deployed.read(*range(6))  # the oldest unread record came 40 minutes ago
+    milliseconds = -1 if retention is None else int(retention / timedelta(milliseconds=1))
+    facts = with_setting(SAFE, retention_ms=str(milliseconds))
+    monkeypatch.setattr(
+        doctor,
+        "fetch_topic_facts",
+        lambda _, topic, oldest=None, *, age_known=True: replace(facts, oldest_unread=oldest, age_known=age_known),
+    )
+    monkeypatch.setattr(doctor, "check_published_topics", lambda *_: ({}, []))
+    asked: Any = SimpleNamespace(
+        open_ledger=lambda: deployed.ledger, open_kafka=lambda: deployed.kafka, open_lake=lambda: deployed.lake
+    )
+    found = {one.what: one.row[0] for one in doctor._check_topic_rules(asked, STREAM)}
+    assert found.get("topic orders: retention") == state
+    unplanned = replace(STREAM, name="new")
+    assert list(doctor._check_topic_rules(asked, unplanned)) == [], "nobody is late before the first plan"
 
 
 @pytest.mark.parametrize(
