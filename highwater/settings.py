@@ -55,8 +55,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 class Settings:
     """Everything a deployment configures; each value has an embedded default.
 
-    `kafka_config`, `ledger_url`, `alerts_url`, `schema_registry_url` and `schema_registry_config` may hold secrets, so
-    they are kept out of the text form.
+    `kafka_config`, `ledger_url`, `spark_remote`, `alerts_url`, `schema_registry_url` and `schema_registry_config` may
+    hold secrets, so they are not in the text form.
     """
 
     home: Path
@@ -64,7 +64,7 @@ class Settings:
     ledger_url: str = field(repr=False)
     kafka_bootstrap: str
     kafka_config: Mapping[str, str] = field(repr=False)
-    spark_remote: str | None
+    spark_remote: str | None = field(repr=False)
     spark_master: str
     alerts_url: str | None = field(default=None, repr=False)
     schema_registry_url: str | None = field(default=None, repr=False)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 HIDDEN = "(hidden)"
 # Shorter values would blot out words of ordinary sentences, and are no secrets.
 SHORTEST = 4
+# The parameters of a Connect server's address that are no secrets.
+_HARMLESS = frozenset({"use_ssl", "user_id", "user_agent", "session_id"})
 _SECRET = re.compile(r"password|secret|token|jaas|credential|\.pem$|oauthbearer\.config", re.IGNORECASE)
 
 
@@ -38,13 +40,13 @@ def list_remembered_secrets() -> frozenset[str]:
 
 
 def select_secret_values(settings: Settings) -> frozenset[str]:
-    """The values that must not be stored: secret properties, the ledger's password, the alerts' address."""
+    """The values that must not be stored: secret properties, passwords in addresses, tokens, the alerts' address."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     found = {value for name, value in settings.kafka_config.items() if _SECRET.search(name)}
     found.add(settings.alerts_url or "")
-    found |= _select_registry_secrets(settings)
+    found |= _select_registry_secrets(settings) | _select_connect_secrets(settings)
     try:
         url = make_url(settings.ledger_url)
     except (ArgumentError, ValueError):
@@ -67,6 +69,13 @@ def _select_registry_secrets(settings: Settings) -> set[str]:
         password = urlsplit(address).password or ""
         found |= {password, unquote(password)}
     return found
+
+
+def _select_connect_secrets(settings: Settings) -> set[str]:
+    """The parameters of the Spark Connect server's address that may be secrets, such as its token, or headers."""
+    parameters = [one.partition("=") for one in (settings.spark_remote or "").split(";")[1:]]
+    values = {value for name, _, value in parameters if name not in _HARMLESS}
+    return values | set(map(unquote, values))
 
 
 def redact_secrets(text: str, secrets: Collection[str]) -> str:

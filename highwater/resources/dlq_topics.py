@@ -361,6 +361,7 @@ def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = 
     from confluent_kafka.admin import NewTopic
 
     new = NewTopic(topic, wanted.partitions, wanted.replicas, config=dict(wanted.config))
+    command = _build_create_command(kafka, topic, wanted)
     admin = kafka.get_admin()
     try:
         futures = admin.create_topics([new], operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
@@ -370,7 +371,7 @@ def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = 
             raise ConfigurationError(
                 f"topic {topic} is not there, and may not be created",
                 found=error.args[0].str(),
-                remedy=f"allow this user Create on topic {topic}, or have it created as docs/dlq.md says",
+                remedy=f"allow this user Create on topic {topic}, or run {command}",
             ) from error
         if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
             raise ConfigurationError(
@@ -383,7 +384,7 @@ def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = 
             raise ConfigurationError(
                 f"topic {topic} does not exist, and the cluster refuses to create it with the needed settings",
                 found=error.args[0].str(),
-                remedy="have it created as docs/dlq.md says, or change the cluster's policy",
+                remedy=f"change the cluster's policy, or let its owner run {command}",
             ) from error
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another run was first
             raise kafka.build_unavailable_error(f"topic {topic} could not be created: {error.args[0].str()}") from error
@@ -391,6 +392,14 @@ def _create(kafka: Kafka, topic: str, wanted: TopicShape, *, only_asked: bool = 
         raise kafka.build_unavailable_error(error) from error
     finally:
         del admin
+
+
+def _build_create_command(kafka: Kafka, topic: str, wanted: TopicShape) -> str:
+    settings = " ".join(f"--config {name}={value}" for name, value in wanted.config.items())
+    return (
+        f"kafka-topics --bootstrap-server {kafka.bootstrap} --create --topic {topic} --partitions {wanted.partitions} "
+        f"--replication-factor {wanted.replicas} {settings}"
+    ).rstrip()
 
 
 def _read_shape(kafka: Kafka, topic: str) -> TopicShape:

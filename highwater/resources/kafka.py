@@ -475,7 +475,9 @@ class Kafka:
             found=redact_values("; ".join(filter(None, (str(error), refusal))), self._config) or type(error).__name__,
             remedy=f"correct the login in {KAFKA_CONFIG}, as docs/security.md says; it is tried again"
             if refusal
-            else "check that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
+            # To a listener of another protocol the client gets no answer, and reports nothing else.
+            else "check that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached, and that "
+            f"security.protocol of {KAFKA_CONFIG} is that of their listener; it is tried again",
             of=KAFKA,
         )
 

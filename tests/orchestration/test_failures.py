@@ -14,6 +14,7 @@ from highwater.errors import DependencyUnavailableError, HighwaterError, Offsets
 from highwater.orchestration.failures import FIRST_WAIT, TRIES_AGAIN, translate_errors, wait_seconds
 from highwater.orchestration.redaction import HIDDEN, redact_error, select_secret_values
 from highwater.orchestration.resources import read_settings
+from highwater.settings import Settings
 
 AWAY = DependencyUnavailableError("Kafka is unavailable", found="refused", remedy="check that it runs")
 EXPIRED = OffsetsExpiredError("gone", stored="[0, 5)", found="7", remedy="accept the loss")
@@ -129,6 +130,15 @@ def _failing_job(secret: str, kind: type[Exception], depth: int) -> dg.JobDefini
         failing()
 
     return job
+
+
+def test_the_token_of_a_connect_server_is_a_secret() -> None:
+    """Only the doctor hid it; a client that refused its address repeated it in the events of a run."""
+    remote = "sc://spark:15002/;use_ssl=true;token=planted%2Ftoken;x-key=planted-header"
+    found = Settings.from_environment({"SPARK_REMOTE": remote})
+    assert {"planted%2Ftoken", "planted/token", "planted-header"} <= select_secret_values(found)
+    assert "true" not in select_secret_values(found)
+    assert "planted" not in repr(found)
 
 
 def test_an_error_without_secrets_keeps_its_causes(configured: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shlex
@@ -13,7 +14,7 @@ import pytest
 
 from dev.paths import REPOSITORY
 from highwater.orchestration.cli.main import main
-from tests.helpers.pages import PAGES, SHELL_BLOCK, find_spans, read_page
+from tests.helpers.pages import CODE, PAGES, SHELL_BLOCK, find_spans, read_page
 
 SEPARATORS = {"|", "||", ";", "&&", "&"}
 REDIRECTIONS = {">", ">>", "<"}
@@ -119,6 +120,33 @@ def test_a_wrong_command_line_has_a_fault(line: str, fault: str | None) -> None:
 
     assert found
     assert next(filter(None, found), None) == fault
+
+
+def texts_of(file: Path) -> Iterator[str]:
+    """The texts of a module, with `X` for each value that is filled in; the first part of one that has several."""
+    tree = ast.parse(file.read_text())
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.value
+
+
+def test_every_command_that_an_error_or_an_alert_names_exists() -> None:
+    """With its options; `highwater row` names a row of ours."""
+    named = re.compile(r"\bhighwater ([a-z]+(?:-[a-z]+)*)((?: (?:--[a-z-]+|[A-Z]\w*))*)")
+    files = [file for folder in CODE for file in sorted((REPOSITORY / folder).rglob("*.py"))]
+    found = {match.groups() for file in files for text in texts_of(file) for match in named.finditer(text)}
+    found -= {("row", "")}
+    options = {
+        name: {one for parameter in command.params for one in (*parameter.opts, *parameter.secondary_opts)}
+        for name, command in main.commands.items()
+    }
+
+    assert len(found) > 40
+    assert {name for name, _ in found} - options.keys() == set()
+    assert [one for one in found if not set(re.findall(r"--[a-z-]+", one[1])) <= options[one[0]]] == []
 
 
 def test_the_page_of_commands_has_every_command() -> None:

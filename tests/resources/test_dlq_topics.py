@@ -76,9 +76,12 @@ def test_permanent_refusals_are_no_outage_of_the_cluster() -> None:
         refused: Future[None] = Future()
         refused.set_exception(KafkaException(KafkaError(code, "no")))
         answers = SimpleNamespace(create_topics=lambda *_, refused=refused, **__: {"orders.parked": refused})
-        kafka = cast("Kafka", SimpleNamespace(get_admin=lambda answers=answers: answers))
-        with pytest.raises(ConfigurationError, match="refuses to create it"):
-            _create(kafka, "orders.parked", TopicShape(1, 1, {}))
+        kafka = cast("Kafka", SimpleNamespace(get_admin=lambda answers=answers: answers, bootstrap="broker:9092"))
+        with pytest.raises(ConfigurationError, match="refuses to create it") as caught:
+            _create(kafka, "orders.parked", TopicShape(2, 3, {"retention.ms": "-1", "cleanup.policy": "delete"}))
+        command = "kafka-topics --bootstrap-server broker:9092 --create --topic orders.parked --partitions 2"
+        settings = "--replication-factor 3 --config retention.ms=-1 --config cleanup.policy=delete"
+        assert caught.value.remedy.endswith(f"{command} {settings}"), "a page had to be translated into it by hand"
 
 
 DRIFTED: dict[str, tuple[int, dict[str, str], str]] = {

@@ -108,6 +108,12 @@ def test_forbidden_settings_are_reported(guarded: tuple[str, str]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         doctor._check_permissions(deployment, stream)
     assert caught.value.found == f"not allowed: WRITE on {stream.parked_topic}; WRITE on orders.accepted"
+    allowing = f"kafka-acls --bootstrap-server {address} --add --allow-principal User:NAME --operation Write --topic"
+    assert (
+        caught.value.remedy
+        == "; ".join(f"{allowing} {topic}" for topic in (stream.parked_topic, "orders.accepted"))
+        + ", with this user's name"
+    )
     with pytest.raises(ConfigurationError):
         doctor._check_transactions(deployment, stream)
 

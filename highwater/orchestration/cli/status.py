@@ -36,6 +36,7 @@ def status(deployment: Deployment, *, streams: Sequence[str], as_json: bool) -> 
     if as_json:
         print_json([one.to_plain() for one in found])
     else:
+        print_lines([*dict.fromkeys(line for one in found for line in one.deployment_lines)])
         for one in found:
             print_lines(one.lines)
             if one.partitions:

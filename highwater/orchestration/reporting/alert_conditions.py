@@ -197,8 +197,10 @@ def _measure_holds(inputs: StreamInputs) -> Condition | None:
         "; ".join(hold.text for hold in found) or "nothing is held",
         "nothing is held",
         bool(found),
-        "supply what the records lack, and the slice is processed; "
-        "or highwater release-hold SLICE sends them to the DLQ",
+        f"supply what the records lack, and the slice is processed; or highwater release-hold {found[0].slice_key} "
+        "sends them to the DLQ"
+        if found
+        else "no action needed",
     )
 
 

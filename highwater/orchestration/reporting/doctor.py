@@ -32,6 +32,7 @@ from highwater.instances import ONE_INSTANCE
 from highwater.message_size import format_config_command
 from highwater.orchestration.checking.topic_audit import check_published_topics
 from highwater.orchestration.dagster_home import ensure_home, translate_errors
+from highwater.orchestration.reporting.consumer_lag import measure_unread_ages, read_raw_slices
 from highwater.orchestration.reporting.publication_status import find_accepted_vanished_error
 from highwater.orchestration.reporting.spark_trial import try_spark
 from highwater.orchestration.reporting.trial_results import TrialResult, Try, run_trial
@@ -57,11 +58,14 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.orchestration.deployment import Deployment
     from highwater.settings import Settings
+    from highwater.topic_rules import TopicFacts
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
 # How long the ledger would keep the doctor's lease if it died with it.
 LEASE_SECONDS = 30.0
+# The shortest delay of a tier is 1 s, the shortest usual one 10 s. An answer of the database takes less than this.
+LONGEST_SKEW = timedelta(seconds=5)
 # As much as a small file of a table; a smaller one may fit into what a full disk reserves.
 TRIAL_BYTES = 2**20
 
@@ -81,6 +85,7 @@ def examine(
         "declarations": lambda: _check_declarations(deployment),
         "settings": lambda: _check_process_settings(environment),
         "ledger": lambda: _check_ledger(deployment),
+        "clock": lambda: _check_clock(deployment),
         "lake": lambda: _check_lake(settings.lake),
         "Dagster": lambda: _check_dagster(environment),
         "Kafka's configuration for Spark": lambda: _check_spark_options(deployment),
@@ -259,16 +264,25 @@ def _check_foreign_topic(deployment: Deployment, stream: Stream, topic: str) -> 
 
 
 def _check_topic_rules(deployment: Deployment, stream: Stream) -> Iterator[TrialResult]:
-    kafka = deployment.open_kafka()
     try:
-        found = {stream.topic: check_topic(fetch_topic_facts(kafka, stream.topic))}
-        published, errors = check_published_topics(kafka, stream)
+        found = {stream.topic: check_topic(_fetch_main_facts(deployment, stream))}
+        published, errors = check_published_topics(deployment.open_kafka(), stream)
     except HighwaterError as error:
         yield TrialResult(f"topic {stream.topic}: rules", error=error)
         return
     for topic, findings in {**found, **published}.items():
         yield from (_convert_finding(topic, one) for one in findings if one.level is not Level.OK)
     yield from (TrialResult(f"topics that {stream.name} publishes to: rules", error=error) for error in errors)
+
+
+def _fetch_main_facts(deployment: Deployment, stream: Stream) -> TopicFacts:
+    """The facts of the main topic; of a planned one with the age of the oldest unread record, for its retention."""
+    ledger, kafka = deployment.open_ledger(), deployment.open_kafka()
+    if ledger.topics.read_planned_topic(stream.name, stream.topic) is None:
+        return fetch_topic_facts(kafka, stream.topic)  # nobody is late before the first plan
+    read = read_raw_slices(ledger, deployment.open_lake(), stream)
+    ages = measure_unread_ages(ledger, kafka, stream, stream.topic, read)
+    return fetch_topic_facts(kafka, stream.topic, ages.oldest, age_known=ages.sure)
 
 
 def _convert_finding(topic: str, one: Finding) -> TrialResult:
@@ -348,6 +362,22 @@ def _check_ledger(deployment: Deployment) -> str:
         return f"{planned:,} slices are planned; it can be written to"
 
 
+def _check_clock(deployment: Deployment) -> str:
+    """Compare this machine's clock with that of the ledger's database.
+
+    Raises:
+        ConfigurationError: they differ, so that retries, breakers and alerts come too early or too late.
+    """
+    skew = deployment.open_ledger().measure_clock_skew()
+    if abs(skew) > LONGEST_SKEW:
+        raise ConfigurationError(
+            "the clocks of this machine and of the ledger's database differ",
+            found=f"the database is {format_duration(abs(skew))} {'ahead' if skew > timedelta(0) else 'behind'}",
+            remedy="synchronise the clocks of all machines and brokers, as by NTP",
+        )
+    return "it agrees with that of the ledger's database"
+
+
 def _check_reading(deployment: Deployment, topic: str) -> str:
     """Read a record of the topic, if there is one: the last that readers may see."""
     kafka = deployment.open_kafka()
@@ -370,18 +400,27 @@ def _check_permissions(deployment: Deployment, stream: Stream) -> str:
     needed |= {topic: {"READ", "WRITE", "DESCRIBE"} for topic in stream.dlq_topics}
     needed |= {topic: {"READ", "DESCRIBE"} for topic in stream.foreign_topics}
     needed |= {stream.publishes.topic: {"READ", "WRITE", "DESCRIBE"}} if stream.publishes else {}
-    found = fetch_allowed_operations(deployment.open_kafka(), [*needed])
+    kafka = deployment.open_kafka()
+    found = fetch_allowed_operations(kafka, [*needed])
     lacking = {topic: sorted(needed[topic] - allowed) for topic, allowed in found.items()}
     if any(lacking.values()):
         lacks = [f"{', '.join(names)} on {topic}" for topic, names in lacking.items() if names]
         raise ConfigurationError(
             f"the broker does not let this user do all that the stream {stream.name} needs",
             found=f"not allowed: {'; '.join(lacks)}",
-            remedy="allow it by kafka-acls --add --allow-principal User:NAME --operation OPERATION --topic TOPIC",
+            remedy=_build_acl_commands(kafka.bootstrap, lacking),
         )
     rest = sorted(needed.keys() - found.keys())
     unreported = f"; not there yet, or not to be seen: {', '.join(rest)}" if rest else ""
     return f"reading and writing are allowed on {', '.join(found) or 'no topic'}{unreported}"
+
+
+def _build_acl_commands(bootstrap: str, lacking: Mapping[str, Sequence[str]]) -> str:
+    """The commands that allow what this user lacks on each topic; the client does not know the principal."""
+    tool = f"kafka-acls --bootstrap-server {bootstrap} --add --allow-principal User:NAME"
+    options = {topic: [f"--operation {name.title()}" for name in names] for topic, names in lacking.items() if names}
+    commands = "; ".join(f"{tool} {' '.join(given)} --topic {topic}" for topic, given in options.items())
+    return f"{commands}, with this user's name"
 
 
 def _check_receiver(url: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from highwater.alerting import DEPLOYMENT
 from highwater.breaker import CLOSED
 from highwater.declaration import Stream
 from highwater.divergence import SOUND, Divergence
@@ -140,10 +141,12 @@ def _read_stream_status(
 ) -> StreamStatus:
     found = read_topic_status(kafka, stream, ledger.topics.read_planned_topic(stream.name, stream.topic))
     refused = ledger.breakers.list_refused(stream.name)
+    alerts = [one for one in ledger.alerts.read_open().values() if one.ended is None]
     return replace(
         found,
         slices=sum(count for (name, _), count in counts.items() if name == stream.name),
-        alerts=[one for one in ledger.alerts.read_open().values() if one.stream == stream.name and one.ended is None],
+        alerts=[one for one in alerts if one.stream == stream.name],
+        deployment_alerts=[one for one in alerts if one.stream == DEPLOYMENT],
         breaker=ledger.breakers.read_circuit(stream.name),
         refused=refused,
         accepted_reasons=[*ledger.breakers.read_accepted_reasons(stream.name).values()],

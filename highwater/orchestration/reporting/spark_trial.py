@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from highwater import settings as names
 from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError, TemporaryError
-from highwater.orchestration.redaction import SHORTEST, redact_secrets, select_secret_values
+from highwater.orchestration.redaction import redact_secrets, select_secret_values
 from highwater.orchestration.reporting.trial_results import TrialResult
 from highwater.orchestration.resources import close_session, open_session
 from highwater.resources import spark_checks
@@ -31,8 +31,6 @@ from highwater.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The parameters of a Connect server's address that are no secrets; others are a token or headers.
-_HARMLESS = frozenset({"use_ssl", "user_id", "user_agent", "session_id"})
 # How long the process and its JVM have to end by themselves.
 END_SECONDS = 10.0
 # Lines of Spark's log about a session or a job that does not start. Such lines hold no secret.
@@ -135,7 +133,7 @@ def _run_in_process(
             os.close(write_end)
         answered = False
         try:
-            answered = yield from _read_reports(steps, reports, log, select_trial_secrets(settings))
+            answered = yield from _read_reports(steps, reports, log, select_secret_values(settings))
         finally:
             if answered:
                 with suppress(subprocess.TimeoutExpired):
@@ -157,14 +155,6 @@ def build_environment(settings: Settings, environment: Mapping[str, str]) -> dic
         names.SPARK_MASTER: settings.spark_master,
     }
     return {name: value for name, value in {**environment, **named}.items() if value}
-
-
-def select_trial_secrets(settings: Settings) -> frozenset[str]:
-    """The secrets of all settings, and the parameters of the Connect server's address, such as its token."""
-    parameters = [one.partition("=") for one in (settings.spark_remote or "").split(";")[1:]]
-    return select_secret_values(settings) | {
-        value for name, _, value in parameters if name not in _HARMLESS and len(value) >= SHORTEST
-    }
 
 
 def _read_reports(

@@ -135,7 +135,8 @@ class StreamStatus:
         partitions: empty if the topic could not be looked at.
         errors: errors that stop the planning of the topic or a partition, or the reading of planned slices.
         dlq: the tiers, and the parked topic.
-        alerts: the open alerts.
+        alerts: the open alerts of the stream.
+        deployment_alerts: the open alerts that concern all streams, such as that a sensor's ticks fail.
         breaker: the stream's circuit breaker.
         refused: slices that were over its limit and are undecided.
         accepted_reasons: reasons for rejects that a person accepted: they open the breaker no more.
@@ -176,6 +177,7 @@ class StreamStatus:
     measured_at: datetime | None = None
     faults: Sequence[SensorFault] = ()
     paused: Mapping[str, Pause] = field(default_factory=dict)
+    deployment_alerts: Sequence[Alert] = ()
 
     @property
     def lag(self) -> int | None:
@@ -197,10 +199,7 @@ class StreamStatus:
         lag += f", {self.held_back:,} of it held back by open transactions" if self.held_back else ""
         head = f"{self.stream}: topic {self.topic}, {planned}, {self.slices:,} slices, {lag}"
         errors = [f"  {type(error).__name__}: {error}" for error in self.errors]
-        alerts = [
-            f"  alert since {one.since:%Y-%m-%d %H:%M} UTC: {one.what}: {one.value}; {one.remedy}"
-            for one in self.alerts
-        ]
+        alerts = [f"  {_format_alert(one)}" for one in self.alerts]
         refused = [
             f"  {one.slice_key} is refused: {one.rejects:,} of {one.records:,} records would be rejected; fix it, or "
             f"highwater accept-rejects {one.slice_key}"
@@ -241,6 +240,11 @@ class StreamStatus:
             *workers,
         ]
         return [head, *lines, *[f"  {self._format_dlq(one)}" for one in self.dlq], *self._waits]
+
+    @property
+    def deployment_lines(self) -> list[str]:
+        """The open alerts of the deployment, in sentences."""
+        return [f"{one.stream}: {_format_alert(one)}" for one in self.deployment_alerts]
 
     @property
     def _unmeasured(self) -> list[str]:
@@ -298,12 +302,16 @@ class StreamStatus:
             "sensor_faults": [one.to_plain() for one in self.faults],
             "paused": {part or "stream": one.to_plain() for part, one in self.paused.items()},
             "workers": {run: ends.isoformat() for run, ends in self.workers.items()},
-            "alerts": [one.to_plain() for one in self.alerts],
+            "alerts": [one.to_plain() for one in (*self.alerts, *self.deployment_alerts)],
             "alerts_measured_at": None if self.measured_at is None else self.measured_at.isoformat(),
             "dlq": [_to_plain_dlq(one) for one in self.dlq],
             "accepted_error": None if self.accepted is None else _to_plain_error(self.accepted),
             **_to_plain_waiting(self.waiting),
         }
+
+
+def _format_alert(one: Alert) -> str:
+    return f"alert since {one.since:%Y-%m-%d %H:%M} UTC: {one.what}: {one.value}; {one.remedy}"
 
 
 def _to_plain_dlq(one: DlqStatus) -> dict[str, Any]:

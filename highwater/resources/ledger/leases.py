@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Float, cast, delete, func, insert, literal, select, update
@@ -113,6 +113,12 @@ def _read_clock(connection: Connection) -> Any:
     if connection.dialect.name == "postgresql":
         return connection.execute(select(cast(func.extract("epoch", func.clock_timestamp()), Float(53)))).scalar_one()
     return literal(time.time())
+
+
+def measure_clock_skew(connection: Connection) -> timedelta:
+    """How far the database's clock is ahead of this process's; nothing for SQLite, which has no clock of its own."""
+    clock = connection.execute(select(_read_clock(connection))).scalar_one()
+    return timedelta(seconds=float(clock) - time.time())
 
 
 def read_current_leases(connection: Connection) -> dict[str, datetime]:

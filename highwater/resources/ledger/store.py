@@ -30,6 +30,7 @@ from highwater.resources.ledger.leases import (
     Lease,
     acquire_lease,
     delete_expired_leases,
+    measure_clock_skew,
     read_current_leases,
 )
 from highwater.resources.ledger.operator_actions import OperatorActions
@@ -334,6 +335,11 @@ class Ledger:
             LeaseHeldError: another holder kept it for `wait` seconds.
         """
         return acquire_lease(self.database, name, seconds, wait)
+
+    def measure_clock_skew(self) -> timedelta:
+        """How far the database's clock is ahead of this process's."""
+        with self.database.reading() as connection:
+            return measure_clock_skew(connection)
 
     def read_leases(self) -> dict[str, datetime]:
         """The leases that somebody holds now, and when each ends unless it is renewed."""

@@ -52,6 +52,7 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     measured = alert_conditions._measure_holds(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert (measured.over, measured.value) == (True, text)
+    assert "highwater release-hold orders@0000002 sends" in measured.remedy
     status = read_stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     assert f"  {text}; fix it, or highwater release-hold orders@0000002" in status.lines
     [plain] = status.to_plain()["holds"]

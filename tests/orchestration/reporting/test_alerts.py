@@ -197,6 +197,21 @@ def test_an_alert_that_cannot_be_measured_has_the_remedy_of_its_error(
     assert "orders: not measured: the topic may not be read; found: DENIED; remedy: allow READ on it" in lines
 
 
+@pytest.mark.usefixtures("impatient")
+def test_the_status_of_any_stream_has_the_alerts_of_the_deployment(tmp_path: Path) -> None:
+    """That the ticks of a sensor failed was in no command, and the runbook sent people to `status`."""
+    scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
+    failing = Condition(DEPLOYMENT, "sensor planner", "its last 3 ticks failed", "3", over=True, remedy="see them")
+    passed = Alert(DEPLOYMENT, "stream files", "all were read", "none", "no action needed", NOW, ended=NOW)
+    scene.ledger.alerts.record({**update_alerts({}, [failing, measure(over=True)], NOW), ("", ""): passed})
+    lines = scene.run("status", "orders").output.splitlines()
+    shown = "the deployment: alert since 2026-03-01 00:00 UTC: sensor planner: its last 3 ticks failed; see them"
+    assert (lines[0], sum(shown in line for line in lines)) == (shown, 1)
+    assert sum("alert since" in line for line in lines) == 2
+    [plain] = json.loads(scene.run("status", "orders", "--json").stdout)
+    assert [one["stream"] for one in plain["alerts"]] == ["orders", DEPLOYMENT]
+
+
 @pytest.fixture
 def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Ticks with one measure that a test sets; each opens the ledger afresh, as another daemon does."""

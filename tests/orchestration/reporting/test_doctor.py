@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pyarrow as pa
@@ -32,9 +32,11 @@ from highwater.resources.ledger import Ledger
 from highwater.settings import Settings
 from highwater.topic_rules import Setting
 from tests.conftest import create_topic
+from tests.helpers.lagging import Deployed
 from tests.helpers.scene import Scene
 from tests.helpers.support import customers, make_stream
 from tests.helpers.topic_facts import SAFE, with_setting
+from tests.helpers.written_tables import STREAM
 
 if TYPE_CHECKING:
     from highwater.orchestration.deployment import Deployment
@@ -157,6 +159,18 @@ def test_the_ledger_is_written_to_and_left_clean(tmp_path: Path) -> None:
         "it can be written to"
     )
     assert ledger.read_leases() == {}
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(3600, "1:00:00 ahead"), (-7, "0:00:07 behind"), (4, "")])
+def test_a_clock_that_differs_from_the_ledgers_is_an_error(seconds: int, text: str) -> None:
+    """Retries came an hour late, and every connection was fine."""
+    ledger = SimpleNamespace(measure_clock_skew=lambda: timedelta(seconds=seconds))
+    asked = cast("Deployment", SimpleNamespace(open_ledger=lambda: ledger))
+    if not text:
+        assert "agrees" in doctor._check_clock(asked)
+        return
+    with pytest.raises(ConfigurationError, match=f"the database is {text}; remedy: synchronise"):
+        doctor._check_clock(asked)
 
 
 def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path: Path) -> None:
@@ -309,7 +323,7 @@ def test_storage_of_dagster_that_nobody_can_open_is_no_storage_that_is_unavailab
 def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was a warning without the command that fixes it, and the exit status was 0."""
     unclean = with_setting(SAFE, unclean_leader_election_enable="true", retention_bytes="9")
-    monkeypatch.setattr(doctor, "fetch_topic_facts", lambda *_: unclean)
+    monkeypatch.setattr(doctor, "_fetch_main_facts", lambda *_: unclean)
     monkeypatch.setattr(topic_audit, "fetch_topic_facts", lambda _, topic: replace(unclean, topic=topic))
     kafka = cast("Deployment", SimpleNamespace(open_kafka=lambda: None))
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
@@ -324,6 +338,40 @@ def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pyt
     assert failed.row[0] == "failed"
     assert failed.row[3].endswith("--entity-name orders --add-config unclean.leader.election.enable=false")
     assert (warned.row[0], warned.row[3].endswith("retention.bytes=-1")) == ("warning", True)
+
+
+def test_the_commands_that_allow_operations_are_whole() -> None:
+    """They lacked the broker, and named placeholders for operation and topic."""
+    text = doctor._build_acl_commands("broker:9092", {"orders": ["DESCRIBE", "READ"], "a": [], "b": ["WRITE"]})
+    tool = "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:NAME"
+    first = f"{tool} --operation Describe --operation Read --topic orders"
+    assert text == f"{first}; {tool} --operation Write --topic b, with this user's name"
+
+
+@pytest.mark.parametrize(
+    ("retention", "state"), [(timedelta(minutes=30), "failed"), (timedelta(minutes=60), "warning"), (None, None)]
+)
+def test_retention_is_compared_with_the_age_of_what_is_unread(
+    retention: timedelta | None, state: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor took nothing for unread, so retention always sufficed."""
+    deployed = Deployed(tmp_path)
+    deployed.read(*range(6))  # the oldest unread record came 40 minutes ago
+    milliseconds = -1 if retention is None else int(retention / timedelta(milliseconds=1))
+    facts = with_setting(SAFE, retention_ms=str(milliseconds))
+    monkeypatch.setattr(
+        doctor,
+        "fetch_topic_facts",
+        lambda _, topic, oldest=None, *, age_known=True: replace(facts, oldest_unread=oldest, age_known=age_known),
+    )
+    monkeypatch.setattr(doctor, "check_published_topics", lambda *_: ({}, []))
+    asked: Any = SimpleNamespace(
+        open_ledger=lambda: deployed.ledger, open_kafka=lambda: deployed.kafka, open_lake=lambda: deployed.lake
+    )
+    found = {one.what: one.row[0] for one in doctor._check_topic_rules(asked, STREAM)}
+    assert found.get("topic orders: retention") == state
+    unplanned = replace(STREAM, name="new")
+    assert list(doctor._check_topic_rules(asked, unplanned)) == [], "nobody is late before the first plan"
 
 
 @pytest.mark.parametrize(
@@ -356,7 +404,9 @@ def test_all_that_fails_is_reported_at_once(tmp_path: Path) -> None:
     )
     assert {states[name] for name in ("Kafka", "topic orders", "reference table reference/customers")} == {"failed"}
     assert result.exit_code in {EXIT_PERMANENT, EXIT_TEMPORARY}
-    assert all(row["remedy"] for row in json.loads(result.stdout) if row["state"] == "failed")
+    remedies = {row["tried"]: row["remedy"] for row in json.loads(result.stdout) if row["state"] == "failed"}
+    assert all(remedies.values())
+    assert "security.protocol" in remedies["Kafka"], "a listener of another protocol does not answer either"
 
 
 def test_a_configuration_that_is_refused_is_one_line_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -319,6 +319,14 @@ def test_a_value_that_the_driver_refuses_is_no_outage(ledger: Ledger) -> None:
     assert caught.value.__cause__ is None, "the chain would repeat statement and address"
 
 
+def test_the_clock_of_the_database_is_compared_with_ours(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert abs(ledger.measure_clock_skew()) < timedelta(seconds=5)
+    now = time.time
+    monkeypatch.setattr("highwater.resources.ledger.leases.time.time", lambda: now() - 60)
+    ahead = timedelta(0) if ledger.database.engine.dialect.name == "sqlite" else timedelta(minutes=1)
+    assert abs(ledger.measure_clock_skew() - ahead) < timedelta(seconds=5)
+
+
 def test_a_value_of_another_type_than_its_column_is_no_outage(ledger: Ledger) -> None:
     with pytest.raises(LedgerRefusedError, match="not JSON serializable"), ledger.database.writing() as connection:
         connection.execute(sa.insert(slices), {"slice_key": "k", "ranges": object()})
