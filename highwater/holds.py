@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -118,13 +118,6 @@ class Hold:
 def format_place(origin: Origin) -> str:
     """An origin in words."""
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}"
-
-
-def update_hold(known: Hold | None, slice_key: str, stream: str, found: HoldingRecords, now: datetime) -> Hold:
-    """The hold after another attempt at its slice."""
-    if known is None:
-        return Hold(slice_key, stream, now, found, 1, now)
-    return replace(known, found=found, attempts=known.attempts + 1, tried_at=now)
 
 
 def find_obstacle(order: Sequence[str], committed: Collection[str], run: Collection[str]) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from datetime import datetime
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from highwater.alerting import Alert
 from highwater.resources.ledger import schema
@@ -24,10 +24,13 @@ class OpenAlerts(LedgerPart):
     def record(self, open_: Mapping[tuple[str, str], Alert]) -> None:
         """Store these alerts, and no others."""
         table = schema.alerts
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> None:
             connection.execute(delete(table))
             if open_:
                 connection.execute(insert(table), [vars(alert) for alert in open_.values()])
+
+        self._database.write_again(write)
 
     def read_watch_times(self) -> dict[str, datetime]:
         """The watched names of alerts, and when somebody last watched over each, in UTC."""
@@ -36,7 +39,10 @@ class OpenAlerts(LedgerPart):
     def watch(self, names: Collection[str], now: datetime) -> None:
         """Record that these are watched over now."""
         table = schema.watched
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> None:
             for name in names:
                 if connection.execute(update(table).where(table.c.name == name).values(at=now)).rowcount == 0:
                     connection.execute(insert(table).values(name=name, at=now))
+
+        self._database.write_again(write)

@@ -220,13 +220,16 @@ class Breakers(LedgerPart):
         """Record that slices are let through; returns how many are new. A repeated permission counts from now."""
         table = schema.acceptances
         given = {one.slice_key: one for one in acceptances}
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> int:
             known = _read_accepted_slices(connection, list(given))
             for key in known:
                 connection.execute(delete(table).where(table.c.slice_key == key))
             if given:
                 connection.execute(insert(table), [{**vars(one), "stream": stream} for one in given.values()])
-        return len(given.keys() - known.keys())
+            return len(given.keys() - known.keys())
+
+        return self._database.write_again(write)
 
     def read_accepted_slices(self, keys: Sequence[str]) -> dict[str, AcceptedSlice]:
         """The slices that a person lets through."""
@@ -240,9 +243,12 @@ class Breakers(LedgerPart):
         """
         table = schema.accepted_reasons
         is_reason = (table.c.stream == stream) & (table.c.reason == accepted.reason)
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> None:
             connection.execute(delete(table).where(is_reason))
             connection.execute(insert(table).values(stream=stream, **vars(accepted)))
+
+        self._database.write_again(write)
 
         def end_cool_down(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
             return (replace(circuit, until=accepted.accepted_at) if circuit.state == OPEN else circuit), ()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Row, Select, Table
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import IntegrityError
 
+from highwater.errors import LeaseHeldError
 from highwater.resources.ledger import creation, revisions
 from highwater.resources.ledger.engine import (
     open_engine,
@@ -19,6 +21,9 @@ from highwater.resources.ledger.engine import (
     transaction,
     translate_errors,
 )
+
+T = TypeVar("T")
+TRIES = 5
 
 
 class Database:
@@ -86,6 +91,25 @@ class Database:
             # An upgrade takes this table for itself first. So it ends before this statement, or waits for this commit.
             revisions.ensure_usable(revisions.read_stored_revision(connection), self.shown)
             yield connection
+
+    def write_again(self, write: Callable[[Connection], T]) -> T:
+        """Run a transaction that inserts what it does not find, and run it again where another writer was first.
+
+        PostgreSQL lets another transaction insert the same row between the look and the insert.
+
+        Raises:
+            LeaseHeldError: others were first again and again; nothing was written.
+        """
+        for _ in range(TRIES):
+            try:
+                with self.writing() as connection:
+                    return write(connection)
+            except IntegrityError:
+                continue
+        raise LeaseHeldError(
+            f"other processes wrote the same rows of the ledger {self.shown} first, {TRIES} times",
+            remedy="nothing was written; try again",
+        )
 
 
 class LedgerPart:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import func, insert, select
+from sqlalchemy.engine import Connection
 
 from highwater.plans import Discard
 from highwater.resources.ledger import schema
@@ -19,12 +20,16 @@ class Discards(LedgerPart):
     def add(self, stream: str, discards: Sequence[Discard]) -> int:
         """Record that a person discarded records; returns how many are new. A record keeps its first reason."""
         table = schema.discards
-        known = {discard.origin for discard in self.list_for_stream(stream)}
-        fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
-        if fresh:
-            with self._database.writing() as connection:
+
+        def write(connection: Connection) -> int:
+            rows = connection.execute(select(table).where(table.c.stream == stream))
+            known = {build_discard(row).origin for row in rows}
+            fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
+            if fresh:
                 connection.execute(insert(table), [build_discard_row(stream, discard) for discard in fresh.values()])
-        return len(fresh)
+            return len(fresh)
+
+        return self._database.write_again(write) if discards else 0
 
     def read_last_discard_time(self, stream: str) -> datetime | None:
         """The last time at which a record of a stream was discarded, in UTC; None if none ever was."""

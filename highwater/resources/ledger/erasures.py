@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure
 from highwater.gaps import Ranges, decode_range_lists, encode_range_lists
@@ -41,8 +40,9 @@ class Erasures(LedgerPart):
 
     def add_missing(self, recorded: Sequence[RecordedErasure]) -> None:
         """Record erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
-        with self._database.writing() as connection:
-            taken = sorted({key for one in recorded for key in one.slices})
+        taken = sorted({key for one in recorded for key in one.slices})
+
+        def write(connection: Connection) -> None:
             planned = {row.slice_key for row in read_slice_rows(connection, schema.slices, taken)}
             restore(
                 connection,
@@ -51,6 +51,8 @@ class Erasures(LedgerPart):
                     for one in recorded
                 ],
             )
+
+        self._database.write_again(write)
 
     def list_recorded(self, stream: str, *, of_keys: bool = False) -> list[RecordedErasure]:
         """All erasures of a stream with what they took, oldest first.
@@ -91,17 +93,17 @@ class Erasures(LedgerPart):
 
     def begin(self, number: int, slices: Sequence[ErasedCounts]) -> None:
         """Record the rows that an erasure is about to remove from slices; an earlier record stays."""
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> None:
             for one in slices:
                 if not _is_recorded(connection, number, one.slice_key):
                     connection.execute(insert(_SLICES).values(_build_row(number, one)))
 
+        self._database.write_again(write)
+
     def record_excluded(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
         """Record that records were never taken into raw, since they were erased before the slice was read."""
-        try:
-            self.begin(number, [ErasedCounts(slice_key, places, {}, now)])
-        except IntegrityError:  # another check of the same slice was first
-            return
+        self.begin(number, [ErasedCounts(slice_key, places, {}, now)])
 
     def mark_done(self, slices: Sequence[str], digest: str, now: datetime) -> None:
         """Record that all rows of the key are gone from slices."""

@@ -67,14 +67,15 @@ class ExhaustedSlices(LedgerPart):
         """Record slices as exhausted, with the number of their runs; an exhausted slice keeps its first record."""
         try:
             with self._database.writing() as connection:
-                known = read_slice_rows(connection, _TABLE, [*runs])
-                before = {row.slice_key for row in known if row.released_at is None}
-                if fresh := [key for key in runs if key not in before]:
-                    connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(fresh)))
+                known = {row.slice_key: row.released_at for row in read_slice_rows(connection, _TABLE, [*runs])}
+                released = {key: at for key, at in known.items() if at is not None}
+                for key, at in released.items():  # not a release of this moment
+                    connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at == at))
+                if fresh := [key for key in runs if key not in known or key in released]:
                     rows = [{"slice_key": key, "stream": stream, "since": now, "runs": runs[key]} for key in fresh]
                     connection.execute(insert(_TABLE), rows)
         except IntegrityError:
-            return  # PostgreSQL: another tick was first
+            return  # PostgreSQL: another tick was first, or a release; the next tick looks again
 
     def end(self, keys: Sequence[str]) -> None:
         """Forget slices that are done, or whose failures count no more; what a person released stays as a record."""

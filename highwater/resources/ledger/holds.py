@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.envelope import Origin
 from highwater.errors import LeaseHeldError
-from highwater.holds import Hold, HoldingRecords, Release, update_hold
+from highwater.holds import Hold, HoldingRecords, Release
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
@@ -50,10 +50,10 @@ class Holds(LedgerPart):
         for _ in range(TRIES):
             try:
                 with self._database.writing() as connection:
-                    hold = update_hold(_read_holds(connection, [key]).get(key), key, stream, found, now)
-                    connection.execute(delete(schema.holds).where(schema.holds.c.slice_key == key))
-                    connection.execute(insert(schema.holds).values(_build_row(hold)))
-                    return hold
+                    if not _count_attempt(connection, key, found, now):
+                        first = Hold(key, stream, now, found, 1, now)
+                        connection.execute(insert(schema.holds).values(_build_row(first)))
+                    return _read_holds(connection, [key])[key]
             except IntegrityError:  # another attempt at the slice noted it first
                 continue
         raise LeaseHeldError(
@@ -89,22 +89,30 @@ def _read_holds(connection: Connection, keys: Sequence[str]) -> dict[str, Hold]:
     return {row.slice_key: _build_hold(row) for row in read_slice_rows(connection, schema.holds, keys)}
 
 
+def _count_attempt(connection: Connection, key: str, found: HoldingRecords, now: datetime) -> bool:
+    """Update a hold after another attempt; False if there is none. A release, even of this moment, stays."""
+    table = schema.holds
+    values = {**_build_columns(found), "attempts": table.c.attempts + 1, "tried_at": now}
+    return connection.execute(update(table).where(table.c.slice_key == key).values(values)).rowcount == 1
+
+
 def _build_row(hold: Hold) -> dict[str, Any]:
-    found, release = hold.found, hold.release
     return {
         "slice_key": hold.slice_key,
         "stream": hold.stream,
         "since": hold.since,
+        **_build_columns(hold.found),
+        "attempts": hold.attempts,
+        "tried_at": hold.tried_at,
+    }
+
+
+def _build_columns(found: HoldingRecords) -> dict[str, Any]:
+    return {
         "reason": found.reason,
         "detail": found.detail,
         "records": found.records,
         **{f"origin_{name}": value for name, value in found.origin._asdict().items()},
-        "attempts": hold.attempts,
-        "tried_at": hold.tried_at,
-        "released_at": None if release is None else release.at,
-        "released_by": None if release is None else release.by,
-        "because": None if release is None else release.because,
-        "park": None if release is None else release.park,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import and_, insert, literal, select, tuple_, update
+from sqlalchemy import Connection, and_, insert, literal, select, tuple_, update
 
 from highwater.plans import PublicationRecord
 from highwater.resources.ledger import schema
@@ -41,8 +41,11 @@ class Publications(LedgerPart):
         }
         less = tuple_(table.c.attempt, table.c.sent) <= tuple_(literal(publication.attempt), literal(publication.sent))
         older = and_(table.c.slice_key == key, less)
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> None:
             if connection.execute(update(table).where(older).values(values)).rowcount:
                 return
             if connection.execute(select(table.c.attempt).where(table.c.slice_key == key)).first() is None:
                 connection.execute(insert(table).values(slice_key=key, **values))
+
+        self._database.write_again(write)

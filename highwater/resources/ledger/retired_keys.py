@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from highwater.batching import split_by_count
 from highwater.resources.ledger import schema
@@ -39,11 +39,14 @@ class RetiredKeys(LedgerPart):
 
     def retire(self, stream: str, keys: Sequence[str], now: datetime) -> None:
         """Mark keys as retired; one that was brought back before is retired again."""
-        with self._database.writing() as connection:
+
+        def write(connection: Connection) -> None:
             for some in split_by_count(keys, KEYS_PER_STATEMENT):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(some)))
                 rows = [{"slice_key": key, "stream": stream, "retired_at": now} for key in some]
                 connection.execute(insert(_TABLE), rows)
+
+        self._database.write_again(write)
 
     def recall(self, keys: Sequence[str], now: datetime) -> None:
         """Mark retired keys as brought back; other keys are ignored."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from highwater.errors import (
     ConfigurationError,
     UnknownSliceError,
 )
+from highwater.holds import Release
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.metadata import build_hold_metadata
@@ -29,6 +33,7 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from tests.helpers.holding import FOUND, NOON, STREAM
+from tests.helpers.racing import write_before
 from tests.helpers.repairing import ONE, TWO, open_breaker
 from tests.helpers.support import make_stream
 
@@ -129,3 +134,20 @@ def test_invalid_releases_are_reported(ledger: Ledger) -> None:
     ):
         with pytest.raises(error):
             release_slice(ledger, {stream: STREAM}, asked, NOON, lambda _: None)
+
+
+@pytest.mark.slow
+def test_a_release_is_not_lost_by_an_attempt_at_the_same_time(postgresql: Callable[[], str]) -> None:
+    """The attempt had read the hold before and wrote it back; PostgreSQL, unlike SQLite, lets others write then."""
+    url = postgresql()
+    ledger, other = Ledger(url), Ledger(url)
+    ledger.holds.note("orders", TWO.key, FOUND, NOON)
+    release = Release(False, "ann", "fixed", NOON + timedelta(minutes=1))
+    releases = write_before(
+        ledger, ("DELETE FROM holds", "UPDATE holds"), lambda: other.holds.release(TWO.key, release)
+    )
+    later = replace(FOUND, records=FOUND.records + 1)
+    found = ledger.holds.note("orders", TWO.key, later, NOON + timedelta(minutes=2))
+    assert releases == [True]
+    assert ledger.holds.read_for_slices([TWO.key])[TWO.key] == found
+    assert (found.release, found.attempts, found.found, found.since) == (release, 2, later, NOON)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,8 @@ from highwater.errors import (
     BreakerOpenError,
 )
 from highwater.resources.ledger import Ledger, breakers
-from highwater.resources.ledger.breakers import Judgement
+from highwater.resources.ledger.breakers import AcceptedReason, AcceptedSlice, Judgement
+from tests.helpers.racing import write_before
 from tests.helpers.repairing import (
     NOON,
     OPEN,
@@ -71,3 +72,18 @@ def test_a_change_that_another_made_first_is_recreated(ledger: Ledger, monkeypat
     ledger.breakers.update("orders", (), decide)
     assert len(seen) == 2
     assert ledger.breakers.read_circuit("orders") == Circuit((AttemptResult("a", 1),), since=NOON)
+
+
+@pytest.mark.slow
+def test_two_persons_accept_the_same_at_the_same_time(postgresql: Callable[[], str]) -> None:
+    """PostgreSQL refused the second row, and the second person met an error of the driver."""
+    url = postgresql()
+    ledger, other = Ledger(url), Ledger(url).breakers
+    slices = [AcceptedSlice("a", "checked", by, NOON) for by in ("ann", "bob")]
+    done = write_before(ledger, ("INSERT INTO acceptances",), lambda: other.accept("orders", slices[:1]))
+    assert (ledger.breakers.accept("orders", slices[1:]), done) == (0, [1])
+    assert other.read_accepted_slices(["a"]) == {"a": slices[1]}
+    reasons = [AcceptedReason("malformed", "orders@0000000", 0, "", by, NOON) for by in ("ann", "bob")]
+    write_before(ledger, ("INSERT INTO accepted_reasons",), lambda: other.accept_reason("orders", reasons[0]))
+    ledger.breakers.accept_reason("orders", reasons[1])
+    assert other.read_accepted_reasons("orders") == {"malformed": reasons[1]}

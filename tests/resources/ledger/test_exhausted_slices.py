@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
 from tests.helpers.breaking import open_repairing
 from tests.helpers.commits import commit_empty
+from tests.helpers.racing import write_before
 from tests.helpers.repairing import NAMED, ONE, STREAM, TWO, Repairing
 from tests.helpers.support import report_failed_run
 
@@ -45,6 +46,19 @@ def test_a_patient_slice_waits_its_longest_time_however_often_it_failed() -> Non
     found = decide_repair(missing, runs, NOW, RULES, patient=["a"])
     assert found.waiting == {"a": NOW + timedelta(minutes=30)}
     assert decide_repair(missing, runs, NOW + timedelta(hours=1), RULES, patient=["a"]).due == {"a": 21}
+
+
+@pytest.mark.slow
+def test_a_release_is_not_lost_by_a_tick_at_the_same_time(postgresql: Callable[[], str]) -> None:
+    """The tick had seen no row, and deleted that of the release before it wrote its own."""
+    url = postgresql()
+    ledger, other = Ledger(url), Ledger(url).exhausted_slices
+    ledger.exhausted_slices.add("orders", {"b": 6}, NOW)
+    writes = "DELETE FROM exhausted_slices", "INSERT INTO exhausted_slices"
+    done = write_before(ledger, writes, lambda: other.release_any("orders", "a", by="ann", because="fixed", now=NOW))
+    ledger.exhausted_slices.add("orders", {"a": 6, "b": 6}, NOW + timedelta(hours=1))
+    assert done
+    assert other.read_release_times(["a", "b"]) == {"a": NOW}
 
 
 def test_the_first_time_stays_and_a_release_ends_it(tmp_path: Path) -> None:
