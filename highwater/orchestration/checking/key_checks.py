@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.slice_classification import OTHER_KEYS, needs_key_count
+from highwater.assets.slice_classification import OTHER_KEYS
 from highwater.classifying import read_record_key
 from highwater.decoding import Schemas, decode_key
 from highwater.envelope import ORIGIN_SQL
@@ -34,11 +34,6 @@ _IN_ORDER = "ORDER BY origin_partition, origin_offset"
 _UNLIKE = f"""{_PAIRS} AND arrow_cast(e.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary')
 {_IN_ORDER} LIMIT {SAMPLES}
 """
-
-
-def select_check_names(stream: Stream) -> list[str]:
-    """The check, where a stream declares keys and wants to be warned."""
-    return [AS_DECLARED] if needs_key_count(stream) else []
 
 
 def check_record_keys(

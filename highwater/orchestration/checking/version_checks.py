@@ -39,11 +39,6 @@ def select_check_names(stream: Stream) -> list[str]:
     return [ALONG_OFFSETS, ONE_CONTENT, *([TRANSITIONS] if machine else [])]
 
 
-def select_current_check_names(stream: Stream) -> list[str]:
-    """The checks of `current`, where a stream has it."""
-    return [IN_ORDER, FOLLOWS_EVENTS] if stream.versioned else []
-
-
 def select_missing_check_names(stream: Stream) -> list[str]:
     """The check of missing versions, where the stream declares that there are no gaps."""
     return [] if stream.first_version is None else [MISSING]
