@@ -13,7 +13,7 @@ from highwater.envelope import ORIGIN_SQL
 from highwater.formats import Text
 from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.resources.commit_log import read_slice_commits
-from highwater.resources.delta import query_all, slice_is_one_of, stream_batches
+from highwater.resources.delta import query_all, slice_is_one_of, stream_all
 from highwater.second_reader import KafkaRecord, MisfitError
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def _read_samples(
     if isinstance(stream.key_format, Text):
         return query_all(tables, _UNLIKE.format(headers="", **conditions))
     sql = _PAIRS.format(headers=", r.headers AS headers", **conditions) + _IN_ORDER
-    rows = (row for batch in stream_batches(tables, sql) for row in batch.to_pylist())
-    unlike = (row for row in rows if _read_record_key(stream, row, schemas) != row["key"])
+    unlike = (row for row in stream_all(tables, sql) if _read_record_key(stream, row, schemas) != row["key"])
     return [{name: row[name] for name in row if name != "headers"} for row in islice(unlike, SAMPLES)]
 
 
