@@ -9,7 +9,7 @@ import dagster as dg
 from highwater.assets.slice_classification import needs_key_count
 from highwater.declaration import Severity, Stream
 from highwater.orchestration import metadata
-from highwater.orchestration.asset_keys import build_table_key
+from highwater.orchestration.asset_keys import build_partitions_definition, build_table_key
 from highwater.orchestration.checking import (
     contents,
     follower_checks,
@@ -25,7 +25,6 @@ from highwater.orchestration.checking import (
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.failures import translate_errors
-from highwater.orchestration.partitions import build_partitions_definition
 from highwater.orchestration.resources import open_schema_finder
 from highwater.reclaims import count_reclaims
 from highwater.resources.kafka import Kafka
