@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from highwater import envelope
-from highwater.assets import discarded_copies, foreign, garbled_envelopes, reclaims
+from highwater.assets import discards_table, foreign, garbled_envelopes, reclaims
 from highwater.assets.dlq_copies import with_copies
 from highwater.balancing import combine_pairwise
 from highwater.declaration_parts import TOPIC_NAME
@@ -51,7 +51,7 @@ def read_current_state(work: Work, slice_: Slice, events_version: int) -> dict[s
     return {
         SEEN: events_version,
         **reclaims_seen,
-        **discarded_copies.read_current_state(work),
+        **discards_table.read_current_state(work),
         **foreign.read_current_state(work),
     }
 
@@ -317,15 +317,13 @@ def with_fate(
     from pyspark.sql import functions as F
 
     tiers = select_tier_slices(work, slices)
-    counting = discarded_copies.with_discarded(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
+    counting = discards_table.with_discarded(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
     marked = _with_held(work, counting, published)
     held = with_copies(work, marked, slices, [*HELD])
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))
     joined = held.join(_read_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
-    gone = (
-        F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discarded_copies.DISCARDED)
-    )
+    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards_table.DISCARDED)
     elsewhere = gone & F.col("held_reason").isNull()
     return joined.withColumn("elsewhere", elsewhere).drop("accepted")
 

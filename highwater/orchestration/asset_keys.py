@@ -1,5 +1,8 @@
-"""The tables of a stream as assets: upstream tables, pool, engine and keys; the names of its jobs."""
+"""The tables of a stream as assets: upstream tables, pool, engine and keys; its jobs' names and its partitions."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,32 +73,32 @@ PUBLISHED = Table(
 BY_NAME = {table.name: table for table in (*TABLES, METRICS, PUBLISHED)}
 
 
-def build_slice_job_name(stream: "Stream") -> str:
+def build_slice_job_name(stream: Stream) -> str:
     """The job that takes slices of a stream through its tables."""
     return f"{stream.name}_slice"
 
 
-def build_publish_job_name(stream: "Stream") -> str:
+def build_publish_job_name(stream: Stream) -> str:
     """The job that sends a stream's accepted events."""
     return f"{stream.name}_publish"
 
 
-def build_topic_key(stream: "Stream") -> dg.AssetKey:
+def build_topic_key(stream: Stream) -> dg.AssetKey:
     """The key of the external asset of the topic."""
     return dg.AssetKey(["kafka", stream.topic])
 
 
-def build_table_key(stream: "Stream", table: str) -> dg.AssetKey:
+def build_table_key(stream: Stream, table: str) -> dg.AssetKey:
     """The key of a table's asset."""
     return dg.AssetKey([stream.name, table])
 
 
-def build_table_keys(stream: "Stream") -> list[dg.AssetKey]:
+def build_table_keys(stream: Stream) -> list[dg.AssetKey]:
     """The keys of the tables that a run takes its slices through, upstream first."""
     return [build_table_key(stream, name) for name in select_stages(stream)]
 
 
-def build_topic_spec(stream: "Stream") -> dg.AssetSpec:
+def build_topic_spec(stream: Stream) -> dg.AssetSpec:
     """The topic, as the asset that Highwater reads and does not make."""
     return dg.AssetSpec(
         build_topic_key(stream),
@@ -106,3 +109,16 @@ def build_topic_spec(stream: "Stream") -> dg.AssetSpec:
         description=metadata.describe_asset(stream, f"The Kafka topic `{stream.topic}`."),
         metadata=metadata.build_stream_metadata(stream),
     )
+
+
+def build_partitions_definition(stream: Stream) -> dg.DynamicPartitionsDefinition:
+    """The partitions definition of a stream: its slice keys, in the order in which they were added."""
+    return dg.DynamicPartitionsDefinition(name=stream.partitions_name)
+
+
+def list_missing_keys(instance: dg.DagsterInstance, stream: Stream, keys: Sequence[str]) -> list[str]:
+    """The keys that Dagster does not hold as partitions, in their order."""
+    if not keys:
+        return []
+    known = instance.get_existing_dynamic_partitions(stream.partitions_name, list(keys))
+    return [key for key in keys if key not in known]

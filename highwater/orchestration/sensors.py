@@ -20,7 +20,7 @@ from highwater.orchestration.reporting.stalled_work import (
 )
 from highwater.orchestration.resources import list_known_secrets, read_settings
 from highwater.orchestration.sensing.planning_rounds import PlannerRound, RetriesRound
-from highwater.orchestration.sensing.resting_rounds import MirrorRound, PublisherRound, RepairRound, RestingStreams
+from highwater.orchestration.sensing.resting_rounds import RestingStreams, begin_mirror, begin_publisher, begin_repair
 from highwater.orchestration.sensing.rounds import (
     BUDGET_SECONDS,
     LIMIT_SECONDS,
@@ -143,7 +143,7 @@ REPAIR_SHELL = StreamsSensor(
     "repair",
     REPAIR_SECONDS,
     _ALL_THREE,
-    RepairRound,
+    begin_repair,
     "Requests slices that the lake does not hold whole and no run is working on. Reports to Dagster the slices that "
     "the lake holds and Dagster forgot.",
     (ALL,),
@@ -152,7 +152,7 @@ MIRROR_SHELL = StreamsSensor(
     "offset_mirror",
     MIRROR_SECONDS,
     _ALL_THREE,
-    MirrorRound,
+    begin_mirror,
     "Sets each stream's consumer group `highwater.<stream>` to the slices that are done, so that ordinary tools show "
     "the lag. Nothing reads these offsets.",
 )
@@ -160,7 +160,7 @@ PUBLISHER_SHELL = StreamsSensor(
     "publisher",
     PUBLISH_SECONDS,
     frozenset({"lake", "ledger"}),
-    PublisherRound,
+    begin_publisher,
     "Requests `<stream>/published` for the slices that are done, without a gap from the first one on: one run of a "
     "stream at a time sends their events.",
     (PUBLISHER, ALL),

@@ -9,12 +9,17 @@ from highwater.assets.work import do_nothing
 from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.log_fields import bind_log_fields, build_slice_fields
 from highwater.orchestration import metadata
-from highwater.orchestration.asset_keys import BY_NAME, Table, build_table_key, build_topic_key
+from highwater.orchestration.asset_keys import (
+    BY_NAME,
+    Table,
+    build_partitions_definition,
+    build_table_key,
+    build_topic_key,
+)
 from highwater.orchestration.checking.blocking import ensure_not_blocked
 from highwater.orchestration.dependencies import build_step_guards, ensure_lake_exists
 from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.lineage import emit_lineage
-from highwater.orchestration.partitions import build_partitions_definition
 from highwater.orchestration.resources import open_schema_finder
 from highwater.orchestration.run_tags import STREAM_TAG
 from highwater.orchestration.sensing.ordered_processing import ensure_in_turn

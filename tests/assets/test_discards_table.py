@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from highwater.assets import discarded_copies, discards_table
+from highwater.assets import discards_table
 from highwater.assets.discards_table import read, sync_with_ledger
 from highwater.assets.work import Work
 from highwater.envelope import Origin
@@ -91,8 +91,8 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
             _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN)
     [known] = world.ledger.discards.list_for_stream("orders")
     if repaired_by == "a decision":
-        assert discarded_copies.read_current_state(work_of(world.ledger, world.lake)) == {
-            discarded_copies.SEEN: to_microseconds(known.discarded_at)
+        assert discards_table.read_current_state(work_of(world.ledger, world.lake)) == {
+            discards_table.SEEN: to_microseconds(known.discarded_at)
         }, "it rests on what the lake has from now on"
     elif repaired_by == "the next who gives up":
         assert _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN) == (0, 1)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from highwater.assets.slice_classification import needs_key_count
 from highwater.declaration import Severity, Stream
 from highwater.orchestration import metadata
-from highwater.orchestration.asset_keys import build_table_key
+from highwater.orchestration.asset_keys import build_partitions_definition, build_table_key
 from highwater.orchestration.checking import (
     contents,
     follower_checks,
@@ -24,7 +25,6 @@ from highwater.orchestration.checking import (
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.offset_queries import read_raw_offsets
 from highwater.orchestration.failures import translate_errors
-from highwater.orchestration.partitions import build_partitions_definition
 from highwater.orchestration.resources import open_schema_finder
 from highwater.reclaims import count_reclaims
 from highwater.resources.kafka import Kafka
@@ -156,7 +156,7 @@ CHECKS = (
             version_checks.IN_ORDER: slice_status.check_version_order(ask.lake, stream, keys),
             version_checks.FOLLOWS_EVENTS: follower_checks.check_current_follows_events(ask.lake, stream, keys),
         },
-        version_checks.select_current_check_names,
+        lambda stream: [version_checks.IN_ORDER, version_checks.FOLLOWS_EVENTS] if stream.versioned else [],
     ),
     Checks(
         "events",
@@ -165,7 +165,7 @@ CHECKS = (
         lambda ask, stream, keys: {
             key_checks.AS_DECLARED: key_checks.check_record_keys(ask.lake, stream, keys, ask.schemas)
         },
-        key_checks.select_check_names,
+        lambda stream: [key_checks.AS_DECLARED] if needs_key_count(stream) else [],
     ),
     Checks(
         "events",
@@ -205,7 +205,7 @@ CHECKS = (
             )
         },
         lambda ask, stream, keys: metrics_checks.check_metrics_follow_events(ask.ledger, ask.lake, stream, keys),
-        metrics_checks.select_check_names,
+        lambda stream: [metrics_checks.FOLLOWS] if stream.metrics else [],
     ),
     Checks(
         "published",
@@ -216,7 +216,7 @@ CHECKS = (
             )
         },
         lambda ask, stream, keys: published_checks.check_events_published(ask.ledger, ask.lake, stream, keys),
-        published_checks.select_check_names,
+        lambda stream: [published_checks.PUBLISHED] if stream.publishes else [],
     ),
 )
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.slice_classification import OTHER_KEYS, needs_key_count
+from highwater.assets.slice_classification import OTHER_KEYS
 from highwater.classifying import read_record_key
 from highwater.decoding import Schemas, decode_key
 from highwater.envelope import ORIGIN_SQL
 from highwater.formats import Text
 from highwater.orchestration.checking.check_rules import SAMPLES, CheckResult
 from highwater.resources.commit_log import read_slice_commits
-from highwater.resources.delta import query_all, slice_is_one_of, stream_batches
+from highwater.resources.delta import query_all, slice_is_one_of, stream_all
 from highwater.second_reader import KafkaRecord, MisfitError
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ _IN_ORDER = "ORDER BY origin_partition, origin_offset"
 _UNLIKE = f"""{_PAIRS} AND arrow_cast(e.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary')
 {_IN_ORDER} LIMIT {SAMPLES}
 """
-
-
-def select_check_names(stream: Stream) -> list[str]:
-    """The check, where a stream declares keys and wants to be warned."""
-    return [AS_DECLARED] if needs_key_count(stream) else []
 
 
 def check_record_keys(
@@ -80,8 +75,7 @@ def _read_samples(
     if isinstance(stream.key_format, Text):
         return query_all(tables, _UNLIKE.format(headers="", **conditions))
     sql = _PAIRS.format(headers=", r.headers AS headers", **conditions) + _IN_ORDER
-    rows = (row for batch in stream_batches(tables, sql) for row in batch.to_pylist())
-    unlike = (row for row in rows if _read_record_key(stream, row, schemas) != row["key"])
+    unlike = (row for row in stream_all(tables, sql) if _read_record_key(stream, row, schemas) != row["key"])
     return [{name: row[name] for name in row if name != "headers"} for row in islice(unlike, SAMPLES)]
 
 

@@ -36,11 +36,6 @@ _LINKED = "arrow_cast(linked, 'List(Int64)') AS linked"
 Row = Mapping[str, Any]
 
 
-def select_check_names(stream: Stream) -> list[str]:
-    """The checks of this table that a stream has."""
-    return [FOLLOWS] if stream.metrics else []
-
-
 def check_metrics_follow_events(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
 ) -> dict[str, dict[str, CheckResult]]:
@@ -51,7 +46,7 @@ def check_metrics_follow_events(
     Raises:
         DependencyUnavailableError: the ledger or the lake could not be read.
     """
-    return {name: _check_metrics(ledger, lake, stream, keys) for name in select_check_names(stream)}
+    return {FOLLOWS: _check_metrics(ledger, lake, stream, keys)}
 
 
 def _check_metrics(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:

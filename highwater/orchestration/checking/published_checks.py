@@ -46,11 +46,6 @@ ORDER BY slice, origin_partition, origin_offset
 """
 
 
-def select_check_names(stream: Stream) -> list[str]:
-    """The checks of this table that a stream has."""
-    return [PUBLISHED] if stream.publishes else []
-
-
 def check_events_published(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
 ) -> dict[str, dict[str, CheckResult]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from highwater.declaration import Stream
@@ -18,7 +18,15 @@ from highwater.orchestration.checking.check_rules import (
 )
 from highwater.orchestration.checking.missing_versions import NOWHERE, read_missing_versions
 from highwater.orchestration.checking.slice_status import compare_highest_versions, read_attempts
-from highwater.orchestration.checking.version_queries import STREAM, Questions, Scope, VersionFindings
+from highwater.orchestration.checking.version_queries import (
+    CONFLICTS,
+    FALLS,
+    STATES,
+    STREAM,
+    Questions,
+    Scope,
+    VersionFindings,
+)
 from highwater.resources.lake import Lake
 
 ALONG_OFFSETS = "versions_along_offsets"
@@ -37,11 +45,6 @@ def select_check_names(stream: Stream) -> list[str]:
         return []
     machine = stream.transitions is not None and stream.versions_count
     return [ALONG_OFFSETS, ONE_CONTENT, *([TRANSITIONS] if machine else [])]
-
-
-def select_current_check_names(stream: Stream) -> list[str]:
-    """The checks of `current`, where a stream has it."""
-    return [IN_ORDER, FOLLOWS_EVENTS] if stream.versioned else []
 
 
 def select_missing_check_names(stream: Stream) -> list[str]:
@@ -121,12 +124,7 @@ def _ask(
             return found
         # A version that the neighbouring slices lack may be further away.
         return read_missing_versions(lake, stream, questions.with_all_events(), reclaim_numbers)
-    counters: dict[str, Callable[[], dict[str, VersionFindings]]] = {
-        ALONG_OFFSETS: questions.read_falls,
-        ONE_CONTENT: questions.read_conflicts,
-        TRANSITIONS: questions.read_forbidden_transitions,
-    }
-    return counters[name]()
+    return questions.read_findings({ALONG_OFFSETS: FALLS, ONE_CONTENT: CONFLICTS, TRANSITIONS: STATES}[name])
 
 
 def _build_result(stream: Stream, name: str, totals: Totals, found: VersionFindings) -> CheckResult:

@@ -138,7 +138,7 @@ SELECT group_name, count(*) AS second_deliveries FROM counted WHERE mine AND cop
 # Only evidence explains a fall: the record came back through a tier, it is the copy of an earlier record, it
 # contradicts one, or its producer sent it late: it happened before its predecessor. A record from a tier also
 # falls behind the versions that overtook it.
-_FALLS = f"""
+FALLS = f"""
 WITH {{history}},
      seen AS (SELECT *,
                 max(version) OVER before AS highest, max(event_time) OVER before AS latest,
@@ -162,7 +162,7 @@ SELECT group_name, key, version, higher AS highest, generation, partition, "offs
             ELSE 'unexplained' END AS class
 FROM placed WHERE mine AND version < higher
 """
-_CONFLICTS = f"""
+CONFLICTS = f"""
 WITH {{history}},
      numbered AS (SELECT *, row_number() OVER (PARTITION BY key, version ORDER BY {_RULE}) AS number FROM history),
      several AS (SELECT key, version, count(DISTINCT content) AS contents,
@@ -183,7 +183,7 @@ _NEIGHBOURS = f"""
                       lag(generation) OVER of_key AS generation_before, lag(origin_topic) OVER of_key AS topic_before
                     FROM firsts WHERE of_version = 1 WINDOW of_key AS (PARTITION BY key ORDER BY version))
 """
-_STATES = f"""
+STATES = f"""
 WITH {{history}}, {_NEIGHBOURS}
 SELECT CASE WHEN mine THEN group_name ELSE group_before END AS group_name, key, version, state_before, state,
        origin_before, origin,
@@ -211,9 +211,9 @@ WHERE rank <= {SAMPLES} ORDER BY group_name, class, rank
 # Traits of the keys that a query can report.
 _ASKED_ABOUT: Mapping[str, tuple[CandidateTrait, ...]] = {
     _COPIES: (CandidateTrait.ODD,),
-    _FALLS: (CandidateTrait.ODD, CandidateTrait.FALLING),
-    _CONFLICTS: (CandidateTrait.ODD,),
-    _STATES: (CandidateTrait.ODD, CandidateTrait.MISPLACED),
+    FALLS: (CandidateTrait.ODD, CandidateTrait.FALLING),
+    CONFLICTS: (CandidateTrait.ODD,),
+    STATES: (CandidateTrait.ODD, CandidateTrait.MISPLACED),
     _GAPS: (CandidateTrait.ODD,),
 }
 
@@ -244,18 +244,6 @@ class Questions:
                 group.update({name: int(count) for name, count in row.items()})
         return found
 
-    def read_falls(self) -> dict[str, VersionFindings]:
-        """Versions below a higher one before them, by what explains them."""
-        return self._read_findings(_FALLS)
-
-    def read_conflicts(self) -> dict[str, VersionFindings]:
-        """Versions with several contents."""
-        return self._read_findings(_CONFLICTS)
-
-    def read_forbidden_transitions(self) -> dict[str, VersionFindings]:
-        """States that may not follow the one of the version before."""
-        return self._read_findings(_STATES)
-
     def read_gaps(self) -> Iterator[dict[str, Any]]:
         """Versions between two events, or below the first, without an event; ordered by group."""
         for scope in self._scopes:
@@ -263,7 +251,8 @@ class Questions:
             floor = str((self._stream.first_version or 0) - 1) if scope.whole else "version - 1"
             yield from self._ask(_GAPS, scope, floor=floor)
 
-    def _read_findings(self, template: str) -> dict[str, VersionFindings]:
+    def read_findings(self, template: str) -> dict[str, VersionFindings]:
+        """The findings of `FALLS`, `CONFLICTS` or `STATES` by group: their classes, and some of each."""
         found: dict[str, VersionFindings] = {}
         for scope in self._scopes:
             for row in self._ask(template, scope, around=_RANKED):

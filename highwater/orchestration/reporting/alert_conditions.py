@@ -24,9 +24,8 @@ from highwater.orchestration.reporting.stalled_work import (
 from highwater.orchestration.reporting.topic_conditions import measure_open_transaction, measure_retention_left
 from highwater.reject_reasons import BY_REASON, BY_RULE, format_count_name
 from highwater.resources.deleted_topics import find_parked_loss, read_state
-from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
+from highwater.resources.ledger.exhausted_slices import ExhaustedSlice, StalledSlice
 from highwater.resources.ledger.pauses import ALL, RETRIES
-from highwater.resources.ledger.stalled_slices import StalledSlice
 from highwater.resources.topic_facts import has_broker_timestamps
 from highwater.routing import compute_longest_retry_delay
 from highwater.slice_commits import SliceCommit

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from highwater.errors import DependencyUnavailableError, HighwaterError, PermanentError, UnbalancedError
 from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.checking.key_places import read_key_places
+from highwater.orchestration.checking.ledger_comparison import describe_orphan_slices, read_table_slices
 from highwater.orchestration.checking.origin_counts import count_ends
-from highwater.orchestration.checking.orphan_rows import describe_orphan_slices, read_table_slices
 from highwater.orchestration.checking.plan_checks import list_all_tiling_faults
 from highwater.orchestration.checking.published_checks import describe_publication
 from highwater.orchestration.checking.sent_records import compare_sent_records

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from highwater.declaration import Stream
+from highwater.orchestration.asset_keys import list_missing_keys
 from highwater.orchestration.dependencies import build_kafka_guard
-from highwater.orchestration.partitions import list_missing_keys
 from highwater.orchestration.sensing.rounds import RoundContext
 from highwater.orchestration.sensing.run_history import read_instance_id
 from highwater.orchestration.sensing.slice_cutting import is_caught_up

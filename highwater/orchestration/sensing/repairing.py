@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from highwater.orchestration.sensing.run_requests import PastRun, Repair, Request, StoppedSlices
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
-    from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
-    from highwater.resources.ledger.stalled_slices import StalledSlice
+    from highwater.resources.ledger.exhausted_slices import ExhaustedSlice, StalledSlice
     from highwater.slices import Slice
 
 RULES = RepairRules()

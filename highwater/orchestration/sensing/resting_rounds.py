@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import dagster as dg
 
@@ -119,64 +119,49 @@ def _read_last_changes(instance: dg.DagsterInstance, since: datetime | None) -> 
     return found
 
 
-class _RoundWithRests(ABC):
+class RestingRound:
     """A round that lets idle streams rest.
 
     Args:
         context: the streams, and their clients.
+        look: looks at a stream from its cursor on.
+        lines: sentences for the tick's log.
 
     Raises:
         TemporaryError: the ledger is unavailable.
     """
 
-    lines: Sequence[str] = ()
-
-    def __init__(self, context: RoundContext) -> None:
-        self._context = context
+    def __init__(
+        self, context: RoundContext, look: Callable[[Stream, str | None], Tick], lines: Sequence[str] = ()
+    ) -> None:
+        self.lines = lines
+        self._look = look
         self._rests = RestingStreams(context)
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
-        """Look at the stream unless it rests; raises what `_tick` does."""
+        """Look at the stream unless it rests; raises what the look does."""
         if self._rests.is_at_rest(stream.name):
             return None
-        tick = self._tick(stream, None if RestingStream.parse(cursor) is not None else cursor)
+        tick = self._look(stream, None if RestingStream.parse(cursor) is not None else cursor)
         return replace(tick, cursor=self._rests.begin(stream.name)) if tick.idle else tick
 
-    @abstractmethod
-    def _tick(self, stream: Stream, cursor: str | None) -> Tick:
-        """Look at a stream from its cursor on."""
 
-
-class RepairRound(_RoundWithRests):
+def begin_repair(context: RoundContext) -> RestingRound:
     """The round of repair: runs whose worker is gone are ended first, for all streams together.
-
-    Args:
-        context: the streams, and their clients.
 
     Raises:
         TemporaryError: the ledger is unavailable.
     """
-
-    def __init__(self, context: RoundContext) -> None:
-        ledger = context.resources.ledger.open()
-        self.lines = format_dead_worker_lines(
-            end_runs_without_worker(context.instance, ledger, context.streams, context.now)
-        )
-        super().__init__(context)
-
-    def _tick(self, stream: Stream, cursor: str | None) -> Tick:
-        return repair(self._context.instance, self._context.resources, stream, cursor)
+    ended = end_runs_without_worker(context.instance, context.resources.ledger.open(), context.streams, context.now)
+    look = partial(repair, context.instance, context.resources)
+    return RestingRound(context, look, format_dead_worker_lines(ended))
 
 
-class MirrorRound(_RoundWithRests):
-    """The round of the offset mirror."""
-
-    def _tick(self, stream: Stream, cursor: str | None) -> Tick:
-        return mirror(self._context.resources, stream, cursor)
+def begin_mirror(context: RoundContext) -> RestingRound:
+    """The round of the offset mirror; raises what `RestingRound` does."""
+    return RestingRound(context, partial(mirror, context.resources))
 
 
-class PublisherRound(_RoundWithRests):
-    """The round of the publisher."""
-
-    def _tick(self, stream: Stream, cursor: str | None) -> Tick:
-        return publish(self._context.instance, self._context.resources, stream, cursor)
+def begin_publisher(context: RoundContext) -> RestingRound:
+    """The round of the publisher; raises what `RestingRound` does."""
+    return RestingRound(context, partial(publish, context.instance, context.resources))

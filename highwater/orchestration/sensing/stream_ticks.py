@@ -16,6 +16,7 @@ from highwater.orchestration.asset_keys import (
     build_slice_job_name,
     build_table_key,
     build_topic_key,
+    list_missing_keys,
 )
 from highwater.orchestration.dependencies import (
     build_kafka_guard,
@@ -23,7 +24,6 @@ from highwater.orchestration.dependencies import (
     ensure_lake_exists,
     is_lookup_blocked,
 )
-from highwater.orchestration.partitions import list_missing_keys
 from highwater.orchestration.run_tags import MAIN_TAG, PROBE, PUBLISH, RETRY, STREAM_TAG, TIER_TAG
 from highwater.orchestration.sensing.expiring_records import list_endangered_slices
 from highwater.orchestration.sensing.ordered_processing import format_hold_lines, must_wait_for_earlier

@@ -33,12 +33,7 @@ class Publications(LedgerPart):
     def record(self, stream: str, key: str, publication: PublicationRecord) -> None:
         """Record the committed offset of a slice's rejects; an older or lower one never replaces it."""
         table = schema.publications
-        values = {
-            "stream": stream,
-            "attempt": publication.attempt,
-            "sent": publication.sent,
-            "published_at": publication.published_at,
-        }
+        values = {"stream": stream, **vars(publication)}
         less = tuple_(table.c.attempt, table.c.sent) <= tuple_(literal(publication.attempt), literal(publication.sent))
         older = and_(table.c.slice_key == key, less)
 

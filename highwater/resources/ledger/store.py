@@ -20,7 +20,7 @@ from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.discards import Discards
 from highwater.resources.ledger.engine import KEYS_PER_STATEMENT
 from highwater.resources.ledger.erasures import Erasures
-from highwater.resources.ledger.exhausted_slices import ExhaustedSlices
+from highwater.resources.ledger.exhausted_slices import ExhaustedSlices, StalledSlices
 from highwater.resources.ledger.gaps import RecordedGaps
 from highwater.resources.ledger.holds import Holds
 from highwater.resources.ledger.instances import Instances
@@ -44,7 +44,6 @@ from highwater.resources.ledger.rows import (
     build_slice_row,
 )
 from highwater.resources.ledger.sensor_faults import SensorFaults
-from highwater.resources.ledger.stalled_slices import StalledSlices
 from highwater.resources.ledger.topics import PlannedTopics, insert_losses, move_on, read_newest_slice
 from highwater.slices import Slice, SliceKey
 

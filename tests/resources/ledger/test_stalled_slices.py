@@ -14,7 +14,7 @@ from highwater.alerting import Alert
 from highwater.orchestration.reporting import alert_conditions, alerts
 from highwater.orchestration.sensing import repairing
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.stalled_slices import StalledSlice
+from highwater.resources.ledger.exhausted_slices import StalledSlice
 from tests.helpers.commits import commit_empty
 from tests.helpers.holding import FOUND, STREAM
 from tests.helpers.repairing import NAMED, ONE, OPEN, TWO, Repairing, open_breaker
