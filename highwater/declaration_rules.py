@@ -290,14 +290,25 @@ def _find_publication_problems(stream: Stream) -> list[str]:
 
 
 # Columns of `events` beside the declared fields that rows may be ordered by.
-_CLUSTERED = frozenset({"key", "version", "event_time", "origin_partition", "origin_offset", "origin_timestamp"})
+_CLUSTERED = frozenset({"key", "event_time", "origin_partition", "origin_offset", "origin_timestamp"})
+# Delta has no minimum and maximum of them in a file's statistics.
+_WITHOUT_RANGE = CONTAINERS | {"binary", "boolean"}
 
 
 def _find_cluster_problems(stream: Stream) -> list[str]:
-    known = {field.name for field in stream.fields} | _CLUSTERED
-    unknown = [name for name in stream.maintenance.cluster_by if name not in known]
+    """The columns of `cluster_by` by which no reader skips files."""
+    declared = {field.name: field.type for field in stream.fields}
+    known = {*declared, *_CLUSTERED, *(["version"] if stream.versioned else [])}
+    by = stream.maintenance.cluster_by
+    unknown = [name for name in by if name not in known]
     found = [f"maintenance: cluster_by names {', '.join(unknown)}, which events do not have"] if unknown else []
-    return found if stream.maintenance.cluster_by else ["maintenance: cluster_by must name a column or more"]
+    found += [
+        f"maintenance: cluster_by names {name!r}, a field of type {declared[name]}, for which Delta's statistics have "
+        "no minimum and maximum: name another column"
+        for name in by
+        if declared.get(name) in _WITHOUT_RANGE
+    ]
+    return found if by else ["maintenance: cluster_by must name a column or more"]
 
 
 def _find_maintenance_problems(maintenance: Maintenance) -> list[str]:

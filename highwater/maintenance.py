@@ -15,13 +15,12 @@ RUN_RETRIES = 2
 # A commit waits ten terms of a minute for its lease, and a merge into `current` waits as long for another one.
 LONGEST_LEASES = timedelta(minutes=20)
 
-# Files below this size are worth being joined: a reader's price for a file is about that of reading so much.
-SMALL_BYTES = 16 * 1024 * 1024
 # What readers of Parquet expect of a file.
 TARGET_BYTES = 128 * 1024 * 1024
-# Larger files are not joined.
+# Smaller files are joined, larger ones stay.
 REWRITTEN_BYTES = TARGET_BYTES // 2
-# A slice that a run takes by itself is written as eight files at the most, up to two million offsets.
+# This many small files are joined, whatever their size. A slice that a run takes by itself is written as eight files at
+# the most, up to two million offsets.
 FEWEST_FILES = 9
 # Partitions in one OPTIMIZE, whose names are in its text; and what one maintenance rewrites of a table at the most.
 PARTITIONS_PER_COMMIT = 100
@@ -118,8 +117,8 @@ class TablePartition:
 
     @property
     def small(self) -> tuple[int, ...]:
-        """The sizes of those that are worth being joined."""
-        return tuple(size for size in self.files if size < SMALL_BYTES)
+        """The sizes of those that are joined."""
+        return tuple(size for size in self.files if size < REWRITTEN_BYTES)
 
 
 def select_partitions_to_compact(parts: Iterable[TablePartition]) -> list[str]:
@@ -130,12 +129,16 @@ def select_partitions_to_compact(parts: Iterable[TablePartition]) -> list[str]:
     found: list[str] = []
     total = 0
     for part in sorted(parts, key=lambda part: (-len(part.small), part.key)):
-        rewritten = sum(size for size in part.files if size < REWRITTEN_BYTES)
-        if len(part.small) < FEWEST_FILES or (found and total + rewritten > MAX_BYTES):
-            continue
-        found.append(part.key)
-        total += rewritten
+        rewritten = sum(part.small)
+        if is_worth_joining(len(part.small), rewritten) and (not found or total + rewritten <= MAX_BYTES):
+            found.append(part.key)
+            total += rewritten
     return found
+
+
+def is_worth_joining(files: int, size: int) -> bool:
+    """Whether small files are joined: they are many, or become a file that is joined no more."""
+    return files >= FEWEST_FILES or size >= TARGET_BYTES
 
 
 # A group ends at this number of files or at the target size, but for the rest of its last slice. Writers wait for it.
@@ -197,7 +200,7 @@ def group_files_to_merge(files: Iterable[File]) -> list[FileGroup]:
             mine, size, last = [], 0, ""
         mine.append(file)
         size, last = size + file.size, max(last, file.last)
-    return [*found, FileGroup(tuple(mine))] if size >= TARGET_BYTES or len(mine) >= FEWEST_FILES else found
+    return [*found, FileGroup(tuple(mine))] if is_worth_joining(len(mine), size) else found
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def build_sql_columns(stream: Stream) -> str:
 def select_searched_columns(stream: Stream) -> list[str]:
     """The columns whose file statistics let readers of events skip files."""
     # None of them is a boolean: Delta then refuses every change of the table's columns.
-    return [name for name in STATISTICS_COLUMNS if name != "version" or stream.versioned]
+    own = [name for name in STATISTICS_COLUMNS if name != "version" or stream.versioned]
+    return [*own, *[quote_column(name) for name in dict.fromkeys(stream.maintenance.cluster_by) if name not in own]]
 
 
 def materialise(work: Work) -> list[SliceReport]:

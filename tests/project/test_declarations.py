@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from assets.streams.orders import STREAM as ORDERS
-from highwater.declaration import Accepted, Alerts, Deletes, Field, Foreign, Limits, UnknownFields
+from highwater.declaration import Accepted, Alerts, Deletes, Field, Foreign, Limits, Maintenance, UnknownFields
 from highwater.errors import DeclarationError
 from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw
 from highwater.orchestration.cli.main import main
@@ -301,6 +301,43 @@ def test_a_declaration_that_contradicts_itself_or_what_reads_it_is_refused(
     assert reported in str(caught.value)
     assert "'orders'" in str(caught.value) or changes.keys() & {"topic", "name"}
     assert "docs/streams.md" in caught.value.remedy
+
+
+UNVERSIONED: dict[str, Any] = {**NO_VERSION, "fields": tuple(f for f in ORDERS.fields if f.name != "version")}
+WITHOUT_RANGE = [
+    field("boolean"),
+    field("binary"),
+    field("array", of=Field("", "long")),
+    field("map", of=Field("", "long")),
+    field("struct", of=(Field("y", "long"),)),
+]
+
+
+@pytest.mark.parametrize(
+    ("by", "changes", "reported"),
+    [
+        ((), {}, "maintenance: cluster_by must name a column or more"),
+        (("event_time", "region"), {}, "maintenance: cluster_by names region, which events do not have"),
+        (("Status",), {}, "maintenance: cluster_by names Status, which events do not have"),
+        (("version",), UNVERSIONED, "maintenance: cluster_by names version, which events do not have"),
+        (("x",), {"fields": ORDERS.fields + field("string", mask="hash")}, "it cannot be cluster_by of maintenance"),
+        (("x",), {"fields": ORDERS.fields + field("string", mask="drop")}, "it cannot be cluster_by of maintenance"),
+        *[
+            (
+                ("x",),
+                {"publishes": None, "fields": ORDERS.fields + one},
+                f"cluster_by names 'x', a field of type {one[0].type}, for which",
+            )
+            for one in WITHOUT_RANGE
+        ],
+    ],
+)
+def test_merged_files_are_ordered_by_columns_that_let_readers_skip_them(
+    by: tuple[str, ...], changes: dict[str, Any], reported: str
+) -> None:
+    """Spark refuses to sort by a map, so that maintenance failed each night; others it ordered by their slices."""
+    with pytest.raises(DeclarationError, match=re.escape(reported)):
+        replace(ORDERS, maintenance=Maintenance(cluster_by=by), **changes)
 
 
 def test_no_job_of_a_stream_has_the_name_of_a_job_of_operators() -> None:

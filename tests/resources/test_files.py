@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from highwater.assets.raw import MAX_RECORDS_PER_TASK, RECORDS_PER_FILE, _KafkaRows, compute_file_count
-from highwater.maintenance import FEWEST_FILES, SMALL_BYTES, File, group_files_to_merge
+from highwater.maintenance import FEWEST_FILES, TARGET_BYTES, File, group_files_to_merge
 from highwater.resources.spark_tables import (
     READS_PER_WRITER,
     TASKS,
@@ -51,7 +51,7 @@ def test_the_files_of_one_commit_wait_for_those_of_others(records: list[int]) ->
     """Joined by themselves, they would be rewritten for little, and again with their neighbours."""
     count, key = compute_file_count(records), "orders@0000000"
     assert count > 1
-    small = [File(f"{number}.parquet", SMALL_BYTES - 1, key, key) for number in range(FEWEST_FILES)]
+    small = [File(f"{number}.parquet", TARGET_BYTES // 8 - 1, key, key) for number in range(FEWEST_FILES)]
     assert group_files_to_merge(small[:count]) == []
     assert [len(group.files) for group in group_files_to_merge(small)] == [FEWEST_FILES]
 

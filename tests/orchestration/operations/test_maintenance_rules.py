@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +28,7 @@ from highwater.declaration import Accepted, Maintenance
 from highwater.errors import ConfigurationError, DeclarationError, DependencyUnavailableError, UnknownSliceError
 from highwater.maintenance import (
     FEWEST_FILES,
-    MERGE_PASSES,
+    MAX_BYTES,
     TARGET_BYTES,
     File,
     FileGroup,
@@ -40,7 +41,7 @@ from highwater.maintenance import (
 )
 from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.operations import key_retirement, old_runs
+from highwater.orchestration.operations import key_retirement, maintenance, old_runs
 from highwater.orchestration.operations.old_runs import delete_runs
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.sensing import repairing, stream_ticks
@@ -91,6 +92,13 @@ def test_small_files_are_joined_where_there_are_many() -> None:
         TablePartition("large", (large,) * 9),
     ]
     assert select_partitions_to_compact(parts) == ["many", "nine"]
+
+
+@pytest.mark.parametrize(("files", "joined"), [(7, False), (8, True), (300, True)])
+def test_files_that_fill_one_of_the_target_are_joined(files: int, *, joined: bool) -> None:
+    """`current` of hundreds of such files was never joined."""
+    part = TablePartition("", (17 * 1024**2,) * files + (64 * 1024**2,) * 9)
+    assert select_partitions_to_compact([part]) == ([""] if joined else [])
 
 
 def test_bytes_rewritten_by_one_maintenance_are_bounded() -> None:
@@ -151,27 +159,49 @@ def test_merged_files_are_few_for_their_bytes(sizes: list[int]) -> None:
     assert after <= 2 * sum(sizes) / TARGET_BYTES + FEWEST_FILES
 
 
-@pytest.mark.parametrize("size", [1_000, 5_000, 20_000])
-def test_after_maintenance_files_follow_bytes_whatever_the_slices(size: int) -> None:
-    """200,000 slices, as maintenance finds them: no more than twice as many files as full ones."""
-    slices, days = 200_000, 8
-    there: list[File] = []
+@pytest.mark.parametrize(
+    ("size", "days", "maintenances"), [(1_000, 8, 1), (5_000, 8, 1), (20_000, 8, 1), (500_000, 1, 5)]
+)
+def test_after_maintenance_files_follow_bytes_whatever_the_slices(
+    size: int, days: int, maintenances: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200,000 slices in a table that is maintained until nothing is left: at most twice as many files as full ones."""
+    share, table = 200_000 // days, ModelledTable()
+    monkeypatch.setattr(maintenance, "list_files", lambda _: [*table.files.values()])
+    monkeypatch.setattr(maintenance, "compact", table.merge)
     for day in range(days):
-        share = slices // days
-        there += files(*[size] * share, start=day * share)
-        for number in range(MERGE_PASSES):
-            for group in group_files_to_merge(there):
-                there = merged(there, group, f"merged {day} {number}")
-        assert len(there) <= 2 * (day + 1) * share * size / TARGET_BYTES + FEWEST_FILES
+        table.add(files(*[size] * share, start=day * share))
+        rewritten = [*islice(iter(table.maintain, 0), maintenances + 1)]
+        assert len(rewritten) == maintenances
+        assert max(rewritten) <= MAX_BYTES
+        assert len(table.files) <= 2 * (day + 1) * share * size / TARGET_BYTES + FEWEST_FILES
 
 
-def merged(there: list[File], group: FileGroup, name: str) -> list[File]:
-    """The files when those of a group are joined."""
-    mine = set(group.files)
-    first, last = min(file.first for file in mine), max(file.last for file in mine)
-    size = group.bytes // group.target_files
-    made = [File(f"{name} {first} {n}", size, first, last) for n in range(group.target_files)]
-    return [*(file for file in there if file not in mine), *made]
+class ModelledTable:
+    """The files of a table of slices, as maintenance finds them and merges them by Spark."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, File] = {}
+        self.rewritten = 0
+        self.merges = 0
+
+    def add(self, files: list[File]) -> None:
+        self.files.update({file.path: file for file in files})
+
+    def merge(self, _work: object, _table: str, group: FileGroup) -> bool:
+        for file in group.files:
+            del self.files[file.path]
+        self.merges, self.rewritten = self.merges + 1, self.rewritten + group.bytes
+        first, last = min(file.first for file in group.files), max(file.last for file in group.files)
+        size = group.bytes // group.target_files
+        self.add([File(f"{self.merges} {n}", size, first, last) for n in range(group.target_files)])
+        return True
+
+    def maintain(self) -> int:
+        """The bytes that one maintenance rewrites."""
+        self.rewritten, nothing = 0, cast("Any", SimpleNamespace(update_incremental=lambda: None))
+        maintenance._merge(maintenance._Task(nothing, "raw", nothing, 168, {}, dry_run=False))
+        return self.rewritten
 
 
 def test_the_oldest_plans_lose_their_keys_first() -> None:
