@@ -123,19 +123,19 @@ def test_a_wrong_command_line_has_a_fault(line: str, fault: str | None) -> None:
 
 
 def texts_of(file: Path) -> Iterator[str]:
-    """The texts of a module, with `X` for each value that is filled in; the first part of one that has several."""
+    """The texts of a module, with `…` for each value that is filled in; the first part of one that has several."""
     tree = ast.parse(file.read_text())
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "…" for one in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             yield node.value
 
 
 def test_every_command_that_an_error_or_an_alert_names_exists() -> None:
     """With its options; `highwater row` names a row of ours."""
-    named = re.compile(r"\bhighwater ([a-z]+(?:-[a-z]+)*)((?: (?:--[a-z-]+|[A-Z]\w*))*)")
+    named = re.compile(r"\bhighwater ([a-z]+(?:-[a-z]+)*)((?: (?:--[a-z-]+|[A-Z…]\S*))*)")
     files = [file for folder in CODE for file in sorted((REPOSITORY / folder).rglob("*.py"))]
     found = {match.groups() for file in files for text in texts_of(file) for match in named.finditer(text)}
     found -= {("row", "")}
