@@ -104,7 +104,9 @@ def test_the_doctor_comes_first_and_tries_what_is_there(tmp_path: Path) -> None:
     rows = up.examined(Stack(tmp_path, base={"HIGHWATER_HOME": str(tmp_path)}))
     assert [(row[0], row[1]) for row in rows] == [
         ("ok", "declarations"),
+        ("ok", "settings"),
         ("ok", "ledger"),
+        ("ok", "clock"),
         ("ok", "lake"),
         ("ok", "Kafka's configuration for Spark"),
         ("ok", "streams"),
