@@ -102,9 +102,8 @@ def ensure_within_limit(
 
     circuit = work.ledger.breakers.update(work.stream.name, [slice_.key for slice_ in main], decide)
     if refused:
-        raise _build_over_limit_error(
-            work, circuit, [case for case in cases if case.key in refused], len(slices), reasons
-        )
+        over = {case: seen[case.key][2] for case in cases if case.key in refused}
+        raise _build_over_limit_error(work, circuit, over, len(slices), reasons)
 
 
 def end_probe(
@@ -177,16 +176,31 @@ def _build_judgement(
 
 
 def _build_over_limit_error(
-    work: Work, circuit: Circuit, refused: Sequence[AttemptResult], together: int, accepted: Collection[str]
+    work: Work,
+    circuit: Circuit,
+    refused: Mapping[AttemptResult, Mapping[str, int]],
+    together: int,
+    accepted: Collection[str],
 ) -> RejectsOverLimitError:
-    shares = "; ".join(f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected" for one in refused)
+    shares = "; ".join(
+        f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected{_format_reasons(reasons)}"
+        for one, reasons in refused.items()
+    )
+    first = next(iter(refused)).key
     rest = "" if together == 1 else f"; none of the {together} slices of this run was decided"
     return RejectsOverLimitError(
         f"{shares}{rest}",
         stored=f"limit {work.stream.breaker.reject_ratio:.0%}"
         + (f"; records rejected for {', '.join(accepted)} do not count" if accepted else ""),
         found=f"the breaker of {work.stream.name} is {circuit.text}",
-        remedy="fix the producer, the declaration or the reference table, and it is reprocessed; if its rejects are "
-        f"to be parked, highwater accept-rejects {refused[0].key}, or for all slices from it on highwater "
-        f"accept-rejects {work.stream.name} --reason REASON --from {refused[0].key}",
+        remedy=f"highwater try {work.stream.name} --spark shows why; fix the producer, the "
+        "declaration or the reference table, and it is reprocessed; if its rejects are to be parked, highwater "
+        f"accept-rejects {first}, or for all slices from it on highwater accept-rejects {work.stream.name} "
+        f"--reason REASON --from {first}",
     )
+
+
+def _format_reasons(reasons: Mapping[str, int]) -> str:
+    """The reasons of rejects, most frequent first."""
+    found = sorted((-count, reason) for reason, count in reasons.items() if count)
+    return f" ({', '.join(f'{-count:,} {reason}' for count, reason in found)})" if found else ""

@@ -25,6 +25,7 @@ from highwater.errors import (
     UnbalancedError,
 )
 from highwater.orchestration.sensing.step_breaker import report_to_breaker
+from highwater.reject_reasons import BY_REASON
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slice_commits import SliceCommit
@@ -50,9 +51,13 @@ def work(ledger: Ledger, tmp_path: Path) -> Callable[..., Work]:
 
 def test_a_slice_over_the_limit_is_refused_with_all_of_its_run(ledger: Ledger, work: Callable[..., Work]) -> None:
     ours = work(ONE, TWO)
+    counts = build_counts(s1=(300, 3), s2=(200, 120))
+    counts[TWO.key] |= {f"{BY_REASON}invalid": 20, f"{BY_REASON}malformed": 100, f"{BY_REASON}schema": 0}
     with pytest.raises(RejectsOverLimitError, match="120 of 200 records of orders@0000002") as raised:
-        ensure_within_limit(ours, [TWO, ONE], {}, build_counts(s1=(300, 3), s2=(200, 120)))
+        ensure_within_limit(ours, [TWO, ONE], {}, counts)
     assert "none of the 2 slices" in str(raised.value)
+    assert "would be rejected (100 malformed, 20 invalid)" in str(raised.value)
+    assert "highwater try orders --spark shows why" in str(raised.value)
     assert "highwater accept-rejects orders@0000002" in str(raised.value)
     assert ledger.breakers.read_circuit("orders").state == "open"
     assert [one.slice_key for one in ledger.breakers.list_refused("orders")] == [TWO.key]
