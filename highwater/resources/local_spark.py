@@ -1,4 +1,4 @@
-"""The settings of a Spark session in this process, on a machine with nothing but the package."""
+"""Spark on this machine with nothing but the package: settings of a session in this process, and a Connect server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from types import MappingProxyType
 from highwater.errors import ConfigurationError
 from highwater.resources.jars import build_class_path, build_jars_path
 from highwater.resources.java import Java, choose, find_java, inspect
-from highwater.resources.object_store import LOG_STORE_JAR
-from highwater.settings import Settings
+from highwater.resources.object_store import LOG_STORE_JAR, build_s3a_conf, is_s3
+from highwater.resources.spark import STATIC_CONF
+from highwater.settings import SPARK_MASTER, SPARK_REMOTE, Settings
 
 # With one of these somebody configured Spark, the jars included.
 CONFIGURED = ("SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS")
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+# Either would make the server a client of another one.
+_OF_CLIENTS = (SPARK_REMOTE, "SPARK_CONNECT_MODE_ENABLED")
 
 # For one machine: Spark's and Delta's defaults of 200 and 50 tasks cost seconds a commit on few cores, and a progress
 # bar has no place among the lines of a log.
@@ -73,3 +77,53 @@ def build_jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[
     # The log store of this release is before the copy that another release's `highwater jars` may have left.
     path = os.pathsep.join([str(LOG_STORE_JAR), build_class_path("spark", settings.home)])
     return {**LOCAL, "spark.driver.extraClassPath": path, "spark.executor.extraClassPath": path}
+
+
+def build_server_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """The properties that sessions cannot set on a running server.
+
+    Args:
+        settings: where the lake is, and the jars of a local master.
+        environment: variables of the process, with AWS's.
+
+    Raises:
+        ConfigurationError: the jars were not fetched, or Hadoop does not open the lake's scheme.
+    """
+    conf = {"spark.app.name": "highwater", **STATIC_CONF, **build_jars_conf(settings, environment)}
+    if environment.get(SPARK_MASTER):
+        conf["spark.master"] = settings.spark_master
+    if is_s3(settings.lake):
+        conf |= build_s3a_conf(environment)
+    return conf
+
+
+def parse_property(text: str) -> tuple[str, str]:
+    """Read `NAME=VALUE`.
+
+    Raises:
+        ConfigurationError: the text has another form.
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigurationError("this is no property of Spark", found=text, remedy="write NAME=VALUE")
+    return name, value
+
+
+def build_server_command(conf: Mapping[str, str]) -> list[str]:
+    """The command that becomes the server."""
+    import pyspark
+
+    program = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    options = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    return [str(program), "--class", SERVER, *options, "spark-internal"]
+
+
+def prepare_environment(settings: Settings, environment: MutableMapping[str, str]) -> None:
+    """Let the environment of the process be that of a server.
+
+    Raises:
+        ConfigurationError: no suited Java was found.
+    """
+    set_java(environment, settings.home)
+    for name in _OF_CLIENTS:
+        environment.pop(name, None)

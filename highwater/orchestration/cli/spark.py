@@ -26,13 +26,13 @@ def serve_spark(deployment: Deployment, host: str, port: int, given: Sequence[st
     HIGHWATER_SPARK_MASTER. A local one takes the jars of `highwater jars`, unless SPARK_CONF_DIR is set. It has no
     login.
     """
-    from highwater.resources import connect_server
+    from highwater.resources import local_spark
 
-    properties = dict(map(connect_server.parse_property, given))
+    properties = dict(map(local_spark.parse_property, given))
     listening = {"spark.connect.grpc.binding.address": host, "spark.connect.grpc.binding.port": str(port)}
-    conf = connect_server.build_server_conf(deployment.settings, os.environ) | listening | properties
-    connect_server.prepare_environment(deployment.settings, os.environ)
-    command = connect_server.build_server_command(conf)
+    conf = local_spark.build_server_conf(deployment.settings, os.environ) | listening | properties
+    local_spark.prepare_environment(deployment.settings, os.environ)
+    command = local_spark.build_server_command(conf)
     os.execv(command[0], command)  # noqa: S606 - the process becomes the server, so its signals reach it
 
 

@@ -13,8 +13,8 @@ from dev import paths
 from dev.processes import Child, accepts, free_port, wait_until
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
-from highwater.resources import connect_server
-from highwater.resources.connect_server import SERVER, build_server_conf, parse_property
+from highwater.resources import local_spark
+from highwater.resources.local_spark import SERVER, build_server_conf, parse_property
 from highwater.resources.object_store import ensure_log_store
 from highwater.resources.spark import STATIC_CONF, close, connect, delta_errors, prepare
 from highwater.settings import Settings
@@ -79,7 +79,7 @@ def test_the_process_becomes_the_server(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_nothing_of_a_client_is_left(tmp_path: Path) -> None:
     environment = {"SPARK_REMOTE": "sc://x", "SPARK_CONNECT_MODE_ENABLED": "1", "JAVA_HOME": "/opt/java"}
-    connect_server.prepare_environment(Settings.from_environment({"HIGHWATER_HOME": str(tmp_path)}), environment)
+    local_spark.prepare_environment(Settings.from_environment({"HIGHWATER_HOME": str(tmp_path)}), environment)
     assert environment == {"JAVA_HOME": "/opt/java"}
 
 
