@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
 
 from highwater.assets import events, raw
 from highwater.assets.compaction import compact
 from highwater.commit_records import CommitRecord, to_user_metadata
+from highwater.declaration import Field, Maintenance
 from highwater.errors import SupersededAttemptError
-from highwater.maintenance import FileGroup
+from highwater.maintenance import REWRITTEN_BYTES, TARGET_BYTES, FileGroup
 from highwater.orchestration.operations.maintenance import maintain
 from highwater.orchestration.reporting.audit import audit
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
-from highwater.resources.delta import open_table
+from highwater.resources.delta import add_actions, open_table
+from highwater.resources.spark import close, prepare
 from highwater.resources.table_maintenance import join_files, list_files
 from tests.helpers.support import Bench, Message, order_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dev.spark_connect import SparkConnect
     from highwater.maintenance import File
     from highwater.slices import Slice
 
@@ -99,6 +106,39 @@ def test_small_files_become_one_and_every_row_stays(alone: Bench) -> None:
 def test_rows_lie_in_the_order_of_the_declared_columns(alone: Bench) -> None:
     assert compact(alone.work(), "events", FileGroup(tuple(small_files(alone, "events"))))
     assert [row["key"] for row in alone.rows("events")] == [f"o{n}" for n in reversed(range(12))]
+
+
+def test_another_column_is_the_order_in_files_and_between_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers that filter by it skip files, by Delta's statistics: it had none."""
+    by, fields = "@size-1", (*bench.stream.fields, Field("@size-1", "integer"))
+    bench.stream = replace(bench.stream, fields=fields, maintenance=Maintenance(cluster_by=(by, "key")))
+    sizes = {f"o{n}": 5 * n % 12 // 2 for n in range(12)}
+    bench.send(*[order_message(key, 1, **{by: size}) for key, size in sizes.items()])
+    slices = [bench.plan(n, p0=(6 * n, 6 * n + 6)) for n in range(2)]
+    raw.materialise(bench.work(*slices))
+    for slice_ in slices:
+        events.materialise(bench.work(slice_))
+    group = FileGroup(tuple(small_files(bench, "events")))
+    monkeypatch.setattr("highwater.maintenance.TARGET_BYTES", group.bytes // 2)
+    assert compact(bench.work(), "events", group)
+    path = bench.lake.build_table_path("orders", "events")
+    files = add_actions(DeltaTable(path)).select(["path", f"min.{by}", f"max.{by}"]).to_pylist()
+    first, second = sorted(files, key=lambda file: file[f"min.{by}"])
+    assert first[f"max.{by}"] < second[f"min.{by}"]
+    found = [pq.read_table(f"{path}/{file['path']}", columns=["key"])["key"].to_pylist() for file in (first, second)]
+    assert [*found[0], *found[1]] == sorted(sizes, key=lambda key: (sizes[key], key))
+    assert min(map(len, found)) > 1
+
+
+def test_rows_of_raw_lie_in_the_order_of_the_topic(bench: Bench) -> None:
+    """A partition after the other, where each slice has offsets of both."""
+    bench.send(*[order_message(f"o{n}", 1, partition=n % 2) for n in range(8)])
+    slices = [bench.plan(n, p0=(2 * n, 2 * n + 2), p1=(2 * n, 2 * n + 2)) for n in range(2)]
+    for slice_ in slices:
+        raw.materialise(bench.work(slice_))
+    assert compact(bench.work(), "raw", FileGroup(tuple(small_files(bench, "raw"))))
+    found = [(row["partition"], row["offset"]) for row in bench.rows("raw")]
+    assert found == [(partition, offset) for partition in range(2) for offset in range(4)]
 
 
 def test_rows_beyond_one_file_become_several_ordered_files(alone: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +279,53 @@ def test_a_backfill_of_fifty_slices_goes_on_beside_steady_appends(bench: Bench) 
     assert by_slice(bench, "raw") == sorted((slice_.key, slice_.ranges[0].start) for slice_ in everything)
 
 
+def test_a_backfill_through_current_goes_on_beside_appends_of_another_session(
+    bench: Bench, spark_server: SparkConnect
+) -> None:
+    """Single slices and all of them at once, while keys of the same slices get new versions: nobody gets a conflict."""
+    old, bad = 6, 2
+
+    def read_sent(offset: int) -> tuple[str, int] | None:
+        return None if offset % old == bad else (f"o{offset % old}", 1 + offset // old)
+
+    sent = [read_sent(offset) for offset in range(20 * old)]
+    bench.send(*[order_message(*one) if one else Message(b"bad", b"no JSON") for one in sent])
+    slices = [bench.plan(n, p0=(n, n + 1)) for n in range(old)]
+    bench.materialise(*slices)
+    ended, session = threading.Event(), prepare(SparkSession.builder.remote(spark_server.remote).create())
+    other = replace(bench, spark=session, log=[])
+
+    def append() -> list[Slice]:
+        found: list[Slice] = []
+        while not ended.is_set():
+            n = old + len(found)
+            found.append(other.plan(n, p0=(n, n + 1)))
+            other.materialise(found[-1])
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        appending = pool.submit(append)
+        try:
+            reports = [bench.materialise(*again) for again in (slices[:1], slices, slices[3:5])]
+        finally:
+            ended.set()
+        added = appending.result()
+    close(session)
+    assert [one.note for report in reports for name in ("raw", "events", "current") for one in report[name]] == [
+        None
+    ] * 27
+    assert len(added) >= 2, "the writer of new slices starved"
+    everything = [(slice_.key, slice_.ranges[0].start) for slice_ in (*slices, *added)]
+    accepted = {place: one for place in everything if (one := read_sent(place[1])) is not None}
+    rejected = [place for place in everything if place not in accepted]
+    assert {name: by_slice(bench, name) for name in ("raw", "events", "rejects", "dlq")} == {
+        "raw": everything, "events": [*accepted], "rejects": rejected, "dlq": rejected
+    }  # fmt: skip
+    highest = {key: max(version for name, version in accepted.values() if name == key) for key, _ in accepted.values()}
+    assert {key: row["version"] for key, row in bench.current().items()} == highest
+    assert bench.failing() == {}
+
+
 def test_small_files_of_a_table_without_slices_become_one_and_large_ones_stay(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +344,28 @@ def test_small_files_of_a_table_without_slices_become_one_and_large_ones_stay(
     after = DeltaTable(path)
     assert (len(after.file_uris()), large in after.file_uris()) == (2, True)
     assert sorted(after.to_pyarrow_table()["key"].to_pylist()) == rows
+
+
+def test_files_of_17_mib_of_current_become_files_of_the_target(bench: Bench) -> None:
+    """Only files below 16 MiB were joined: hundreds of this size stayed for ever."""
+    path, values = bench.lake.build_table_path("orders", "current"), 170
+    for number in range(8):
+        rows = {
+            "key": [f"{number} {n}" for n in range(values)],
+            "value": [os.urandom(2**20 // 10) for _ in range(values)],
+        }
+        write_deltalake(path, pa.table(rows), mode="append")
+    before = sorted(DeltaTable(path).to_pyarrow_table(columns=["key"])["key"].to_pylist())
+
+    report, _ = maintain(bench.work(), None, datetime.now(UTC), dry_run=False).tables
+
+    assert (report.table, report.before.files, report.compacted) == ("current", 8, 1)
+    assert report.before.bytes > TARGET_BYTES
+    sizes = sorted(add_actions(DeltaTable(path))["size_bytes"].to_pylist())
+    assert (len(sizes), REWRITTEN_BYTES < sizes[-1] <= TARGET_BYTES) == (2, True)
+    assert sorted(DeltaTable(path).to_pyarrow_table(columns=["key"])["key"].to_pylist()) == before
+    again, _ = maintain(bench.work(), None, datetime.now(UTC), dry_run=False).tables
+    assert again.compacted == 0
 
 
 def test_every_record_is_found_after_all_tables_were_compacted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
