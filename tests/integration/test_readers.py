@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,12 @@ from deltalake import DeltaTable
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import current, events, metrics, origins, published, raw, rejects
-from highwater.declaration import Accepted
+from highwater.declaration import Accepted, Deletes
+from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
+from highwater.orchestration.operations.maintenance import maintain
+from highwater.orchestration.reporting.audit import audit
 from highwater.resources.delta import query
+from highwater.resources.table_maintenance import list_files
 from tests.helpers.bench_records import abort_transaction
 from tests.helpers.support import Bench, Message, order_message
 
@@ -197,3 +203,60 @@ def test_every_reader_counts_the_records_of_every_table(bench: Bench, counters: 
     published.materialise(bench.work(*slices[:2]))
     assert counts() == dict.fromkeys(counters, expected_counts(len(RECORDS)))
     assert bench.failing() == {}
+
+
+# Slices of a stream with deletes: an order that is canceled goes from `current`, and its events stay.
+MERGED: list[list[Message]] = [
+    [order_message("o1", 1), order_message("o2", 1), Message(b"o3", b"no JSON")],
+    [order_message("o1", 2), order_message("o4", 1, customer_id="unknown"), Message(b"o1", b"nor this")],
+    [order_message("o2", 2, status="canceled"), Message(b"o3", None), order_message("o5", 1)],
+    [order_message("o1", 1), order_message("o5", 2), order_message("o6", 1)],
+]
+# What each table holds, and what is left of it without the key o1.
+WHOLE = {"raw": 12, "events": 8, "rejects": 3, "dlq": 3, "current": 3, "metrics": 2}
+ERASED = {"raw": 8, "events": 5, "rejects": 2, "dlq": 2, "current": 2, "metrics": 2}
+
+
+@pytest.mark.slow
+def test_every_reader_counts_every_table_after_maintenance_and_after_an_erasure_from_merged_files(
+    bench: Bench, counters: dict[str, Counter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the key lie in files with rows of all slices, which are written again without it."""
+    monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
+    bench.stream = replace(bench.stream, metrics=ORDERS.metrics, deletes=Deletes("status", ("canceled",)))
+    bench.send(*itertools.chain(*MERGED))
+    slices = [bench.plan(n, p0=(3 * n, 3 * n + 3)) for n in range(4)]
+    bench.materialise(*slices[:2])
+    bench.materialise(*slices[2:])
+
+    def count() -> dict[str, dict[str, int]]:
+        paths = {table: bench.lake.build_table_path(bench.stream.name, table) for table in WHOLE}
+        return {name: {table: read(path) for table, path in paths.items()} for name, read in counters.items()}
+
+    def list_places() -> dict[str, list[tuple[int, int]]]:
+        """Slice and offset of each row."""
+        names = {
+            table: "offset" if table == "raw" else "origin_offset" for table in ("raw", "events", "rejects", "dlq")
+        }
+        return {
+            table: sorted((int(row["slice"][-7:]), row[name]) for row in bench.rows(table))
+            for table, name in names.items()
+        }
+
+    gone = {(n, 3 * n + at) for n, sent in enumerate(MERGED) for at, one in enumerate(sent) if one.key == b"o1"}
+    others = {table: [place for place in places if place not in gone] for table, places in list_places().items()}
+    maintain(bench.work(), None, datetime.now(UTC), dry_run=False)
+    for table in ("raw", "events", "rejects", "dlq"):
+        [merged] = list_files(DeltaTable(bench.lake.build_table_path(bench.stream.name, table)))
+        assert merged.first < merged.last
+    assert count() == dict.fromkeys(counters, WHOLE)
+
+    asked = ErasureRequest(hashlib.sha256(b"o1").hexdigest(), dry_run=False, by="somebody", because="asked for")
+    found = erase_key(bench.work(), None, asked, datetime.now(UTC))
+    assert {*found.done} == {slices[n].key for n in (0, 1, 3)}
+    assert count() == dict.fromkeys(counters, ERASED)
+    assert list_places() == others
+    assert {key: row["version"] for key, row in bench.current().items()} == {"o5": 2, "o6": 1}
+    assert bench.failing() == {}
+    page = audit(bench.ledger, bench.kafka, bench.lake, bench.stream, records_of=len(slices), versions=True)
+    assert [*page.errors, *page.unfinished] == []
