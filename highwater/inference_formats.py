@@ -148,7 +148,7 @@ def _recognise_framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -
     if problems and sum(names[name] for name in problems) > (1 - RECOGNISED_SHARE) * len(records):
         first, problem = next(iter(problems.items()))
         reason = f"no format reads {found[first].kind} schema {first} of the registry, since {problem}"
-        return RecognisedFormat(Raw(), f"{reason}: the values are kept as bytes, with their framing")
+        return RecognisedFormat(Raw(), f"{reason}: the values stay bytes, with their framing")
     found = {name: schema for name, schema in found.items() if name not in problems}
     known = [one for one in framed if _find_schema_id(one) in found]
     kinds = Counter(found[name].kind for one in known if (name := _find_schema_id(one)) is not None)

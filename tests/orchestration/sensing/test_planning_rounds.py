@@ -400,7 +400,7 @@ def test_kafka_that_is_unavailable_is_no_empty_topic(
 
 
 class FakeHungTopics(FakeCountingTopics):
-    """Topics of which one is on a broker that hangs: its records are waited for by a real client."""
+    """Topics, one of them on a broker that hangs: its records are waited for by a real client."""
 
     hung: str | None = "accepted"
 
