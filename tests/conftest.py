@@ -286,35 +286,40 @@ def topic(bootstrap: str, request: pytest.FixtureRequest) -> TopicFactory:
 
 
 def create_topic(bootstrap: str, name: str, partitions: int, config: dict[str, str], replicas: int = 1) -> None:
-    """Create a topic and wait until every partition has a leader."""
+    """Create a topic and wait until every broker knows a leader of each partition."""
     from confluent_kafka.admin import AdminClient, NewTopic
-
-    from dev.processes import wait_until
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(name, partitions, replicas, config=config)])[name].result(120)
-
-    def led() -> bool:
-        found = admin.list_topics(name, timeout=60).topics[name].partitions
-        return len(found) == partitions and all(p.leader >= 0 for p in found.values())
-
-    wait_until(led, 30, f"a leader for each partition of {name}")
+    _await_leaders(bootstrap, name, partitions)
 
 
 def grow(bootstrap: str, name: str, partitions: int) -> None:
-    """Add partitions to a topic until it has this many, and wait until each has a leader."""
+    """Add partitions to a topic until it has this many, and wait until every broker knows a leader of each."""
     from confluent_kafka.admin import AdminClient, NewPartitions
-
-    from dev.processes import wait_until
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_partitions([NewPartitions(name, partitions)])[name].result(30)
+    _await_leaders(bootstrap, name, partitions)
 
-    def led() -> bool:
-        found = admin.list_topics(name, timeout=60).topics[name].partitions
+
+def _await_leaders(bootstrap: str, name: str, partitions: int) -> None:
+    """Ask each broker by itself: one learns of a topic after another, and any of them may answer the next client."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    from dev.processes import wait_until
+
+    def is_led(broker: str) -> bool:
+        admin = AdminClient({"bootstrap.servers": broker})
+        try:
+            found = admin.list_topics(name, timeout=60).topics[name].partitions
+        except KafkaException:
+            return True  # a broker that is stopped learns of it when it starts
         return len(found) == partitions and all(p.leader >= 0 for p in found.values())
 
-    wait_until(led, 30, f"the new partitions of {name}")
+    for broker in bootstrap.split(","):
+        wait_until(lambda broker=broker: is_led(broker), 30, f"a leader for each partition of {name} on {broker}")  # type: ignore[misc]
 
 
 @pytest.fixture
