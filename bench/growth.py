@@ -160,11 +160,11 @@ def measure_growth_of_raw(world: World, rounds: int, records: int) -> Result:
         method=(
             "A slice of 1,000 records is committed, then read back by its key. The slices before it are one file each, "
             "with rows and slice as their only statistics: their checkpoint is smaller than usual. One of "
-            f"{commits} commits writes a checkpoint; the mean includes it."
+            f"{commits} commits writes a checkpoint."
         ),
         rows=rows,
         targets=[
-            Target(f"more seconds for {name} at 100,000 slices", value, 1.5, at_least=False)
+            Target(f"more seconds for {name} at 100,000 slices", value, 0.5, at_least=False)
             for name, value in more.items()
         ],
     )
@@ -194,6 +194,8 @@ def _measure_raw_at(world: World, stream: Stream, slices: int, commits: int) -> 
 
 def _link_slices(path: Path, slices: int) -> None:
     """Add a number of slices to the table: one commit whose files are links to copies of an existing one."""
+    from deltalake import DeltaTable
+
     [file] = path.rglob("*.parquet")
     log = path / "_delta_log"
     newest = max(int(f.stem) for f in log.glob("*.json"))
@@ -208,6 +210,7 @@ def _link_slices(path: Path, slices: int) -> None:
         actions.append({"add": _build_added_file(n, file.stat().st_size)})
     lines = "\n".join(json.dumps(action) for action in actions)
     (log / f"{newest + 1:020d}.json").write_text(lines + "\n")
+    DeltaTable(str(path)).create_checkpoint()  # a table that grew commit by commit has one among the last ten versions
 
 
 def _record_slices(bed: Bed, slices: int) -> None:
@@ -237,5 +240,7 @@ def _build_added_file(n: int, size: int) -> dict[str, object]:
         "size": size,
         "modificationTime": 0,
         "dataChange": True,
-        "stats": json.dumps({"numRecords": 1000, "minValues": {"slice": key}, "maxValues": {"slice": key}}),
+        "stats": json.dumps(
+            {"numRecords": 1000, "minValues": {"slice": key}, "maxValues": {"slice": key}, "nullCount": {"slice": 0}}
+        ),
     }
