@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from highwater.breaker import AttemptResult, Circuit, admit_slices, complete_probe, evaluate_slices
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
-from highwater.reject_reasons import BY_REASON
+from highwater.reject_reasons import BY_REASON, format_causes
 from highwater.resources.ledger.breakers import Judgement
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _build_over_limit_error(
     accepted: Collection[str],
 ) -> RejectsOverLimitError:
     shares = "; ".join(
-        f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected{_format_reasons(reasons)}"
+        f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected ({format_causes(reasons)})"
         for one, reasons in refused.items()
     )
     first = next(iter(refused)).key
@@ -198,9 +198,3 @@ def _build_over_limit_error(
         f"accept-rejects {first}, or for all slices from it on highwater accept-rejects {work.stream.name} "
         f"--reason REASON --from {first}",
     )
-
-
-def _format_reasons(reasons: Mapping[str, int]) -> str:
-    """The reasons of rejects, most frequent first."""
-    found = sorted((-count, reason) for reason, count in reasons.items() if count)
-    return f" ({', '.join(f'{-count:,} {reason}' for count, reason in found)})" if found else ""

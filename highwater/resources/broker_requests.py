@@ -89,9 +89,9 @@ def list_topics(admin: AdminClient, seconds: float) -> list[str]:
 
 
 def describe_topics(
-    admin: AdminClient, seconds: float, topics: Collection[str]
+    admin: AdminClient, seconds: float, topics: Collection[str], **options: bool
 ) -> dict[str, TopicDescription | KafkaError]:
-    """The descriptions of topics, or the errors with which they were refused.
+    """The descriptions of topics, or the errors with which they were refused; the client takes the options.
 
     Raises:
         KafkaException, TimeoutError: the broker did not answer in time.
@@ -99,7 +99,7 @@ def describe_topics(
     from confluent_kafka import TopicCollection
 
     try:
-        futures = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=seconds)
+        futures = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=seconds, **options)
         return {topic: _wait(future, seconds) for topic, future in futures.items()}
     finally:
         del admin  # a client that an error's traceback holds would go on connecting

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from highwater.resources.broker_requests import ask_any_broker
+from highwater.resources.broker_requests import ask_any_broker, describe_topics
 from highwater.resources.kafka import Kafka
 from highwater.resources.time_limits import limit_wait
 from highwater.resources.topic_state import find_leader
@@ -130,28 +130,22 @@ def fetch_allowed_operations(kafka: Kafka, topics: Sequence[str]) -> dict[str, f
     Raises:
         DependencyUnavailableError: no broker answered in time.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka import KafkaError, KafkaException
 
     if not topics:
         return {}
     hidden = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}
-    admin = kafka.get_admin()
-    futures = admin.describe_topics(
-        TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_SECONDS
-    )
-    found = {}
+    ask = partial(describe_topics, topics=topics, include_authorized_operations=True)
     try:
-        for topic, future in futures.items():
-            try:
-                answer: Any = future.result(REQUEST_SECONDS + 1)
-            except KafkaException as error:
-                if error.args[0].code() not in hidden:
-                    raise
-            else:
-                if answer.authorized_operations is not None:
-                    found[topic] = frozenset(one.name for one in answer.authorized_operations)
+        answers = ask_any_broker(kafka, ask, REQUEST_SECONDS)
     except (KafkaException, TimeoutError) as error:
         raise kafka.build_unavailable_error(error) from error
-    finally:
-        del admin
+    found = {}
+    for topic in topics:
+        answer = answers[topic]
+        if isinstance(answer, KafkaError):
+            if answer.code() not in hidden:
+                raise kafka.build_unavailable_error(answer)
+        elif answer.authorized_operations is not None:
+            found[topic] = frozenset(one.name for one in answer.authorized_operations)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _QUEUED = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED]
 _IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 _NONE = -1
+_PLACED = re.compile(r"0|-[0-9]+")
 
 
 def assign_places(instance: dg.DagsterInstance, ticks: Mapping[str, Tick]) -> dict[str, Tick]:
@@ -60,6 +62,6 @@ def _read_last_place(instance: dg.DagsterInstance, stream: str) -> int:
 
 
 def _list_places(runs: Sequence[dg.DagsterRun]) -> list[int]:
-    """The places of runs that took their turn: others, such as urgent ones, have none."""
-    priorities = [int(run.tags.get(PRIORITY, 0)) for run in runs if MAIN_TAG in run.tags]
-    return [-priority for priority in priorities if priority <= 0]
+    """The places of runs that took their turn: others have none, such as urgent ones or those with a person's tag."""
+    priorities = [run.tags.get(PRIORITY, "0") for run in runs if MAIN_TAG in run.tags]
+    return [-int(priority) for priority in priorities if _PLACED.fullmatch(priority)]

@@ -71,12 +71,12 @@ class Database:
         return transaction(self.engine, writes=False)
 
     def read(self, query: Select[Any]) -> Iterator[Row[Any]]:
-        """The rows of one query, in a transaction of its own."""
+        """The rows of one query, in a transaction of its own, which ends behind the last row."""
         with self.reading() as connection:
             yield from connection.execute(query)
 
     def read_slices(self, table: Table, keys: Sequence[str]) -> Iterator[Row[Any]]:
-        """The rows of slices, in a transaction of its own."""
+        """The rows of slices, in a transaction of its own, which ends behind the last row."""
         with self.reading() as connection:
             yield from read_slice_rows(connection, table, keys)
 

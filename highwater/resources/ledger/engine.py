@@ -179,9 +179,14 @@ _UNAVAILABLE = (
         "let HIGHWATER_LEDGER_URL lead to the primary server, or end default_transaction_read_only",
     ),
     (
-        re.compile(r"too many (?:connections|clients)|remaining connection slots|QueuePool limit"),
+        re.compile(r"too many (?:connections|clients)|remaining connection slots"),
         "has no free connection",
         "raise max_connections, or put PgBouncer in between, as docs/deployment/postgresql.md says",
+    ),
+    (
+        re.compile(r"QueuePool limit"),
+        "has no free connection in this process",
+        "wait for the other work of this process",
     ),
     (
         re.compile(r"No space left|disk is full|could not extend file|disk I/O error"),

@@ -8,16 +8,12 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 from highwater.envelope import Origin
-from highwater.errors import LeaseHeldError
 from highwater.holds import Hold, HoldingRecords, Release
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import read_slice_rows
-
-TRIES = 5
 
 
 class Holds(LedgerPart):
@@ -47,19 +43,14 @@ class Holds(LedgerPart):
         Raises:
             LeaseHeldError: others noted the same slice again and again.
         """
-        for _ in range(TRIES):
-            try:
-                with self._database.writing() as connection:
-                    if not _count_attempt(connection, key, found, now):
-                        first = Hold(key, stream, now, found, 1, now)
-                        connection.execute(insert(schema.holds).values(_build_row(first)))
-                    return _read_holds(connection, [key])[key]
-            except IntegrityError:  # another attempt at the slice noted it first
-                continue
-        raise LeaseHeldError(
-            f"the hold of {key} was changed by others {TRIES} times",
-            remedy="lower max_concurrent_runs in dagster.yaml, then request the slice again",
-        )
+
+        def write(connection: Connection) -> Hold:
+            if not _count_attempt(connection, key, found, now):
+                first = Hold(key, stream, now, found, 1, now)
+                connection.execute(insert(schema.holds).values(_build_row(first)))
+            return _read_holds(connection, [key])[key]
+
+        return self._database.write_again(write)
 
     def end(self, keys: Sequence[str]) -> int:
         """Forget the holds of slices that are decided, how many; those that a person released stay as a record."""

@@ -311,7 +311,10 @@ def test_one_tick_requests_a_bounded_number_of_runs_and_the_next_ones_the_rest(
     monkeypatch.setattr(sensors, "MAX_RUNS", 8)
     ours = deployed(4, limits=Limits(max_offsets=10, slices_per_run=1))
     ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 20)
-    first = Counter(one.job_name for one in ours.tick("planner").run_requests)
+    requests = ours.tick("planner").run_requests
+    first = Counter(one.job_name for one in requests)
+    places = [one.tags.get("dagster/priority") for one in requests if one.job_name == "s000_slice"]
+    assert places == [None, "-1"], "the second waits for its turn"
     assert sum(first.values()) == 8
     assert set(first.values()) == {2}, "each stream has the same share"
     asked = first
@@ -352,6 +355,20 @@ def test_a_pause_stops_the_sensors_of_its_part_alone(
     stopped = {name for name, part in parts.items() if part in stops}
     assert visited == {stream.name for stream in ours.streams} - stopped
     assert all((f"no {part}" in message) == (part in stops) for part in parts.values()), message
+
+
+def test_streams_whose_runs_all_waited_are_first_in_the_next_tick(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more busy streams than runs of a tick, each tick began one stream further, and the others waited."""
+    monkeypatch.setattr(sensors, "MAX_RUNS", 2)
+    ours = deployed(5)
+    asked = []
+    for _ in range(3):
+        asked.append([one.job_name for one in ours.tick("planner").run_requests])
+        for ends in ours.kafka.ends.values():
+            ends[0] += 1
+    assert asked == [["s000_slice", "s001_slice"], ["s002_slice", "s003_slice"], ["s004_slice", "s000_slice"]]
 
 
 def test_a_paused_stream_is_skipped_and_the_others_are_planned(deployed: Callable[..., Deployment]) -> None:

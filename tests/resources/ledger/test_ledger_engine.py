@@ -36,6 +36,13 @@ def test_a_ledger_that_is_unavailable_has_the_remedy_of_its_cause(reason: str, t
         raise sa.exc.OperationalError("INSERT", {}, Exception(reason))
 
 
+def test_a_process_without_a_free_connection_has_a_remedy_of_its_own() -> None:
+    engine = sa.create_engine("sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, pool_timeout=0.01)
+    text = "has no free connection in this process; .*; remedy: wait for the other work"
+    with engine.connect(), pytest.raises(DependencyUnavailableError, match=text), translate_errors(engine):
+        engine.connect()
+
+
 @pytest.mark.slow
 def test_a_server_without_the_database_or_without_writes_is_reported(postgresql: Callable[[], str]) -> None:
     url = postgresql()

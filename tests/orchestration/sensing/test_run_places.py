@@ -1,0 +1,52 @@
+"""The places of runs in Dagster's queue; tests/integration/test_queue.py has what the queue does with them."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from highwater.orchestration.run_tags import MAIN_TAG, PRIORITY, URGENT_PRIORITY
+from highwater.orchestration.sensing.run_places import assign_places
+from highwater.orchestration.sensing.run_requests import Request
+from highwater.orchestration.sensing.stream_ticks import Tick
+from tests.helpers.run_queue import ORIGIN
+
+QUEUED, STARTED = dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED
+
+
+def place(instance: dg.DagsterInstance) -> list[int]:
+    """The places of two new runs of the stream `a`."""
+    requests = [Request(("a@1",)), Request(("a@2",))]
+    return [one.place for one in assign_places(instance, {"a": Tick(requests=requests)})["a"].requests]
+
+
+def add(instance: dg.DagsterInstance, stream: str, priority: str, status: dg.DagsterRunStatus) -> None:
+    tags = {MAIN_TAG: stream, PRIORITY: priority}
+    instance.add_run(dg.DagsterRun("orders_slice", tags=tags, status=status, remote_job_origin=ORIGIN))
+
+
+def test_a_run_follows_those_in_progress_and_the_last_of_its_stream(instance: dg.DagsterInstance) -> None:
+    assert place(instance) == [0, 1]
+    add(instance, "b", "-9", QUEUED)
+    assert place(instance) == [9, 10], "it is next, as the oldest that waits"
+    add(instance, "b", "-7", STARTED)
+    assert place(instance) == [8, 9]
+    add(instance, "a", "-12", QUEUED)
+    assert place(instance) == [13, 14]
+
+
+@pytest.mark.parametrize("priority", [URGENT_PRIORITY, "high", "-", ""])
+@pytest.mark.parametrize("status", [QUEUED, STARTED])
+def test_a_run_with_another_priority_has_no_place(
+    instance: dg.DagsterInstance, priority: str, status: dg.DagsterRunStatus
+) -> None:
+    """Whoever launches a run may write anything into the tag; it ended the ticks of all streams."""
+    add(instance, "a", priority, status)
+    assert place(instance) == [0, 1]
+
+
+def test_urgent_runs_and_those_of_tiers_take_no_turn(instance: dg.DagsterInstance) -> None:
+    requests = [Request(("a@1",), urgent=True), Request(("a@2",), tier=True), Request(("a@3",))]
+    found = assign_places(instance, {"a": Tick(requests=requests), "b": Tick(lines=["nothing new"])})
+    assert [one.place for one in found["a"].requests] == [0, 0, 0]
+    assert found["b"].lines == ["nothing new"]
