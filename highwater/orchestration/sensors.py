@@ -14,6 +14,7 @@ from highwater.log_fields import bind_log_fields
 from highwater.orchestration.redaction import redact_error
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.stalled_work import (
+    measure_schedules,
     measure_sensors,
     measure_skipped_streams,
     measure_stream_files,
@@ -399,6 +400,7 @@ def build_alerts_sensor(
                     _build_alert_sender(context),
                     sensors=lambda: [
                         *measure_sensors(context.instance, names, list_known_secrets()),
+                        *measure_schedules(context.instance, [stream.name for stream in streams]),
                         *measure_skipped_streams(ledger, streams, names, datetime.now(UTC)),
                         measure_stream_files(files),
                     ],

@@ -1,9 +1,10 @@
-"""Conditions of alerts about work that stopped: planning, expired slices, losses, sensors that fail or skip streams."""
+"""Conditions of alerts about work that stopped: planning, expired slices, losses, sensors and schedules that fail."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.alerting import DEPLOYMENT, Condition
@@ -18,7 +19,7 @@ from highwater.routing import format_topic_option
 from highwater.wording import format_duration
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance
+    from dagster import DagsterInstance, DagsterRun
     from dagster._core.scheduler.instigation import InstigatorState, InstigatorTick
 
     from highwater.declaration import Stream
@@ -35,6 +36,10 @@ MAX_FAULTS = 3
 TICKS = 3
 # A fault that the next ticks do not find any more raises no alert: three ticks of the slowest sensor but one.
 FAULT_LASTS = timedelta(minutes=1)
+# The schedules, each with its job.
+SCHEDULES: Mapping[str, str] = MappingProxyType({"maintenance": "maintenance", "audit_daily": "audit"})
+# The last runs of a schedule are looked for among this many of its job's, and one more for each stream.
+SCHEDULED_RUNS = 20
 # The alert of a loss that a declaration records ends so long after the last one.
 LOSS_REPORTED_FOR = timedelta(days=1)
 
@@ -256,6 +261,58 @@ def _measure_sensor(
         failing,
         f"no stream is served by {name}: see its ticks in Dagster" if failing else "no action needed",
     )
+
+
+def measure_schedules(instance: DagsterInstance, streams: Collection[str]) -> list[Condition]:
+    """A condition for each schedule that is switched on: whether the last run of its job failed.
+
+    Runs of one stream count by stream. A dry run does not count, nor a maintenance of some streams only.
+
+    Args:
+        instance: Dagster's instance.
+        streams: the names of the streams.
+    """
+    from dagster._core.definitions.run_request import InstigatorType
+
+    if instance.schedule_storage is None:  # an instance in memory
+        return []
+    states = instance.all_instigator_state(instigator_type=InstigatorType.SCHEDULE)
+    running = {state.instigator_name for state in states if state.is_running}
+    return [
+        _measure_schedule(instance, name, job, streams)
+        if name in running
+        else Condition.not_applicable(DEPLOYMENT, f"schedule {name}", "it is switched off")
+        for name, job in SCHEDULES.items()
+    ]
+
+
+def _measure_schedule(instance: DagsterInstance, name: str, job: str, streams: Collection[str]) -> Condition:
+    last = _list_last_runs(instance, job, streams)
+    failed = {stream: run for stream, run in last.items() if not run.is_success}
+    shown = [f"{run.run_id[:8]}{f' of {stream}' if stream else ''}" for stream, run in [*failed.items()][:MAX_FAULTS]]
+    more = [f"{len(failed) - MAX_FAULTS:,} more"] if len(failed) > MAX_FAULTS else []
+    return Condition(
+        DEPLOYMENT,
+        f"schedule {name}",
+        f"the last run of {job} failed: {', '.join([*shown, *more])}" if failed else "its last runs succeeded",
+        "its last runs succeeded",
+        bool(failed),
+        f"open the run in Dagster and follow its error, then launch {job} again" if failed else "no action needed",
+    )
+
+
+def _list_last_runs(instance: DagsterInstance, job: str, streams: Collection[str]) -> dict[str, DagsterRun]:
+    """The newest ended run of a job by the stream that it is about; the name is empty for all streams."""
+    from dagster import DagsterRunStatus, RunsFilter
+
+    ended = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE]
+    found: dict[str, DagsterRun] = {}
+    for run in instance.get_runs(RunsFilter(job_name=job, statuses=ended), limit=SCHEDULED_RUNS + len(streams)):
+        stream = str(run.run_config.get("stream", ""))
+        if run.run_config.get("dry_run") or run.run_config.get("streams") or (stream and stream not in streams):
+            continue
+        found.setdefault(stream, run)
+    return found
 
 
 def measure_skipped_streams(

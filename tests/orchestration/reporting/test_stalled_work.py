@@ -18,6 +18,7 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteInst
 from dagster._core.scheduler.instigation import (
     InstigatorState,
     InstigatorStatus,
+    ScheduleInstigatorData,
     SensorInstigatorData,
     TickData,
     TickStatus,
@@ -32,13 +33,14 @@ from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import EXIT_PERMANENT
 from highwater.orchestration.operations.acceptance import accept_loss, build_unread_filter
-from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts
+from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts, stalled_work
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.stalled_work import (
     measure_expired_slices,
     measure_planning,
     measure_recorded_losses,
     measure_retry_planning,
+    measure_schedules,
     measure_sensors,
     measure_unread_age,
 )
@@ -368,6 +370,52 @@ def test_the_ticks_of_a_code_location_that_was_renamed_do_not_count(tmp_path: Pa
         ticks(instance, "planner", DONE, DONE, DONE)
         [found] = measure_sensors(instance, ["planner"])
     assert not found.over
+
+
+def schedule_on(instance: dg.DagsterInstance, name: str) -> None:
+    """Switch a schedule on, as a person does."""
+    origin = RemoteInstigatorOrigin(
+        RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "__repository__"), name
+    )
+    data = ScheduleInstigatorData("0 3 * * *", NOW.timestamp())
+    instance.add_instigator_state(InstigatorState(origin, InstigatorType.SCHEDULE, InstigatorStatus.RUNNING, data))
+
+
+def ended(instance: dg.DagsterInstance, job: str, *, well: bool, **config: Any) -> str:
+    """A run that ended; returns what alerts call it."""
+    status = dg.DagsterRunStatus.SUCCESS if well else dg.DagsterRunStatus.FAILURE
+    run = dg.DagsterRun(job_name=job, run_config=config, status=status)
+    instance.add_run(run)
+    return run.run_id[:8]
+
+
+def test_a_nightly_run_that_failed_is_an_alert_until_one_succeeds(tmp_path: Path) -> None:
+    """Without maintenance files are merged no more, and only Dagster's page showed it."""
+    with instance_in(tmp_path) as instance:
+        ended(instance, "maintenance", well=False)
+        assert not any(one.over for one in measure_schedules(instance, ["orders"]))  # both are switched off
+        schedule_on(instance, "maintenance")
+        schedule_on(instance, "audit_daily")
+        failed = ended(instance, "maintenance", well=False)
+        ended(instance, "maintenance", well=True, dry_run=True)
+        ended(instance, "maintenance", well=True, streams=["orders"])
+        ended(instance, "audit", well=False, stream="orders")
+        ended(instance, "audit", well=True, stream="orders")
+        of_payments = ended(instance, "audit", well=False, stream="payments")
+        ended(instance, "audit", well=False, stream="no longer declared")
+        maintenance, audit = measure_schedules(instance, ["orders", "payments"])
+        assert (maintenance.what, audit.what) == ("schedule maintenance", "schedule audit_daily")
+        assert (maintenance.over, maintenance.value) == (True, f"the last run of maintenance failed: {failed}")
+        assert (audit.over, audit.value) == (True, f"the last run of audit failed: {of_payments} of payments")
+        ended(instance, "maintenance", well=True)
+        ended(instance, "audit", well=True, stream="payments")
+        assert not any(one.over for one in measure_schedules(instance, ["orders", "payments"]))
+
+
+def test_alerts_cover_every_schedule() -> None:
+    repository = build_defs(streams=[STREAM]).get_repository_def()
+    declared = {one.name: one.job_name for one in repository.schedule_defs}
+    assert declared == dict(stalled_work.SCHEDULES)
 
 
 def test_a_measure_that_fails_for_good_is_an_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
