@@ -69,13 +69,13 @@ class Scene:
         self.admin.delete_topics([self.topic])[self.topic].result(30)
         wait_until(self.absent, 30, "the topic's end")
         self.create(partitions)
-        wait_until(self.all_led, 30, "the new topic")
         assert self.kafka.read_topic_state(self.topic).topic_id != before
 
     def create(self, partitions: int = 1) -> None:
         from confluent_kafka.admin import NewTopic
 
         self.admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result(30)
+        wait_until(self.all_led, 30, "the new topic")
 
     def absent(self) -> bool:
         try:

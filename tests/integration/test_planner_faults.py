@@ -106,7 +106,6 @@ def test_a_topic_that_vanished_is_reported_and_planned_again_when_its_successor_
     with pytest.raises(TopicVanishedError):
         scene.tick()
     scene.create()
-    wait_until(scene.all_led, 30, "the new topic")
     scene.write(1)
     with pytest.raises(TopicRecreatedError):
         scene.tick()
