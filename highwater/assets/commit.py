@@ -244,9 +244,8 @@ def commit_rows(
     replace = any(one.rows != 0 for one in seen.records.values()) or any(count_slice_rows(opened, keys).values())
     write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
     base = CommitRecord("", 0, None, batch="")
-    return commit_slices(
-        target, seen, [with_slice_commit(base, slice_commit) for slice_commit in slice_commits], work.run, write
-    )
+    records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
+    return commit_slices(target, seen, records, work.run, write, opened=opened)
 
 
 def ensure_unchanged(table: str, committed: CommittedSlices, seen: TableSlices, keys: Sequence[str]) -> None:
@@ -404,7 +403,7 @@ _COST = {
 
 def measure_write_cost(work: Work, table: str, version: int) -> dict[str, float]:
     """The files and bytes that the commit of a version wrote for all its slices; empty where Delta does not say."""
-    said = read_commit_info(work.lake.open_existing_table(work.stream.name, table), version) or {}
+    said = read_commit_info(work.lake.build_table_path(work.stream.name, table), version) or {}
     metrics = said.get("operationMetrics") or {}
     return {name: float(metrics[key]) for name, keys in _COST.items() for key in keys if key in metrics}
 

@@ -386,7 +386,7 @@ def read_tail(opened: DeltaTable, last: int) -> LogTail:
     batches: dict[str, int] = {}
     is_complete = True
     for version in range(opened.version(), last, -1):
-        entry = read_commit_info(opened, version)
+        entry = read_commit_info(str(opened.table_uri), version)
         if entry is None:  # Delta cleans a log from its beginning
             is_complete = False
             break
@@ -416,7 +416,7 @@ def _find_restored_version(opened: DeltaTable, at: int, parameters: Mapping[str,
         return int(parameters["version"])
     path = str(opened.table_uri)
     for version in range(at - 1, -1, -1):
-        if read_commit_info(opened, version) is None:
+        if read_commit_info(str(opened.table_uri), version) is None:
             break
         if _list_files(path, version) == _list_files(path, at):
             return version

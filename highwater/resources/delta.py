@@ -49,7 +49,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
         raise _build_unreadable_error([path], error) from error
 
 
-def read_commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
+def read_commit_info(path: str, version: int) -> dict[str, Any] | None:
     """The description of a commit in the table's log; None where Delta has cleaned the entry away.
 
     Not from `DeltaTable.history`, which counts versions down from the one that was opened. After another commit, or
@@ -61,7 +61,6 @@ def read_commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
 
-    path = str(table.table_uri)
     with translate_read_errors(path):
         files = PyFileSystem(DeltaStorageHandler(path))
         try:

@@ -17,7 +17,7 @@ from highwater.commit_records import CommitRecord, from_user_metadata, parse_num
 from highwater.errors import SupersededAttemptError, UnknownSliceError
 from highwater.resources import commit_log, commit_log_writer
 from highwater.resources.commit_log import APP, TableSlices, get_table_id, read_number
-from highwater.resources.delta import count_slice_rows, query, quote_text
+from highwater.resources.delta import count_slice_rows, query, quote_text, translate_read_errors
 from highwater.resources.spark import close, delta_errors
 
 if TYPE_CHECKING:
@@ -62,6 +62,14 @@ class Target:
     def open_table(self) -> DeltaTable:
         """The table as it is now, without a JVM."""
         return self.lake.open_existing_table(self.stream, self.table)
+
+    def reopen_table(self, opened: DeltaTable | None) -> DeltaTable:
+        """The table as it is now; one that is open reads only what came since, which spares its list of files."""
+        if opened is None:
+            return self.open_table()
+        with translate_read_errors(self.path):
+            opened.update_incremental()
+        return opened
 
 
 def close_intents(target: Target) -> None:
@@ -137,6 +145,7 @@ def commit_slices(
     write: Callable[[Mapping[str, str]], object],
     *,
     replaces: bool = False,
+    opened: DeltaTable | None = None,
 ) -> int:
     """Let one write commit some slices, unless another numbered commit came since the table was looked at.
 
@@ -147,6 +156,7 @@ def commit_slices(
         run: the Dagster run.
         write: makes exactly one Delta commit, in the session of the target, with the options that it is given.
         replaces: the write replaces the whole table.
+        opened: the table as it was opened for `seen`, for this function alone from now on; opened again if None.
 
     Returns:
         The version of the table after the commit.
@@ -163,7 +173,7 @@ def commit_slices(
     target.ledger.intents.open(batch, target.stream, target.table, metadata, datetime.now(UTC))
     with delta_errors(target.path):
         write({"txnAppId": APP, "txnVersion": str(number), "userMetadata": metadata})
-    opened = target.open_table()
+    opened = target.reopen_table(opened)
     version = commit_log.read_tail(opened, seen.version).batches.get(batch)
     if version is None:
         if read_number(opened) >= number:  # the write never commits any more
