@@ -81,12 +81,12 @@ def session_on(server: SparkConnect, conf: dict[str, str]) -> Iterator[SparkSess
 
 
 @pytest.fixture
-def bench(topic: TopicFactory, first: SparkSession, bootstrap: str, ledger: Ledger, bucket: str) -> Bench:
-    """A stream whose lake is on S3."""
+def bench(topic: TopicFactory, second: SparkSession, bootstrap: str, ledger: Ledger, bucket: str) -> Bench:
+    """A stream whose lake is on S3, on the driver of all tests: the module's own has run no slice yet."""
     lake = Lake(f"{bucket}/lake")
     customers(lake)
     stream = replace(make_stream(topic(partitions=3)), metrics=ORDERS.metrics)
-    return Bench(stream, first, lake, ledger, Kafka(bootstrap, {}), bootstrap)
+    return Bench(stream, second, lake, ledger, Kafka(bootstrap, {}), bootstrap)
 
 
 def in_background(action: Callable[[], object]) -> Callable[[], None]:
@@ -192,7 +192,7 @@ def test_an_entry_is_put_again_while_another_request_for_it_is_under_way(
 
 
 def test_two_drivers_whose_leases_ended_both_commit_their_slices(
-    store: ObjectStore, bench: Bench, second: SparkSession, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, bench: Bench, first: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One hung for longer than its lease, with its log entry on the way."""
     monkeypatch.setattr(commit, "take_commit_turn", lambda *_, **__: nullcontext())
@@ -203,7 +203,7 @@ def test_two_drivers_whose_leases_ended_both_commit_their_slices(
     with store.holding(log_of(path)) as held:
         join = in_background(lambda: raw.materialise(bench.work(slices[0])))
         held.wait_arrived()
-        raw.materialise(bench.work(slices[1], spark=second))
+        raw.materialise(bench.work(slices[1], spark=first))
     join()
     assert "412" in held.wait_answered()
     found = sorted((row["slice"], row["partition"], row["offset"]) for row in bench.rows("raw"))

@@ -1,4 +1,7 @@
-"""The tutorial works when it is pasted: each file is saved and each command is run, beside a stack of its own."""
+"""The tutorial works when it is pasted: each file is saved and each command is run, beside a stack of its own.
+
+Its Spark is that of all tests: a server that has run no slice yet would take as long as all else.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from dev.dagster_services import SHORTEST_LIFE_SECONDS
 from dev.paths import REPOSITORY
 from dev.processes import free_port, wait_until
+from highwater import settings
+
+if TYPE_CHECKING:
+    from dev.spark_connect import SparkConnect
 
 pytestmark = pytest.mark.slow
 
@@ -84,10 +91,15 @@ def has_settled(process: Path) -> bool:
 
 
 class Pasted:
-    """A terminal in a checkout, and `make up` in another."""
+    """A terminal in a checkout, and `make up` in another.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: the checkout.
+        spark: the Connect server of the stack.
+    """
+
+    def __init__(self, folder: Path, spark: str) -> None:
+        self.folder, self.spark = folder, spark
         self.up: subprocess.Popen[bytes] | None = None
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("HIGHWATER_", "DAGSTER_", "SPARK_"))}
         self.env["PYTHONPATH"] = str(folder)
@@ -99,7 +111,11 @@ class Pasted:
         command = [".venv/bin/python", "-m", "dev.up", "--no-generate", "--ui-port", str(free_port())]
         with log.open("w") as out:
             self.up = up = subprocess.Popen(
-                command, cwd=self.folder, env=self.env, stdout=out, stderr=subprocess.STDOUT
+                command,
+                cwd=self.folder,
+                env={**self.env, settings.SPARK_REMOTE: self.spark},
+                stdout=out,
+                stderr=subprocess.STDOUT,
             )
             try:
                 wait_until(lambda: up.poll() is not None or READY in log.read_text(), START_SECONDS, "the stack")
@@ -154,8 +170,8 @@ class Pasted:
         return int(found[1]) if found else 0
 
 
-def test_each_step_has_the_counts_that_the_page_gives(tmp_path: Path) -> None:
-    terminal, blocks = Pasted(copied(tmp_path)), [*steps(PAGE.read_text())]
+def test_each_step_has_the_counts_that_the_page_gives(tmp_path: Path, spark_server: SparkConnect) -> None:
+    terminal, blocks = Pasted(copied(tmp_path), spark_server.remote), [*steps(PAGE.read_text())]
     assert {step.section for step in blocks} == {*range(1, 9)}
     (tmp_path / "read.py").write_text(next(step.text for step in blocks if step.file == "read.py"))
     loaded = {"raw": 900, "events": 898, "rejects": 2, "current": 300}
