@@ -23,6 +23,7 @@ from highwater.resources.spark_tables import create_table, write_slices
 from highwater.tables import COMMENTS
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame
 
     from highwater.resources.commit_log import TableSlices
@@ -66,9 +67,9 @@ class CommittedSlices:
     version: int
 
     @classmethod
-    def read(cls, work: Work, table: str) -> CommittedSlices:
-        """Look at the table now."""
-        return cls(*work.lake.load_commits_and_version(work.stream.name, table, work.keys))
+    def read(cls, work: Work, table: str, opened: DeltaTable | None = None) -> CommittedSlices:
+        """Look at the table now, or as it was opened."""
+        return cls(*work.lake.load_commits_and_version(work.stream.name, table, work.keys, opened))
 
     def find_attempt(self, key: str) -> int:
         """The attempt that the table held; 0 for none."""
@@ -318,14 +319,17 @@ def build_turn_name(stream: str, table: str) -> str:
 
 def ensure_table(
     work: Work, table: str, columns: str, searched: Sequence[str], properties: Mapping[str, str] = MappingProxyType({})
-) -> None:
+) -> DeltaTable | None:
     """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
 
     The intents that dead runs left open are closed, so that the caller's first read finds their records.
+
+    Returns:
+        The table as it was opened; None where something may have been committed since.
     """
     path = work.lake.build_table_path(work.stream.name, table)
     of_stream = {"highwater.stream": work.stream.name, "highwater.owner": work.stream.owner}
-    absent = create_table(
+    opened = create_table(
         work.spark,
         path,
         columns,
@@ -334,12 +338,14 @@ def ensure_table(
         comment=COMMENTS.get(table),
         properties={**of_stream, **properties},
     )
-    if absent and work.lake.catalog is not None:
+    if opened is None and work.lake.catalog is not None:
         _register(work, table, work.lake.catalog)
     if work.ledger.intents.list_for_table(work.stream.name, table):
+        opened = None
         # A run at work on the table, or one that just committed, leaves nothing open.
         with suppress(LeaseHeldError, SupersededAttemptError), take_commit_turn(work, table, wait=0.0):
             close_intents(build_target(work, table))
+    return opened
 
 
 def _register(work: Work, table: str, catalog: str) -> None:

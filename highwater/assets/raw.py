@@ -97,8 +97,7 @@ def materialise(work: Work) -> list[SliceReport]:
             cannot give a slice that was never read.
         DependencyUnavailableError: Kafka, Spark or the lake is unavailable; nothing was committed.
     """
-    ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
-    committed = CommittedSlices.read(work, TABLE)
+    committed = CommittedSlices.read(work, TABLE, ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS))
     mine = _select_slices_of_run(work.run, committed)
     left = _load_slices_to_read(work, committed, mine)
     skipped = mine | list_unreadable_slices(work, left, committed)

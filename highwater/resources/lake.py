@@ -119,10 +119,20 @@ class Lake:
         return self.load_commits_and_version(stream, table, keys)[0]
 
     def load_commits_and_version(
-        self, stream: str, table: str, keys: Sequence[str] | None = None
+        self, stream: str, table: str, keys: Sequence[str] | None = None, opened: DeltaTable | None = None
     ) -> tuple[dict[str, SliceCommit], int]:
-        """The commit records of the slices in a table, and the version that holds them; -1 without a table."""
-        opened = None if keys is not None and not keys else self.open_stream_table(stream, table)
+        """The commit records of the slices in a table, and the version that holds them; -1 without a table.
+
+        Args:
+            stream, table, keys: as of `load_commits`.
+            opened: the table, if it is open; it is opened again if None.
+        """
+        if keys is not None and not keys:
+            return {}, -1
+        if opened is None:
+            opened = self.open_stream_table(stream, table)
+        else:
+            _ensure_without_deletion_vectors(self.build_table_path(stream, table), opened)
         if opened is None:
             return {}, -1
         found = collect_slice_commits(read_committed_slices(opened, keys))

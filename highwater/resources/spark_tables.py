@@ -17,6 +17,7 @@ from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import ADAPTIVE, delta_errors
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
@@ -48,7 +49,7 @@ def create_table(
     *,
     comment: str | None = None,
     properties: Mapping[str, str] = MappingProxyType({}),
-) -> bool:
+) -> DeltaTable | None:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 
     An existing table gets the columns that it lacks: a field that was added to the stream, or a column of a newer
@@ -63,13 +64,14 @@ def create_table(
         properties: table properties of a table that is created, beside those of Delta.
 
     Returns:
-        Whether the table was absent.
+        The table as it was opened, if it was complete; None if it was created or changed.
     """
-    lacking = _list_missing_columns(path, columns)
-    absent = lacking is None
-    if absent:
+    opened = open_table(path)
+    if opened is None:
         _create(path, spark.createDataFrame([], columns).schema.json(), searched, comment, properties)
         lacking = _list_missing_columns(path, columns)
+    elif not (lacking := _select_missing_columns(opened, columns)):
+        return opened
     for tries in range(1, CHANGE_TRIES + 1):
         if not lacking:
             break
@@ -79,7 +81,7 @@ def create_table(
                 spark, path, lacking, last=tries == CHANGE_TRIES
             ):
                 break
-    return absent
+    return None
 
 
 def _create(
@@ -101,11 +103,13 @@ def _create(
     )
 
 
-def _list_missing_columns(path: str, columns: str) -> list[str] | None:
-    """The columns in SQL that a table lacks now; None if there is no table."""
-    table = open_table(path)
-    if table is None:
-        return None
+def _list_missing_columns(path: str, columns: str) -> list[str]:
+    """The columns in SQL that a table lacks now; none if there is no table."""
+    opened = open_table(path)
+    return [] if opened is None else _select_missing_columns(opened, columns)
+
+
+def _select_missing_columns(table: DeltaTable, columns: str) -> list[str]:
     there = {field.name.lower() for field in table.schema().fields}
     return [column for column in split_columns(columns) if read_column_name(column) not in there]
 

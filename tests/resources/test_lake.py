@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -15,7 +16,8 @@ import pytest
 from dev.planted import plant
 from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
-from highwater.errors import ConfigurationError, DependencyUnavailableError
+from highwater.commit_records import to_user_metadata
+from highwater.errors import ConfigurationError, DependencyUnavailableError, SupersededAttemptError
 from highwater.resources import commit_log
 from highwater.resources.commit_log import CommitTime, read_written
 from highwater.resources.commit_log_writer import add_missing_records
@@ -23,6 +25,7 @@ from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.numbered_commits import Target, commit_slices
 from highwater.resources.spark_tables import create_table, read_column_name, split_columns
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
@@ -55,9 +58,13 @@ def test_a_table_with_deletion_vectors_is_refused(lake: Lake) -> None:
     from deltalake import DeltaTable
 
     table = DeltaTable(lake.build_table_path(STREAM, TABLE))
+
+    def read_opened(stream: str, name: str) -> object:
+        return lake.load_commits_and_version(stream, name, None, DeltaTable(lake.build_table_path(stream, name)))
+
     for value in ("true", "false"):
         table.alter.set_table_properties({"delta.enableDeletionVectors": value}, raise_if_not_exists=False)
-        for open_ in (lake.open_stream_table, lake.open_existing_table):
+        for open_ in (lake.open_stream_table, lake.open_existing_table, read_opened):
             if value == "false":
                 assert open_(STREAM, TABLE) is not None
                 continue
@@ -267,6 +274,40 @@ def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_pat
     ensure_table(work, TABLE, "slice STRING, first STRING", ["slice"])
     assert held == [{"commit orders/raw"}]
     assert not ledger.read_leases()
+
+
+def test_a_table_is_handed_on_as_it_was_opened_if_nothing_was_committed_since(lake: Lake, tmp_path: Path) -> None:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    nothing: Any = None
+    work = Work(make_stream("orders"), (), nothing, lake, ledger, nothing, print)
+    opened = ensure_table(work, TABLE, "slice STRING, value STRING", ["slice"])
+    assert opened is not None
+    keys = [slice_(n).key for n in range(2)]
+    found = lake.load_commits_and_version(STREAM, TABLE, keys, opened)
+    assert found == lake.load_commits_and_version(STREAM, TABLE, keys)
+    assert set(found[0]) == set(keys)
+    ledger.intents.open("batch", STREAM, TABLE, to_user_metadata([], 7, batch="batch", run=""), datetime.now(UTC))
+    with ledger.lease("commit orders/raw", seconds=60, wait=0.0):  # its owner may commit at any moment
+        assert ensure_table(work, TABLE, "slice STRING, value STRING", ["slice"]) is None
+
+
+def test_a_commit_to_a_table_that_was_created_again_meanwhile_is_superseded(lake: Lake, tmp_path: Path) -> None:
+    """The table that was open before still ends where the deleted one ended."""
+    ledger, path = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Path(lake.build_table_path(STREAM, TABLE))
+    nothing: Any = None
+    target = Target(nothing, lake, ledger, STREAM, TABLE)
+    opened = target.open_table()
+    seen = commit_log.read_committed_slices(opened, [])
+
+    def write(_: object) -> None:
+        import pyarrow as pa
+
+        shutil.rmtree(path)
+        create(str(path), pa.schema([("slice", pa.string())]), description="another")
+
+    with pytest.raises(SupersededAttemptError, match="another run committed"):
+        commit_slices(target, seen, [], "run", write, opened=opened)
+    assert len(ledger.intents.list_for_table(STREAM, TABLE)) == 1, "the next run closes it"
 
 
 def test_a_table_that_lacks_nothing_takes_no_lock(lake: Lake) -> None:
