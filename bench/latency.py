@@ -31,8 +31,8 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
         name="f",
         title="From a sensor's tick to the committed slice",
         method=(
-            f"From the tick that requests a run for {RECORDS:,} records to its end: raw, events, rejects and current "
-            "are committed and checked. The peer has the same queue and launcher, and an asset that does nothing."
+            f"From the tick that requests a run for {RECORDS:,} records to its end, with checks. The peer's asset does "
+            "nothing."
         ),
         rows=[row],
         targets=[

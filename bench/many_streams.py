@@ -69,9 +69,8 @@ def measure_idle_streams(world: World, rounds: int, records: int) -> Result:
         name="q",
         title="Many idle streams",
         method=(
-            f"{IDLE_STREAMS} copies of `orders` that do not publish, each with an empty topic of {IDLE_PARTITIONS} "
-            "partitions on one broker. Each round is a minute: the processor time of daemon and code server with "
-            "their children. No peer."
+            f"{IDLE_STREAMS} streams, each with an empty topic of {IDLE_PARTITIONS} partitions. Each round is a "
+            "minute: the processor time of daemon and code server with their children."
         ),
         rows=[row],
         targets=[
@@ -103,10 +102,9 @@ def measure_busy_streams(world: World, rounds: int, records: int) -> Result:
         name="r",
         title="Many busy streams",
         method=(
-            f"{BUSY_STREAMS} copies of `orders` that do not publish, {RECORDS_PER_SECOND} records a second each for "
-            f"{BUSY_MINUTES} minutes, on one machine with broker, Spark and Dagster. The lag is that of the consumer "
-            "groups `highwater.<stream>`, every 30 s, as seconds of writing. It is bounded if its largest value in "
-            "the last third is that of the third before. No peer."
+            f"{BUSY_STREAMS} streams get {RECORDS_PER_SECOND} records a second each for {BUSY_MINUTES} minutes. The "
+            "lag of the groups `highwater.<stream>`, in seconds of writing, is bounded if its largest value in the "
+            "last third is that of the third before."
         ),
         rows=[Row(f"{BUSY_STREAMS} streams", {LAG: lags, TICK: ticks.planner})],
         targets=[
