@@ -416,7 +416,7 @@ def _find_restored_version(opened: DeltaTable, at: int, parameters: Mapping[str,
         return int(parameters["version"])
     path = str(opened.table_uri)
     for version in range(at - 1, -1, -1):
-        if read_commit_info(str(opened.table_uri), version) is None:
+        if read_commit_info(path, version) is None:
             break
         if _list_files(path, version) == _list_files(path, at):
             return version

@@ -231,14 +231,19 @@ def test_stopped_sensors_are_all_reported_within_a_minute(monkeypatch: pytest.Mo
         sensors()
         return alerts.TickResult(["measured"])
 
+    def of_schedules(_: object, streams: list[str]) -> list[Condition]:
+        asked.extend(streams)
+        return []
+
     monkeypatch.setattr(sensors, "measure_sensors", failing)
+    monkeypatch.setattr(sensors, "measure_schedules", of_schedules)
     monkeypatch.setattr(alerts, "tick", tick)
     opened = SimpleNamespace(open=lambda: Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"))
     with dg.DagsterInstance.ephemeral() as instance:
         resources = {"kafka": opened, "lake": opened, "ledger": opened}
         sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources))
     ours = {one.name for one in build_defs(streams=[STREAM]).sensors or ()} - {"alerts"}
-    assert {*asked} == ours
+    assert {*asked} == ours | {STREAM.name}
 
 
 def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:
