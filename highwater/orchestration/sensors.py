@@ -14,6 +14,7 @@ from highwater.log_fields import bind_log_fields
 from highwater.orchestration.redaction import redact_error
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.stalled_work import (
+    find_stopped_sensors,
     measure_schedules,
     measure_sensors,
     measure_skipped_streams,
@@ -384,6 +385,7 @@ def build_alerts_sensor(
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         connections, cursor = context.resources, Cursor.parse(context.cursor)
         names = [shell.name for shell in SHELLS]
+        stopped = find_stopped_sensors(context.instance, names)
         try:
             ledger = connections.ledger.open()
             rests = RestingStreams(
@@ -401,7 +403,7 @@ def build_alerts_sensor(
                     sensors=lambda: [
                         *measure_sensors(context.instance, names, list_known_secrets()),
                         *measure_schedules(context.instance, [stream.name for stream in streams]),
-                        *measure_skipped_streams(ledger, streams, names, datetime.now(UTC)),
+                        *measure_skipped_streams(ledger, streams, names, datetime.now(UTC), stopped),
                         measure_stream_files(files),
                     ],
                     begin=cursor.begin,

@@ -315,8 +315,24 @@ def _list_last_runs(instance: DagsterInstance, job: str, streams: Collection[str
     return found
 
 
+def find_stopped_sensors(instance: DagsterInstance, sensors: Collection[str]) -> set[str]:
+    """The sensors that are switched off in every code location that has them.
+
+    Args:
+        instance: Dagster's instance.
+        sensors: the sensors' names.
+    """
+    from dagster._core.definitions.run_request import InstigatorType
+
+    if instance.schedule_storage is None:  # an instance in memory
+        return set()
+    states = instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
+    known = {state.instigator_name for state in states} & {*sensors}
+    return known - {state.instigator_name for state in states if state.is_running}
+
+
 def measure_skipped_streams(
-    ledger: Ledger, streams: Iterable[Stream], sensors: Sequence[str], now: datetime
+    ledger: Ledger, streams: Iterable[Stream], sensors: Sequence[str], now: datetime, stopped: Collection[str] = ()
 ) -> list[Condition]:
     """A condition for each stream and sensor: whether the sensor skips the stream because of a fault.
 
@@ -325,13 +341,16 @@ def measure_skipped_streams(
         streams: the streams.
         sensors: the sensors' names.
         now: the time, in UTC.
+        stopped: the sensors that are switched off: their last faults are no alerts any more.
 
     Raises:
         DependencyUnavailableError: the ledger is unavailable.
     """
     faults = {(one.stream, one.sensor): one for one in ledger.sensor_faults.list_all()}
     return [
-        _build_skip_condition(stream, sensor, faults.get((stream.name, sensor)), now)
+        Condition.not_applicable(stream.name, f"sensor {sensor}", "it is switched off")
+        if sensor in stopped
+        else _build_skip_condition(stream, sensor, faults.get((stream.name, sensor)), now)
         for stream in streams
         for sensor in sensors
     ]

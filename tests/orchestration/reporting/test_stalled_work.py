@@ -36,12 +36,14 @@ from highwater.orchestration.operations.acceptance import accept_loss, build_unr
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts, stalled_work
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.stalled_work import (
+    find_stopped_sensors,
     measure_expired_slices,
     measure_planning,
     measure_recorded_losses,
     measure_retry_planning,
     measure_schedules,
     measure_sensors,
+    measure_skipped_streams,
     measure_unread_age,
 )
 from highwater.plans import Loss
@@ -49,6 +51,7 @@ from highwater.resources import expired_offsets
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import Pause
+from highwater.resources.ledger.sensor_faults import SensorFault
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from tests.conftest import TopicFactory
@@ -235,6 +238,13 @@ def test_stopped_sensors_are_all_reported_within_a_minute(monkeypatch: pytest.Mo
         asked.extend(streams)
         return []
 
+    def of_streams(*given: Any) -> list[Condition]:
+        switched_off.append(given[-1])
+        return []
+
+    switched_off: list[set[str]] = []
+    monkeypatch.setattr(sensors, "find_stopped_sensors", lambda *_: {"repair"})
+    monkeypatch.setattr(sensors, "measure_skipped_streams", of_streams)
     monkeypatch.setattr(sensors, "measure_sensors", failing)
     monkeypatch.setattr(sensors, "measure_schedules", of_schedules)
     monkeypatch.setattr(alerts, "tick", tick)
@@ -244,6 +254,7 @@ def test_stopped_sensors_are_all_reported_within_a_minute(monkeypatch: pytest.Mo
         sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources))
     ours = {one.name for one in build_defs(streams=[STREAM]).sensors or ()} - {"alerts"}
     assert {*asked} == ours | {STREAM.name}
+    assert switched_off == [{"repair"}]
 
 
 def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:
@@ -375,6 +386,22 @@ def test_the_ticks_of_a_code_location_that_was_renamed_do_not_count(tmp_path: Pa
         ticks(instance, "planner", DONE, DONE, DONE)
         [found] = measure_sensors(instance, ["planner"])
     assert not found.over
+
+
+def test_the_last_fault_of_a_sensor_that_is_switched_off_is_no_alert_any_more(tmp_path: Path) -> None:
+    """Nothing would end it: only the next tick takes a fault back."""
+    ledger, since = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), NOW - timedelta(hours=1)
+    for sensor in ("planner", "repair"):
+        ledger.sensor_faults.replace(sensor, [SensorFault("orders", sensor, since, "it is absent", "create it")], [])
+    with instance_in(tmp_path) as instance:
+        for name in ("planner", "repair"):
+            ticks(instance, name, DONE)
+        [repair] = [one for one in instance.all_instigator_state() if one.instigator_name == "repair"]
+        instance.update_instigator_state(repair.with_status(InstigatorStatus.STOPPED))
+        stopped = find_stopped_sensors(instance, ["planner", "repair", "publisher"])
+    assert stopped == {"repair"}
+    found = measure_skipped_streams(ledger, [STREAM], ["planner", "repair"], NOW, stopped)
+    assert [(one.what, one.over) for one in found] == [("sensor planner", True), ("sensor repair", False)]
 
 
 def schedule_on(instance: dg.DagsterInstance, name: str) -> None:
