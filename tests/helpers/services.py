@@ -53,6 +53,8 @@ SHARED = {
     **SMALL_QUERIES,
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.master": "local[8]",
+    # Tests ask Spark's page what their queries read; by default it forgets them after a thousand of all workers.
+    "spark.sql.ui.retainedExecutions": "3000",
 }
 
 
