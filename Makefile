@@ -32,7 +32,7 @@ TEST := pytest -n $(WORKERS) --dist worksteal --durations 40
 
 # Types take one core for a minute, and so do the archives.
 test: setup ## What CI runs: lint, types, and all tests but the longest
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint class-archives
+	@$(MAKE) --no-print-directory --jobs 2 lint class-archives
 	$(RUN) $(TEST) -m "not long"
 
 test-fast: setup ## The tests that need no JVM and little time

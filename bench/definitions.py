@@ -78,8 +78,8 @@ def measure_definitions(world: World | None, rounds: int, records: int) -> Resul
         name="p",
         title="The definitions of 100 streams",
         method=(
-            "Each round builds the definitions of copies of `orders`, and serialises the snapshots of repository and "
-            "jobs, as a code server does at its start."
+            "Each round builds the definitions of copies of `orders` that do not publish, and serialises the snapshots "
+            "of repository and jobs, as a code server does at its start."
         ),
         rows=rows,
         targets=[

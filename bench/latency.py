@@ -31,8 +31,8 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
         name="f",
         title="From a sensor's tick to the committed slice",
         method=(
-            f"From the tick that requests a run for {RECORDS:,} records to its end, with checks. The peer's asset does "
-            "nothing."
+            f"From the tick that requests a run for {RECORDS:,} records to its end, with checks. The peer is an asset "
+            "that does nothing, in the same queue."
         ),
         rows=[row],
         targets=[

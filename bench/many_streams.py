@@ -70,7 +70,7 @@ def measure_idle_streams(world: World, rounds: int, records: int) -> Result:
         title="Many idle streams",
         method=(
             f"{IDLE_STREAMS} streams, each with an empty topic of {IDLE_PARTITIONS} partitions. Each round is a "
-            "minute: the processor time of daemon and code server with their children."
+            "minute of daemon and code server with their children."
         ),
         rows=[row],
         targets=[

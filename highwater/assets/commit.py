@@ -341,10 +341,10 @@ def ensure_table(
     if opened is None and work.lake.catalog is not None:
         _register(work, table, work.lake.catalog)
     if work.ledger.intents.list_for_table(work.stream.name, table):
-        opened = None
         # A run at work on the table, or one that just committed, leaves nothing open.
         with suppress(LeaseHeldError, SupersededAttemptError), take_commit_turn(work, table, wait=0.0):
             close_intents(build_target(work, table))
+        return None
     return opened
 
 

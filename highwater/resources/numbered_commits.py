@@ -64,7 +64,7 @@ class Target:
         return self.lake.open_existing_table(self.stream, self.table)
 
     def reopen_table(self, opened: DeltaTable | None) -> DeltaTable:
-        """The table as it is now; one that is open reads only what came since, which spares its list of files."""
+        """The table as it is now; of one that is open only what came since is read, not the list of all its files."""
         if opened is None:
             return self.open_table()
         with translate_read_errors(self.path):

@@ -229,14 +229,19 @@ def measure_sensors(
         sensors: the sensors' names.
         secrets: values that no alert repeats.
     """
-    from dagster._core.definitions.run_request import InstigatorType
-
-    if instance.schedule_storage is None:  # an instance in memory
-        return []
     states: dict[str, list[InstigatorState]] = {}
-    for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
+    for state in _list_states(instance, "SENSOR"):
         states.setdefault(state.instigator_name, []).append(state)
     return [_measure_sensor(instance, name, states.get(name, ()), secrets) for name in sensors]
+
+
+def _list_states(instance: DagsterInstance, kind: str) -> Sequence[InstigatorState]:
+    """The states that Dagster has of all sensors, or schedules; none for an instance in memory."""
+    from dagster._core.definitions.run_request import InstigatorType
+
+    if instance.schedule_storage is None:
+        return ()
+    return instance.all_instigator_state(instigator_type=InstigatorType(kind))
 
 
 def _measure_sensor(
@@ -272,12 +277,7 @@ def measure_schedules(instance: DagsterInstance, streams: Collection[str]) -> li
         instance: Dagster's instance.
         streams: the names of the streams.
     """
-    from dagster._core.definitions.run_request import InstigatorType
-
-    if instance.schedule_storage is None:  # an instance in memory
-        return []
-    states = instance.all_instigator_state(instigator_type=InstigatorType.SCHEDULE)
-    running = {state.instigator_name for state in states if state.is_running}
+    running = {state.instigator_name for state in _list_states(instance, "SCHEDULE") if state.is_running}
     return [
         _measure_schedule(instance, name, job, streams)
         if name in running
@@ -294,8 +294,8 @@ def _measure_schedule(instance: DagsterInstance, name: str, job: str, streams: C
     return Condition(
         DEPLOYMENT,
         f"schedule {name}",
-        f"the last run of {job} failed: {', '.join([*shown, *more])}" if failed else "its last runs succeeded",
-        "its last runs succeeded",
+        f"the last run of {job} failed: {', '.join([*shown, *more])}" if failed else "no last run failed",
+        "no last run failed",
         bool(failed),
         f"open the run in Dagster and follow its error, then launch {job} again" if failed else "no action needed",
     )
@@ -322,11 +322,7 @@ def find_stopped_sensors(instance: DagsterInstance, sensors: Collection[str]) ->
         instance: Dagster's instance.
         sensors: the sensors' names.
     """
-    from dagster._core.definitions.run_request import InstigatorType
-
-    if instance.schedule_storage is None:  # an instance in memory
-        return set()
-    states = instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
+    states = _list_states(instance, "SENSOR")
     known = {state.instigator_name for state in states} & {*sensors}
     return known - {state.instigator_name for state in states if state.is_running}
 

@@ -40,7 +40,7 @@ def test_a_run_follows_those_in_progress_and_the_last_of_its_stream(instance: dg
 def test_a_run_with_another_priority_has_no_place(
     instance: dg.DagsterInstance, priority: str, status: dg.DagsterRunStatus
 ) -> None:
-    """Whoever launches a run may write anything into the tag; it ended the ticks of all streams."""
+    """A person who launches a run may write anything into the tag; it ended the ticks of all streams."""
     add(instance, "a", priority, status)
     assert place(instance) == [0, 1]
 
