@@ -1,4 +1,4 @@
-"""(f) From a sensor's tick to the committed slice, against an asset that does nothing on the same way."""
+"""(f) From a sensor's tick to the committed slice, against an asset that does nothing in the same queue."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 RECORDS = 1000
 LONGEST_SECONDS = 300.0
+OURS, PEER, FORKED = "Highwater", "no-op asset", "no-op asset, forked worker"
+# The names under which `bench.noop` is served: by Dagster's own code server, and by ours.
+NOOPS = {"noop": PEER, "forked_noop": FORKED}
 
 
 def tick_to_commit(world: World, rounds: int, records: int) -> Result:
@@ -25,44 +28,44 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
     del records
     home = world.home / "latency"
     folder = home / "asked"
-    folder.mkdir(parents=True)
+    for name in NOOPS:
+        (folder / name).mkdir(parents=True)
     row = _measure(home, folder, rounds)
     return Result(
         name="f",
         title="From a sensor's tick to the committed slice",
         method=(
             f"From the tick that requests a run for {RECORDS:,} records to its end, with checks. The peer is an asset "
-            "that does nothing, in the same queue."
+            "that does nothing, in the same queue and with the same definitions, served by `dagster api grpc`; beside "
+            "it one that `highwater serve-code` serves."
         ),
         rows=[row],
-        targets=[
-            Target(
-                "no-op runs that take as long as a slice",
-                1 / row.ratio("Highwater", "no-op asset"),
-                2.5,
-                at_least=False,
-            ),
-        ],
+        targets=[Target("no-op runs that take as long as a slice", 1 / row.ratio(OURS, PEER), 2.5, at_least=False)],
     )
 
 
 def _measure(home: Path, folder: Path, rounds: int) -> Row:
-    from dev.dagster_services import DagsterServices
-    from dev.stack import SENSORS, Stack
+    from dev.stack import Stack
 
     base = {k: v for k, v in os.environ.items() if not k.startswith(("HIGHWATER_", "SPARK_", "DAGSTER_HOME"))}
-    with Stack(home, base=base, on_broker=_make_topics, extra={noop.ASKED: str(folder)}) as stack:
-        assert stack.dagster is not None, "a stack has Dagster by default"
-        stack.dagster.stop()
-        services = DagsterServices(home, {**stack.env, SENSORS: "running"}, module="bench.noop")
-        try:
-            services.touch.start()
-            services.launch_code()
-            services.launch()
-            services.wait_ready()
-            return _run_rounds(stack, folder, rounds)
-        finally:
-            services.stop()
+    with Stack(home, base=base, on_broker=_prepare, extra={noop.ASKED: str(folder)}) as stack:
+        return _run_rounds(stack, folder, rounds)
+
+
+def _prepare(stack: Stack) -> None:
+    """Make the topics, and serve the peers beside the shipped code location, whose sensors alone run."""
+    from dev.processes import LOOPBACK, accepts, free_port, wait_until
+
+    _make_topics(stack)
+    programs = {"noop": ["dagster", "api", "grpc"], "forked_noop": ["highwater", "serve-code"]}
+    workspace = stack.home / "workspace.yaml"
+    for name, program in programs.items():
+        port = free_port()
+        at = ["--host", LOOPBACK, "--port", str(port), "--module-name", "bench.noop", "--location-name", name]
+        stack.run(name, ["env", f"HIGHWATER_BENCH_NAME={name}", "HIGHWATER_SENSORS=stopped", *program, *at])
+        wait_until(lambda port=port: accepts(port), 60, f"the code server of {name}")  # type: ignore[misc]
+        entry = f"  - grpc_server: {{host: {LOOPBACK}, port: {port}, location_name: {name}}}\n"
+        workspace.write_text(workspace.read_text() + entry)
 
 
 def _make_topics(stack: Stack) -> None:
@@ -76,21 +79,20 @@ def _run_rounds(stack: Stack, folder: Path, rounds: int) -> Row:
     import dagster as dg
 
     _write_reference(stack)
-    seconds: dict[str, list[float]] = {"Highwater": [], "no-op asset": []}
+    seconds: dict[str, list[float]] = {name: [] for name in (OURS, *NOOPS.values())}
     with dg.DagsterInstance.from_config(stack.env["DAGSTER_HOME"]) as instance:
         for turn in range(rounds + 1):
-            took = {
-                "Highwater": _run_seconds(instance, "orders_slice", turn, lambda: _produce(stack)),
-                "no-op asset": _run_seconds(
+            took = {OURS: _run_seconds(instance, "orders_slice", turn, lambda: _produce(stack))}
+            for name, label in NOOPS.items():
+                took[label] = _run_seconds(
                     instance,
-                    "noop_job",
+                    f"{name}_job",
                     turn,
-                    lambda turn=turn: (folder / f"n{turn}").touch(),  # type: ignore[misc]
-                ),
-            }
+                    lambda name=name, turn=turn: (folder / name / f"n{turn}").touch(),  # type: ignore[misc]
+                )
             if turn:  # the first round warms up
-                for name, value in took.items():
-                    seconds[name].append(value)
+                for label, value in took.items():
+                    seconds[label].append(value)
                 print(f"  round {turn} of {rounds}: {took}", flush=True)
     return Row(f"{RECORDS:,} records", seconds)
 

@@ -22,9 +22,6 @@ WORKSPACE = REPOSITORY / "workspace.yaml"
 LOCATION = "highwater"
 # The module that the code server loads in `make up` and in the documented deployment.
 DEFINITIONS = "orchestration.definitions"
-# Calls that the code server answers at once: dagster.yaml lets 8 sensors, 4 schedules and 4 backfills run side by side;
-# the pings of webserver and daemon and the pages of some people come beside them. gRPC's default is 6 on two cores.
-CODE_SERVER_THREADS = 32
 # A process that ends sooner after its start would end again and again: that is an error, not a reason for a restart.
 SHORTEST_LIFE_SECONDS = 30.0
 
@@ -57,7 +54,6 @@ class DagsterServices:
         ui_port: taken for the page when it is free.
         module: the definitions that one code server loads, for webserver and daemon.
         daemon: program and arguments of the daemon; Dagster's own if left out.
-        dagster: program and arguments of `dagster`, which serves the module; Dagster's own if left out.
     """
 
     def __init__(
@@ -69,7 +65,6 @@ class DagsterServices:
         ui_port: int = UI_PORT,
         module: str | None = None,
         daemon: Sequence[str | Path] | None = None,
-        dagster: Sequence[str | Path] | None = None,
     ) -> None:
         self._home = home
         self._environment = environment
@@ -78,7 +73,7 @@ class DagsterServices:
         self.code = None
         if module is not None:
             self._code_port = free_port()
-            self.code = self._child("dagster-code", self._serving(module, dagster or [programs / "dagster"]))
+            self.code = self._child("dagster-code", self._serve(module))
             workspace = home / "workspace.yaml"
         load = ["-w", str(workspace), *self._log_options]
         self.touch = self._child("dagster-instance", [programs / "dagster", "instance", "info"])
@@ -93,11 +88,11 @@ class DagsterServices:
         """For the lines of Dagster's own; those of runs and ticks follow the variable by themselves."""
         return ["--log-format", "json"] if read_log_format(self._environment) == "json" else []
 
-    def _serving(self, module: str, dagster: Sequence[str | Path]) -> list[str | Path]:
+    def _serve(self, module: str) -> list[str | Path]:
         # Not `dagster code-server start`: it does not restart the process that it starts for the definitions.
-        at = ["--host", LOOPBACK, "--port", str(self._code_port), "--max-workers", str(CODE_SERVER_THREADS)]
+        at = ["--host", LOOPBACK, "--port", str(self._code_port)]
         load = ["--module-name", module, "--location-name", LOCATION]
-        return [*dagster, "api", "grpc", *at, *load, *self._log_options]
+        return [Path(sys.executable).parent / "highwater", "serve-code", *at, *load]
 
     def launch_code(self) -> None:
         """Start the process that serves the definitions, without waiting for it; nothing where there is none.

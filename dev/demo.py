@@ -38,7 +38,7 @@ from dev.processes import exit_status
 from dev.readings import covered_ends, end_offsets, is_covered
 from dev.reconcile import reconcile
 from dev.shipments import STREAM as SHIPMENTS
-from dev.stack import DAGSTER_HOME, FORKING_PROGRAM, Stack
+from dev.stack import DAGSTER_HOME, Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
 from highwater.orchestration.checking.origin_counts import OriginEnds, count_ends
@@ -123,7 +123,6 @@ class Demo:
                 registry=registry,
                 definitions=DEFINITIONS,
                 daemon=[sys.executable, "-m", "dev.dagster_daemon"],
-                dagster_program=FORKING_PROGRAM,
                 on_broker=self._begin_writing,
             )
             ending = ExitStack()

@@ -35,7 +35,7 @@ from dev.readings import is_covered, read_rows
 from dev.reconcile import reconcile
 from dev.reconcile import report as report_comparison
 from dev.shapes import SHAPES
-from dev.stack import DAGSTER_HOME, FORKING_PROGRAM, Stack
+from dev.stack import DAGSTER_HOME, Stack
 from highwater import settings
 from highwater.errors import TemporaryError
 from highwater.orchestration.checking.checks import Sources
@@ -180,7 +180,6 @@ class Soak:
                 base=without_configuration(os.environ) | self._variables,
                 extra={settings.ALERTS_URL: f"http://{LOOPBACK}:{deaf.getsockname()[1]}/"},
                 short_lived=self.ordeal.short_lived,
-                dagster_program=FORKING_PROGRAM,
                 on_broker=self._create_topics,
             )
             ending.enter_context(stack)

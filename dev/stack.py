@@ -26,8 +26,6 @@ from highwater.resources.object_store import build_s3a_conf, is_s3
 DAGSTER_HOME = "DAGSTER_HOME"
 # Read by the definitions: sensors start by themselves under the stack only.
 SENSORS = "HIGHWATER_SENSORS"
-# A `dagster` whose code server forks the workers of runs.
-FORKING_PROGRAM = (sys.executable, "-m", "dev.dagster_code")
 
 
 class Stack(Service):
@@ -44,7 +42,6 @@ class Stack(Service):
         short_lived: whether Spark is to start quickly rather than to run fast for hours.
         definitions: the module that Dagster's code server loads.
         daemon: program and arguments of Dagster's daemon; Dagster's own if left out.
-        dagster_program: program and arguments of `dagster`, which serves the definitions; Dagster's own if left out.
         on_broker: called when the broker answers and before Dagster's sensors look at it, to make topics and start
             what writes to them.
 
@@ -69,7 +66,6 @@ class Stack(Service):
         short_lived: bool = False,
         definitions: str = DEFINITIONS,
         daemon: Sequence[str | Path] | None = None,
-        dagster_program: Sequence[str | Path] | None = None,
         on_broker: Callable[[Stack], None] | None = None,
     ) -> None:
         self._on_broker = on_broker
@@ -88,9 +84,7 @@ class Stack(Service):
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}
         self.dagster = None
         if dagster:
-            self.dagster = DagsterServices(
-                self.home, self.env, ui_port=ui_port, module=definitions, daemon=daemon, dagster=dagster_program
-            )
+            self.dagster = DagsterServices(self.home, self.env, ui_port=ui_port, module=definitions, daemon=daemon)
         self._opened = ExitStack()
         self._extra_children: list[Child] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from bench.definitions import Snapshot
 from highwater.errors import ConfigurationError, UndeliveredError
 from highwater.orchestration.asset_keys import build_table_key, build_topic_key
 from highwater.orchestration.build import build_defs
+from highwater.orchestration.cli.code import serve_code
 from highwater.orchestration.jobs import IN_PROCESS
 from highwater.orchestration.resources import ProducerResource
 from highwater.resources.producer_records import OnFailure, Record
@@ -310,11 +310,12 @@ def test_the_documented_code_server_is_the_one_that_the_workspace_of_a_deploymen
     [entry] = yaml.safe_load((REPOSITORY / "workspace.grpc.yaml").read_text())["load_from"]
     server = entry["grpc_server"]
     page = (REPOSITORY / "docs" / "operations.md").read_text()
-    [command] = [line for line in page.splitlines() if "dagster api grpc --host" in line]
-    options = dict(re.findall(r"--([a-z-]+) (\S+)", command))
-    named = ModuleTarget(options["module-name"], None, ".", None).create_origins()
+    [command] = [line for line in page.splitlines() if "highwater serve-code" in line]
+    words = command.split()
+    options = serve_code.make_context("serve-code", words[words.index("serve-code") + 1 :]).params
+    named = ModuleTarget(options["module"], None, ".", None).create_origins()
     assert [one.loadable_target_origin.module_name for one in named] == ["orchestration.definitions"]
-    assert (options["host"], int(options["port"]), options["location-name"]) == (
+    assert (options["host"], options["port"], options["location"]) == (
         server["host"],
         server["port"],
         server["location_name"],

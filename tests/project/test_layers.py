@@ -15,7 +15,17 @@ from dev.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / "highwater"
 PAGE = REPOSITORY / "docs" / "architecture.md"
-DEFINITIONS = {"build", "components", "jobs", "maintenance_job", "operator_jobs", "sensors", "stream_assets"}
+DEFINITIONS = {
+    "build",
+    "code_server",
+    "components",
+    "jobs",
+    "maintenance_job",
+    "operator_jobs",
+    "preloaded",
+    "sensors",
+    "stream_assets",
+}
 FOLDERS = ["checking", "sensing", "operations", "reporting"]
 
 
@@ -84,7 +94,9 @@ def test_no_import_is_circular() -> None:
 
 
 def test_no_module_is_imported_by_its_name_as_text() -> None:
-    assert [name for name, file in modules().items() if "import_module(" in file.read_text()] == []
+    # The code server gets the name of the module with the definitions by its command line.
+    others = {name: file for name, file in modules().items() if name != "highwater.orchestration.code_server"}
+    assert [name for name, file in others.items() if "import_module(" in file.read_text()] == []
 
 
 @pytest.mark.parametrize("arrow", sorted(set(re.findall(r"^ +(\S+) --> (\S+)$", PAGE.read_text(), re.MULTILINE))))

@@ -176,7 +176,7 @@ def test_the_compose_file_of_a_project_runs_what_its_workspace_names(tmp_path: P
     workspace = yaml.safe_load((tmp_path / "shop" / "workspace.grpc.yaml").read_text())
     [server] = (one["grpc_server"] for one in workspace["load_from"])
     assert services["daemon"]["environment"][server["host"]["env"]] in services
-    assert f'"{server["port"]}", "--max-workers"' in (tmp_path / "shop" / "Dockerfile").read_text()
+    assert f'"--port", "{server["port"]}", "--module-name"' in (tmp_path / "shop" / "Dockerfile").read_text()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import click
 from highwater.errors import HighwaterError
 from highwater.orchestration.cli.accepting import accept_divergence, accept_loss
 from highwater.orchestration.cli.audit import audit
+from highwater.orchestration.cli.code import serve_code
 from highwater.orchestration.cli.doctor import doctor
 from highwater.orchestration.cli.erase import erase
 from highwater.orchestration.cli.infer import infer
@@ -74,6 +75,7 @@ for _command in (
     explain,
     locate,
     metrics,
+    serve_code,
     serve_metrics,
     serve_spark,
     operator_actions,
