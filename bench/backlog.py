@@ -11,8 +11,10 @@ from bench.harness import Result, Row, Target, Variant, alternate, measure_secon
 from bench.world import Bed, World, build_last_slices, build_source_options, build_whole_slice, fill_topic
 from highwater.assets import current, events, parsing, raw, rejects, slice_classification
 from highwater.assets.classified import SharedFrames
+from highwater.assets.concurrent_stages import ConcurrentStages
 from highwater.assets.origins import with_origins
 from highwater.assets.work import do_nothing
+from highwater.resources.spark import prepare
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -324,9 +326,14 @@ def _measure_micro_batch_seconds(world: World, stream: Any, records: int) -> flo
 
 
 def _take(world: World, bed: Bed, some_slices: list[Slice]) -> None:
-    work = replace(world.work(bed, some_slices), classified=SharedFrames())  # as the steps of a run share it
-    for stage in (raw, events, rejects, current):
-        stage.materialise(work)
+    """The steps of a run, which opens a session for the stage that goes on beside another one."""
+    work = replace(world.work(bed, some_slices), classified=SharedFrames())
+    raw.materialise(work)
+    events.materialise(work)
+    concurrent = ConcurrentStages()
+    concurrent.start("rejects", rejects.materialise, work)
+    current.materialise(replace(work, spark=prepare(world.spark.newSession())))
+    assert concurrent.take("rejects", work) is not None
 
 
 def compare_skewed_topic(world: World, rounds: int, records: int) -> Result:

@@ -36,8 +36,7 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
         title="From a sensor's tick to the committed slice",
         method=(
             f"From the tick that requests a run for {RECORDS:,} records to its end, with checks. The peer is an asset "
-            "that does nothing, in the same queue and with the same definitions, served by `dagster api grpc`; beside "
-            "it one that `highwater serve-code` serves."
+            "that does nothing, in the same queue, served by `dagster api grpc`; beside it by `highwater serve-code`."
         ),
         rows=[row],
         targets=[Target("no-op runs that take as long as a slice", 1 / row.ratio(OURS, PEER), 2.5, at_least=False)],

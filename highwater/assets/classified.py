@@ -36,6 +36,10 @@ class SharedFrames:
 
     _cached: list[_CachedRows] = field(default_factory=list)
 
+    def __bool__(self) -> bool:
+        """Whether there are rows."""
+        return bool(self._cached)
+
     def keep(self, rows: DataFrame, published: Mapping[str, int]) -> None:
         """Keep records which Spark holds (`persist`) until `release`.
 

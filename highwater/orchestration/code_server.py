@@ -83,11 +83,12 @@ def preload(module: str) -> None:
 
 def build_definitions(module: str) -> None:
     """Have a module's definitions built, so that no worker builds them."""
+    import dagster as dg
     from dagster.components.definitions import LazyDefinitions
 
     served = import_module(module)
     for name, value in [*vars(served).items()]:
-        if isinstance(value, LazyDefinitions):
-            built = value()
+        built = value() if isinstance(value, LazyDefinitions) else value
+        if isinstance(built, dg.Definitions):
             built.get_repository_def()
             setattr(served, name, built)

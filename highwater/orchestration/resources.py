@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,16 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from highwater.assets.classified import SharedFrames
+from highwater.assets.concurrent_stages import ConcurrentStages
 from highwater.errors import HighwaterError
 from highwater.orchestration.deployment import read_process_settings
 from highwater.orchestration.redaction import list_remembered_secrets, remember_secrets
 from highwater.orchestration.worker_leases import LEASE_SECONDS, build_lease_name
 from highwater.resources.kafka_tls import read_file_versions
 from highwater.settings import Settings
+
+# How long a stage beside another one may take to end after its session was interrupted.
+INTERRUPTED_SECONDS = 10.0
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,12 +163,20 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
     # The first step that needs it opens the session, and all steps of a run share it. So a Spark that is unavailable
     # fails the step, with its retries, and not the whole run before it began.
     _session: object = PrivateAttr(default=None)
+    # For a stage beside another one.
+    _second: object = PrivateAttr(default=None)
     _classified: SharedFrames = PrivateAttr(default_factory=SharedFrames)
+    _concurrent: ConcurrentStages = PrivateAttr(default_factory=ConcurrentStages)
 
     @property
     def classified(self) -> SharedFrames:
         """The classified rows that Spark holds for the session, shared by the steps of the run."""
         return self._classified
+
+    @property
+    def concurrent(self) -> ConcurrentStages:
+        """The stage that works beside the one of a step."""
+        return self._concurrent
 
     def get_session(self) -> "SparkSession":
         """The run's session."""
@@ -172,36 +184,47 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
             self._session = open_session(read_settings())
         return self._session  # type: ignore[return-value]  # pydantic needs a type that exists at run time
 
+    def get_second_session(self) -> "SparkSession":
+        """A session beside the run's, on the same driver: what one of them sets does not reach the other."""
+        if self._second is None:
+            self._second = open_session_beside(self.get_session(), read_settings())
+        return self._second  # type: ignore[return-value]
+
     def interrupt(self) -> None:
-        """Stop what the run's session is doing, on the server too, and let go of it; the step's next try opens another.
+        """Stop what the run's sessions are doing, on the server too, and let go of them; the step's next try opens new.
 
         A session does not outlive its server: after a restart its client refuses every answer ("Please create a new
         Spark Session to reconnect"), so that all tries of the step would fail on a server that is well.
         """
         from highwater.resources.spark import interrupt, try_once
 
-        session, self._session = self._session, None
-        if session is None:
-            return
-        try:
-            # Where the server is unavailable the error under way has waited for it already.
-            try_once(session)  # type: ignore[arg-type]
-            interrupt(session)  # type: ignore[arg-type]
-        finally:
-            self._classified.release()
-            close_session(session)  # type: ignore[arg-type]
+        sessions = self._take_sessions()
+        with ExitStack() as closing:
+            for session in sessions:
+                closing.callback(close_session, session)
+            closing.callback(self._classified.release)
+            closing.callback(self._concurrent.wait, INTERRUPTED_SECONDS)
+            for session in sessions:
+                # Where the server is unavailable the error under way has waited for it already.
+                try_once(session)
+                closing.callback(interrupt, session)
+
+    def _take_sessions(self) -> "list[SparkSession]":
+        found = [session for session in (self._session, self._second) if session is not None]
+        self._session = self._second = None
+        return found  # type: ignore[return-value]
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Let go of the server's session; a local one ends with its process."""
+        """Let go of the server's sessions; a local one ends with its process."""
         del context
         from highwater.resources.spark import try_once
 
-        session, self._session = self._session, None
-        if session is not None:
-            try_once(session)  # type: ignore[arg-type]
+        sessions = self._take_sessions()
+        for session in sessions:
+            try_once(session)
         self._classified.release()
-        if session is not None:
-            close_session(session)  # type: ignore[arg-type]
+        for session in sessions:
+            close_session(session)
 
 
 def open_session(found: Settings) -> "SparkSession":
@@ -225,6 +248,17 @@ def open_session(found: Settings) -> "SparkSession":
             close_session(session)
             raise
     return session
+
+
+def open_session_beside(session: "SparkSession", found: Settings) -> "SparkSession":
+    """Open another session on the driver of a session.
+
+    Raises:
+        DependencyUnavailableError: Spark does not answer.
+    """
+    from highwater.resources.spark import is_connect, prepare
+
+    return open_session(found) if is_connect(session) else prepare(session.newSession())
 
 
 def _start_local_session(found: Settings) -> "SparkSession":

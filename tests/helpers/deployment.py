@@ -72,9 +72,6 @@ class Deployment:
     def make(cls, root: Path, topic: str, bootstrap: str, remote: str, limits: Limits, **changes: Any) -> Deployment:
         made = cls(root, make_stream(topic, limits=limits), bootstrap, remote, **changes)
         (root / "definitions_of_test.py").write_text(DEFINITIONS)
-        (root / "workspace.yaml").write_text(
-            f"load_from:\n  - python_file:\n      relative_path: {root / 'definitions_of_test.py'}\n"
-        )
         prepare_home(made.dagster_home, ours=True)
         customers(made.lake)
         return made
@@ -107,7 +104,7 @@ class Deployment:
             **self.settings,
             "HIGHWATER_SENSORS": "running" if self.sensors else "",
             "DAGSTER_HOME": str(self.dagster_home),
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{self.root}",
             "PYTHONWARNINGS": "ignore",
             "PYTHONUNBUFFERED": "1",
             "TEST_TOPIC": self.stream.topic,
@@ -135,7 +132,7 @@ class Deployment:
 
     def services(self) -> DagsterServices:
         # Not the usual port: another worker of the tests may take it at the same moment.
-        return DagsterServices(self.root, self.environment, workspace=self.root / "workspace.yaml", ui_port=free_port())
+        return DagsterServices(self.root, self.environment, ui_port=free_port(), module="definitions_of_test")
 
     def cli(self, *arguments: str) -> list[str | Path]:
         """A command of Dagster's on the deployment's definitions."""
@@ -163,7 +160,7 @@ class Deployment:
 
 
 class Running:
-    """A deployment's webserver and daemon, as a context."""
+    """A deployment's code server, webserver and daemon, as a context."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -172,9 +169,8 @@ class Running:
     def __enter__(self) -> DagsterServices:
         try:
             self.services.touch.start()
-            self.services.wait_touched()
-            self.services.webserver.start()
-            self.services.daemon.start()
+            self.services.launch_code()
+            self.services.launch()
             self.services.wait_ready()
         except BaseException:
             self.services.stop()

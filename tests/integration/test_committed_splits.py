@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier, BrokenBarrierError
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from highwater.assets import (
 )
 from highwater.assets.classified import SharedFrames
 from highwater.assets.commit import CommittedSlices
+from highwater.assets.concurrent_stages import ConcurrentStages
 from highwater.errors import (
     SupersededAttemptError,
     UnbalancedError,
@@ -142,6 +144,39 @@ def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.
     drop = {"first_failed_at"}
     one, two = ([{**row, **dict.fromkeys(drop)} for row in found] for found in (rows, bench.rejects_from_raw(slice_)))
     assert sorted(one, key=repr) == sorted(two, key=repr)
+
+
+def test_rejects_beside_current_are_those_of_a_run_step_by_step(bench: Bench, spark_server: SparkConnect) -> None:
+    """Each commit has its own number and record: those of the MERGE are settings of its session."""
+    from pyspark.sql import SparkSession
+
+    second = prepare(SparkSession.builder.remote(spark_server.remote).create())
+    slices = []
+    for n in range(3):
+        values = [Message(b"o1", value) for value in BAD_VALUES.values()]
+        bench.send(*values, *[order_message(f"o{key}", n + 1) for key in range(4)])
+        count = len(values) + 4
+        slices.append(bench.plan(n, p0=(n * count, (n + 1) * count)))
+        work = bench.work(slices[-1], classified=SharedFrames())
+        raw.materialise(work)
+        events.materialise(work)
+        stages = ConcurrentStages()
+        stages.start("rejects", rejects.materialise, work)
+        [report] = current.materialise(replace(work, spark=second))
+        assert report.note is None
+        found = stages.take("rejects", work)
+        assert found is not None
+        assert [(one.rows, one.note) for one in found] == [(len(values), None)]
+    close(second)
+    assert {key: row["version"] for key, row in bench.current().items()} == {f"o{key}": 3 for key in range(4)}
+    assert (bench.versions("rejects"), bench.versions("current")) == (3, 3)
+    notes = {table: {str(one.note) for one in reports} for table, reports in bench.materialise(*slices).items()}
+    assert (notes["rejects"], notes["current"]) == ({"already followed the decision"}, {"already followed the events"})
+    drop = dict.fromkeys(["first_failed_at"])
+    beside, alone = (
+        [{**row, **drop} for row in rows] for rows in (bench.rows("rejects"), bench.rejects_from_raw(*slices))
+    )
+    assert sorted(beside, key=repr) == sorted(alone, key=repr)
 
 
 def test_slices_decided_by_another_run_are_classified_again(bench: Bench) -> None:

@@ -5,19 +5,17 @@ The stages are left out: what they would commit is planted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
-from highwater.assets.work import SliceReport
 from highwater.declaration import Severity
 from highwater.declaration_parts import CAN_BLOCK, CHECK_SEVERITIES
 from highwater.errors import BlockedError, DeclarationError
@@ -28,14 +26,9 @@ from highwater.orchestration.checking import checks
 from highwater.orchestration.checking.blocking import ensure_not_blocked
 from highwater.orchestration.checking.check_results import count_failing_slices
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.resources.ledger import Ledger
-from highwater.slice_commits import SliceCommit
 from highwater.tables import select_stages
-from tests.helpers.version_tables import FIRST, SECOND, Planted, event
-
-if TYPE_CHECKING:
-    from highwater.assets.work import Work
-    from highwater.declaration import Stream
+from tests.helpers.stage_runs import StageRuns
+from tests.helpers.version_tables import FIRST, SECOND, event
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -43,53 +36,10 @@ pytestmark = pytest.mark.slow
 BLOCKS = replace(ORDERS, checks={"transitions_allowed": Severity.BLOCK})
 
 
-class Runs:
-    """Runs of the stream's assets on planted tables; remembers which tables were taken."""
-
-    def __init__(self, folder: Path, instance: dg.DagsterInstance) -> None:
-        self.planted = Planted(folder / "lake")
-        self.planted.write()
-        self.instance = instance
-        self.taken: list[str] = []
-        self.failed: list[str | None] = []
-        self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
-        self.ledger.add([p.slice_ for p in self._slice_commits()])
-        instance.add_dynamic_partitions("orders_slices", [FIRST, SECOND])
-
-    def _slice_commits(self) -> list[SliceCommit]:
-        return [
-            p for key, p in self.planted.lake.load_slice_commits("orders", "events").items() if key in {FIRST, SECOND}
-        ]
-
-    def stage(self, name: str) -> Callable[[Work], list[SliceReport]]:
-        def take(work: Work) -> list[SliceReport]:
-            self.taken.append(name)
-            return [SliceReport(slice_, 1, 0, 0) for slice_ in work.slices]
-
-        return take
-
-    def run(self, stream: Stream, key: str, *tables: str) -> bool:
-        """Whether a run of one slice succeeds; of the whole job, or of these tables and their checks."""
-        self.taken.clear()
-        opened = {
-            "kafka": SimpleNamespace(open=lambda: SimpleNamespace(list_topic_names=list)),
-            "ledger": SimpleNamespace(open=lambda: self.ledger),
-            "lake": SimpleNamespace(open=lambda: self.planted.lake),
-            "spark": SimpleNamespace(get_session=lambda: None, interrupt=lambda: None),
-        }
-        chosen = [build_table_key(stream, table) for table in tables] or None
-        job = build_defs(streams=[stream], resources=opened).resolve_job_def("orders_slice")
-        done = job.execute_in_process(
-            instance=self.instance, partition_key=key, raise_on_error=False, asset_selection=chosen
-        )
-        self.failed = [e.step_key for e in done.all_events if e.event_type is dg.DagsterEventType.STEP_FAILURE]
-        return done.success
-
-
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StageRuns]:
     with dg.DagsterInstance.ephemeral() as instance:
-        found = Runs(tmp_path, instance)
+        found = StageRuns(tmp_path, instance)
         monkeypatch.setattr(stream_assets, "load_stage", found.stage)
         # Their tables are not planted; what they judge is judged elsewhere.
         left_out = {
@@ -104,7 +54,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
         yield found
 
 
-def test_blocking_check_stops_downstream_tables_of_this_and_later_runs(runs: Runs) -> None:
+def test_blocking_check_stops_downstream_tables_of_this_and_later_runs(runs: StageRuns) -> None:
     every = select_stages(BLOCKS)
     assert runs.run(BLOCKS, FIRST)
     assert sorted(runs.taken) == sorted(every)
@@ -122,7 +72,7 @@ def test_blocking_check_stops_downstream_tables_of_this_and_later_runs(runs: Run
     assert sorted(runs.taken) == sorted(every)
 
 
-def test_fixed_slices_block_no_more(runs: Runs) -> None:
+def test_fixed_slices_block_no_more(runs: StageRuns) -> None:
     sound = list(runs.planted.events)
     runs.planted.events += [event(4, 1, "x", status="paid")]
     runs.planted.write()
@@ -133,7 +83,7 @@ def test_fixed_slices_block_no_more(runs: Runs) -> None:
     assert count_failing_slices(runs.instance, BLOCKS) == {}
 
 
-def test_a_warning_is_no_failing_check(runs: Runs) -> None:
+def test_a_warning_is_no_failing_check(runs: StageRuns) -> None:
     """One that is declared to be, and one of a check that is an error elsewhere: the first version may still come."""
     runs.planted.events += [event(4, 1, "x", status="paid"), event(5, 3, "y"), event(24, 2, "z")]
     runs.planted.write()
@@ -155,7 +105,7 @@ def test_declared_warnings_fail_on_request() -> None:
 
 
 @pytest.mark.parametrize(("severity", "blocks"), [("WARN", False), ("ERROR", True)])
-def test_a_result_that_is_a_warning_blocks_nothing(runs: Runs, severity: str, blocks: bool) -> None:
+def test_a_result_that_is_a_warning_blocks_nothing(runs: StageRuns, severity: str, blocks: bool) -> None:
     """Within a run Dagster lets it pass; a later run was kept by it."""
     reported = dg.AssetCheckEvaluation(
         asset_key=build_table_key(BLOCKS, "events"),
