@@ -240,7 +240,8 @@ def _evaluate(
     unread = {} if files is None else index_file_faults(files)
     visits.faults |= unread
     faults, ticks = _build_faults(shell, known, visits, now), limit_runs(visits.ticks, MAX_RUNS)
-    after = replace(visits.cursor, begin=find_first_unserved(visits.ticks, ticks) or visits.cursor.begin)
+    unserved = find_first_unserved(visits.ticks, ticks) or round_.begin
+    after = replace(visits.cursor, begin=unserved or visits.cursor.begin)
     ticks = assign_places(context.instance, ticks)
     read = [] if files is None else [one for one in known if is_in(files, one) and one not in unread]
     lines = [*round_.lines, *_record(ledger, shell, known, faults, [*visits.served, *paused, *read])]

@@ -16,6 +16,7 @@ from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
 from tests.helpers.commits import commit_current
+from tests.helpers.run_queue import ORIGIN
 
 
 class Ticking:
@@ -56,6 +57,7 @@ class Ticking:
             job_name=f"{self.stream.name}_slice",
             tags={**range_, "highwater/stream": self.stream.name, **tags},
             status=status,
+            remote_job_origin=ORIGIN,
         )
         self.instance.add_run(run)
 

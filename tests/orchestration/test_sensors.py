@@ -52,6 +52,30 @@ def test_the_ledger_holds_the_plan_before_dagster_hears_of_it(ticking: Callable[
     assert [slice_.key for slice_ in ours.ledger.list_slices("orders")] == planned
 
 
+def test_records_wait_for_the_queued_runs_of_their_topic(ticking: Callable[..., Ticking]) -> None:
+    """40 busy streams got a run each for every tick: the planner's took a minute, and each run took little."""
+    ours = ticking()
+    ours.run(["x"], dg.DagsterRunStatus.QUEUED, **{"highwater/main": "orders"})
+    result = ours.tick("planner")
+    assert (result.run_requests, ours.ledger.list_slices("orders")) == ([], [])
+    assert "queued runs start" in str(result.skip_message)
+
+
+@pytest.mark.parametrize(
+    ("status", "tag"),
+    [
+        (dg.DagsterRunStatus.STARTED, "highwater/main"),
+        (dg.DagsterRunStatus.QUEUED, "highwater/tier"),
+        # A daemon that died created it and did not queue it.
+        (dg.DagsterRunStatus.NOT_STARTED, "highwater/main"),
+    ],
+)
+def test_other_runs_hold_nothing_back(ticking: Callable[..., Ticking], status: dg.DagsterRunStatus, tag: str) -> None:
+    ours = ticking()
+    ours.run(["x"], status, **{tag: "orders"})
+    assert ours.tick("planner").run_requests
+
+
 def test_a_tick_that_died_after_its_keys_leaves_the_runs_to_repair(ticking: Callable[..., Ticking]) -> None:
     ours = ticking()
     ours.evaluate("planner")

@@ -9,8 +9,15 @@ from highwater.orchestration.asset_keys import list_missing_keys
 from highwater.orchestration.dependencies import build_kafka_guard
 from highwater.orchestration.sensing.rounds import RoundContext
 from highwater.orchestration.sensing.run_history import read_instance_id
+from highwater.orchestration.sensing.run_places import read_queue
 from highwater.orchestration.sensing.slice_cutting import is_caught_up
-from highwater.orchestration.sensing.stream_ticks import Tick, plan_retries, plan_stream, select_tiers_to_plan
+from highwater.orchestration.sensing.stream_ticks import (
+    Tick,
+    plan_retries,
+    plan_stream,
+    select_tiers_to_plan,
+    was_observed,
+)
 from highwater.orchestration.sensing.topic_planner import PlanAndState
 from highwater.plans import Planned
 from highwater.resources.dependency_guards import guard_dependencies, is_cooling_down
@@ -39,6 +46,7 @@ class _TopicLooks:
     """
 
     lines: Sequence[str] = ()
+    begin = ""
 
     def __init__(self, context: RoundContext, topics: Mapping[str, Sequence[str]]) -> None:
         self._context = context
@@ -122,14 +130,28 @@ class PlannerRound(_TopicLooks):
         busy |= {one.name for one in streams if one.lookup is not None and one.lookup.dependency in self._resting}
         idle = [one for one in streams if not self._changed[one.name] and one.name not in busy]
         self._idle = {one.name for one in idle} - self._list_streams_without_keys(idle, topics)
+        self._queue = read_queue(context.instance, [one.name for one in streams if one.name not in self._idle])
+        self._requested = 0
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
         """Plan the stream's topic, unless it holds exactly the plan; raises what `stream_ticks.plan_stream` does."""
         if stream.name in self._idle and cursor is None:
             return None
+        own, every = self._queue.counts.get(stream.name, 0), sum(self._queue.counts.values()) + self._requested
+        is_full = self._queue.room is not None and self._requested >= self._queue.room
+        if is_full and not own and not self.begin and self._changed[stream.name]:
+            self.begin = stream.name
+        if (own or is_full) and was_observed(cursor, self._context.now):
+            return None
         tick = plan_stream(
-            self._context.instance, self._context.resources, stream, cursor, self.look(stream.name, stream.topic)
+            self._context.instance,
+            self._context.resources,
+            stream,
+            cursor,
+            self.look(stream.name, stream.topic),
+            queued_runs=every if is_full else own,
         )
+        self._requested += len(tick.requests)
         if tick.idle and not tick.keys:
             self._remember(stream.name, [stream.topic])
         return tick

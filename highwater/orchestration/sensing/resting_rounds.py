@@ -135,6 +135,7 @@ class RestingRound:
         self, context: RoundContext, look: Callable[[Stream, str | None], Tick], lines: Sequence[str] = ()
     ) -> None:
         self.lines = lines
+        self.begin = ""
         self._look = look
         self._rests = RestingStreams(context)
 

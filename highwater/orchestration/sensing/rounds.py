@@ -55,9 +55,11 @@ class Round(Protocol):
 
     Args:
         lines: sentences for the tick's message that concern no single stream.
+        begin: the first stream that has to wait for the next round, which begins with it; empty if none has to.
     """
 
     lines: Sequence[str]
+    begin: str
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
         """Do the sensor's work for a stream; None if there is no work.

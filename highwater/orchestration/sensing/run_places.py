@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -21,7 +22,37 @@ if TYPE_CHECKING:
 _QUEUED = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED]
 _IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 _NONE = -1
+# Runs of main topics that wait, for each that may run at once. A run takes 8 s and more, and the planner's next tick
+# begins after 10 s: with three waiting none of the places becomes free before. More would only wait, with slices that
+# were cut too early: 40 busy streams had a run for every minute each, and a tick of the planner took a minute.
+QUEUED_PER_PLACE = 3
 _PLACED = re.compile(r"0|-[0-9]+")
+
+
+@dataclass(frozen=True)
+class RunQueue:
+    """The runs of main topics that wait in Dagster's queue.
+
+    Args:
+        counts: how many, by stream.
+        room: how many more the planner may request; None where Dagster limits no runs.
+    """
+
+    counts: Mapping[str, int]
+    room: int | None
+
+
+def read_queue(instance: dg.DagsterInstance, streams: Sequence[str]) -> RunQueue:
+    """The queue of some streams, by one query.
+
+    Runs that a daemon created and did not queue before it died do not count: nobody starts them, and planning would
+    wait for ever.
+    """
+    filters = dg.RunsFilter(tags={MAIN_TAG: [*streams]}, statuses=[dg.DagsterRunStatus.QUEUED])
+    counts = Counter(run.tags[MAIN_TAG] for run in instance.get_runs(filters)) if streams else Counter[str]()
+    config = instance.get_concurrency_config().run_queue_config
+    most = config.max_concurrent_runs if config is not None else -1
+    return RunQueue(counts, None if most < 0 else max(0, QUEUED_PER_PLACE * most - counts.total()))
 
 
 def assign_places(instance: dg.DagsterInstance, ticks: Mapping[str, Tick]) -> dict[str, Tick]:

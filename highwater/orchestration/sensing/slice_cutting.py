@@ -46,7 +46,13 @@ class SlicePlan:
 
 
 def cut_slices(
-    stream: Stream, planned: Planned, state: TopicState, now: datetime, divergence: Divergence = SOUND
+    stream: Stream,
+    planned: Planned,
+    state: TopicState,
+    now: datetime,
+    divergence: Divergence = SOUND,
+    *,
+    queued_runs: int = 0,
 ) -> SlicePlan:
     """Cut slices from the stable offsets that have no plan yet.
 
@@ -60,6 +66,7 @@ def cut_slices(
         state: the topic's offsets.
         now: the time, in UTC.
         divergence: the comparison of the topic with what was recorded of it (I16).
+        queued_runs: runs of the topic's slices that wait in Dagster's queue; nothing is cut beside them.
 
     Raises:
         TopicRecreatedError: the topic is not the one that was planned; nothing of it can be planned.
@@ -75,7 +82,7 @@ def cut_slices(
         for p, start in sorted(starts.items())
         if p not in skipped and p not in errors
     }
-    waiting = _find_wait_reason(stream.limits, planned, sum(map(len, ready.values())), now)
+    waiting = _find_wait_reason(stream.limits, planned, sum(map(len, ready.values())), now, queued_runs)
     slices = [] if waiting else _cut(stream, planned, state, starts, ready, now)
     ends = {p: offsets.end for p, offsets in slices[-1].ranges.items()} if slices else starts
     lag = {p: offsets.end - ends[p] for p, offsets in ready.items()}
@@ -229,7 +236,10 @@ def _compute_stable_end(state: TopicState, partition: int) -> int:
     return max(seen.last_stable or 0, seen.log_start or 0)
 
 
-def _find_wait_reason(limits: Limits, planned: Planned, ready: int, now: datetime) -> str | None:
+def _find_wait_reason(limits: Limits, planned: Planned, ready: int, now: datetime, queued_runs: int) -> str | None:
+    if ready and queued_runs:
+        # Another run would only wait behind them, for slices as small as the time between two ticks.
+        return f"{ready} offsets wait until {queued_runs} queued runs start, and go into larger slices then"
     if ready == 0 or ready >= limits.min_offsets:
         return None
     since = planned.last.planned_at if planned.last else planned.generation.opened_at

@@ -103,6 +103,7 @@ def plan_stream(
     stream: Stream,
     cursor: str | None = None,
     look: PlanAndState | None = None,
+    queued_runs: int = 0,
 ) -> Tick:
     """Plan in the ledger, then name the keys that Dagster lacks and the runs for them.
 
@@ -119,6 +120,7 @@ def plan_stream(
         stream: the stream.
         cursor: when the topic was observed last with something that waits.
         look: plan and topic as they were read a moment ago; they are read now if None.
+        queued_runs: runs that wait in Dagster's queue before another one of the stream.
 
     Raises:
         TemporaryError: Kafka or the ledger is unavailable; nothing was decided.
@@ -129,7 +131,7 @@ def plan_stream(
     now = datetime.now(UTC)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
     with guard_dependencies(build_kafka_guard(ledger, kafka)):
-        planned = Planner(ledger, kafka).tick(stream, now, look=look)
+        planned = Planner(ledger, kafka).tick(stream, now, look=look, queued_runs=queued_runs)
     keys = list_keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
     requested, known = select_keys_to_request(ledger, resources, stream, keys, planned.slices)
     breaker, rests = ledger.breakers.read_circuit(stream.name), is_lookup_blocked(ledger, stream, now)
@@ -326,7 +328,8 @@ def _is_begun(ledger: Ledger, stream: Stream) -> bool:
 
 
 def _count_queued_runs(instance: dg.DagsterInstance, stream: Stream) -> int:
-    statuses = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
+    # Not those that a dead daemon created and did not queue: nobody starts them, and planning would wait for ever.
+    statuses = [dg.DagsterRunStatus.QUEUED]
     return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
 
 
@@ -374,6 +377,12 @@ def read_next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[
     except UnknownSliceError:
         page = ledger.list_slices(stream.name, limit=PAGE)
     return page, page[-1].key if len(page) == PAGE else OLDEST
+
+
+def was_observed(cursor: str | None, now: datetime) -> bool:
+    """Whether a planner's cursor is that of a topic whose waiting records were observed within the last minute."""
+    last = _parse_time(cursor)
+    return last is not None and now - last < OBSERVE_EVERY
 
 
 def _parse_time(cursor: str | None) -> datetime | None:

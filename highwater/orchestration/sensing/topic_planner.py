@@ -134,6 +134,7 @@ class Planner:
         dry_run: bool = False,
         due: SelectDue | None = None,
         look: PlanAndState | None = None,
+        queued_runs: int = 0,
     ) -> PlanningResult:
         """Look at the stream's topic, and record the next offsets to read in the ledger.
 
@@ -146,6 +147,8 @@ class Planner:
             due: gives of what the topic holds what may be planned now; all of it if None.
             look: plan and topic as the caller read them a moment ago; they are read now if None, and whenever another
                 planner was first.
+            queued_runs: runs of the topic's slices that wait in Dagster's queue: beside them only records that
+                retention is about to take are planned.
 
         Raises:
             TopicVanishedError: the topic was planned, and is not there any more.
@@ -167,7 +170,8 @@ class Planner:
                 planned = self._begin_planning(stream, planned, state, now, dry_run=dry_run)
             if planned is None:
                 continue
-            result = cut_slices(stream, planned, due(state, planned) if due else state, now, divergence)
+            selected = due(state, planned) if due else state
+            result = cut_slices(stream, planned, selected, now, divergence, queued_runs=queued_runs)
             if result.waiting and self._is_endangered(stream, planned, state):
                 # The tick before retention takes records is no time to wait for more of them.
                 at_once = replace(stream, limits=replace(stream.limits, min_offsets=1))

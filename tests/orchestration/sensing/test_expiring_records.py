@@ -182,11 +182,15 @@ class FakeSmallTopic(FakeHourlyTopic):
         return iter(())
 
 
+@pytest.mark.parametrize("queued_runs", [0, 3])
 @pytest.mark.parametrize(("stored", "planned"), [(120, True), (130, False)])
 def test_records_that_expire_within_the_margin_are_planned_at_once(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, stored: int, planned: bool
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, stored: int, planned: bool, queued_runs: int
 ) -> None:
-    """Six records of 98 to 100 hours wait for four more: of a topic that keeps 120 h they have less than a day."""
+    """Six records of 98 to 100 hours wait for four more: of a topic that keeps 120 h they have less than a day.
+
+    They are not left to a queue either.
+    """
     monkeypatch.setattr(
         module, "fetch_topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 3_600_000), "x")}
     )
@@ -194,7 +198,7 @@ def test_records_that_expire_within_the_margin_are_planned_at_once(
     ledger.topics.open_generation(Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, now))
     limits = Limits(max_offsets=100, min_offsets=10, max_wait=2 * HOUR, retention_margin=24 * HOUR)
     kafka: Any = FakeSmallTopic()
-    tick = Planner(ledger, kafka).tick(replace(STREAM, limits=limits), now)
+    tick = Planner(ledger, kafka).tick(replace(STREAM, limits=limits), now, queued_runs=queued_runs)
     assert bool(tick.slices) == planned
     assert [slice_.offsets for slice_ in ledger.list_slices("orders")] == [6] * planned
 

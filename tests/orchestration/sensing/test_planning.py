@@ -249,6 +249,13 @@ def test_few_records_wait_until_the_longest_wait_is_over(offsets: int, seconds_a
     assert (result.waiting is not None) == (slices == 0 and offsets > 0)
 
 
+def test_nothing_is_cut_beside_runs_that_wait_in_the_queue() -> None:
+    result = cut_slices(EAGER, planned({0: 0}), topic(led(0, 42)), NOON, queued_runs=2)
+    assert (result.slices, result.lag) == ((), {0: 42})
+    assert result.waiting == "42 offsets wait until 2 queued runs start, and go into larger slices then"
+    assert cut_slices(EAGER, planned({0: 42}), topic(led(0, 42)), NOON, queued_runs=2).waiting is None
+
+
 def test_lag_and_time_of_planning_stand_in_the_slice() -> None:
     result = cut_slices(EAGER, planned({0: 0}), topic(led(0, 42)), NOON)
     assert [slice_.lag for slice_ in result.slices] == [32, 22, 12]

@@ -23,8 +23,9 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import read_stream_status
 from highwater.orchestration.reporting.stalled_work import measure_skipped_streams, measure_stream_files
-from highwater.orchestration.sensing import resting_rounds, rounds
+from highwater.orchestration.sensing import planning_rounds, resting_rounds, rounds
 from highwater.orchestration.sensing.rounds import Cursor
+from highwater.orchestration.sensing.run_places import RunQueue
 from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -355,6 +356,21 @@ def test_a_pause_stops_the_sensors_of_its_part_alone(
     stopped = {name for name, part in parts.items() if part in stops}
     assert visited == {stream.name for stream in ours.streams} - stopped
     assert all((f"no {part}" in message) == (part in stops) for part in parts.values()), message
+
+
+def test_streams_take_turns_at_the_room_in_the_queue(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of the others wait unplanned, so each run takes all that came until its turn."""
+    monkeypatch.setattr(planning_rounds, "read_queue", lambda *_: RunQueue({"s001": 1}, 2))
+    ours = deployed(5)
+    turns = [[one.job_name for one in ours.tick("planner").run_requests] for _ in range(2)]
+    assert turns == [["s000_slice", "s002_slice"], ["s003_slice", "s004_slice"]]
+    assert [one.name for one in ours.streams if not ours.ledger.list_slices(one.name)] == ["s001"]
+    again = ours.tick("planner")
+    assert (again.run_requests, again.asset_events) == ([], []), "it was observed a moment ago"
+    monkeypatch.setattr(planning_rounds, "read_queue", lambda *_: RunQueue({}, 2))
+    assert [one.job_name for one in ours.tick("planner").run_requests] == ["s001_slice"]
 
 
 def test_streams_whose_runs_all_waited_are_first_in_the_next_tick(

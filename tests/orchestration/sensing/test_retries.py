@@ -43,7 +43,7 @@ def test_no_tier_is_cut_while_a_run_of_one_waits_in_the_queue(ticking: Callable[
     ours = ticking(records=10)
     fill_tiers(ours, records=10)
     time.sleep(1.3)
-    ours.run(["x"], dg.DagsterRunStatus.NOT_STARTED, **{"highwater/tier": "orders"})
+    ours.run(["x"], dg.DagsterRunStatus.QUEUED, **{"highwater/tier": "orders"})
     result = ours.tick("dlq_retries")
     assert result.run_requests == []
     assert "wait in the queue" in str(result.skip_message)

@@ -29,6 +29,7 @@ class Visits:
     acts: Mapping[str, Callable[[], Tick | None]] = field(default_factory=dict)
     seen: list[tuple[str, str | None]] = field(default_factory=list)
     lines: Sequence[str] = ()
+    begin = ""
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
         self.seen.append((stream.name, cursor))

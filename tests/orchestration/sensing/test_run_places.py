@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
 from highwater.orchestration.run_tags import MAIN_TAG, PRIORITY, URGENT_PRIORITY
-from highwater.orchestration.sensing.run_places import assign_places
+from highwater.orchestration.sensing.run_places import RunQueue, assign_places, read_queue
 from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.stream_ticks import Tick
 from tests.helpers.run_queue import ORIGIN
@@ -50,3 +52,19 @@ def test_urgent_runs_and_those_of_tiers_take_no_turn(instance: dg.DagsterInstanc
     found = assign_places(instance, {"a": Tick(requests=requests), "b": Tick(lines=["nothing new"])})
     assert [one.place for one in found["a"].requests] == [0, 0, 0]
     assert found["b"].lines == ["nothing new"]
+
+
+def test_the_queue_has_room_for_some_runs_of_main_topics_for_each_that_may_run(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    assert read_queue(instance, ["a"]).room is None, "without a queue nothing waits"
+    (tmp_path / "dagster.yaml").write_text("concurrency: {runs: {max_concurrent_runs: 2}}\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as limited:
+        for stream, status in (("a", QUEUED), ("a", QUEUED), ("b", QUEUED), ("b", STARTED), ("others", QUEUED)):
+            add(limited, stream, "0", status)
+        add(limited, "a", "0", dg.DagsterRunStatus.NOT_STARTED)
+        assert read_queue(limited, ["a", "b"]) == RunQueue({"a": 2, "b": 1}, 3)
+        assert read_queue(limited, []) == RunQueue({}, 6)
+        for _ in range(4):
+            add(limited, "b", "0", QUEUED)
+        assert read_queue(limited, ["a", "b"]).room == 0
