@@ -16,6 +16,28 @@ from types import SimpleNamespace
 
 # Set for the process that workers are forked from: the module whose definitions it builds.
 PRELOADED_MODULE = "PRELOADED_MODULE"
+# What a run imports besides the definitions. A module that is missing here is imported by each worker.
+RUN_MODULES = (
+    "dagster._grpc.server",
+    "dagster._core.instance.factory",
+    "dagster._core.storage.sqlite_storage",
+    "confluent_kafka.admin",
+    "deltalake.fs",
+    "pyarrow.dataset",
+    "pyarrow.json",
+    "pyspark.sql.connect.functions",
+    "pyspark.sql.connect.session",
+    "structlog.stdlib",
+    "upath.implementations.local",
+    "highwater.assets.raw",
+    "highwater.assets.events",
+    "highwater.assets.rejects",
+    "highwater.assets.dlq",
+    "highwater.assets.current",
+    "highwater.assets.metrics",
+    "highwater.assets.published",
+    "highwater.resources.local_spark",
+)
 # Calls that the server answers at once: dagster.yaml lets 8 sensors, 4 schedules and 4 backfills run side by side; the
 # pings of webserver and daemon and the pages of some people come beside them. gRPC's default is 6 on two cores.
 THREADS = 32
@@ -48,8 +70,8 @@ def serve() -> None:
 def fork_workers(module: str) -> None:
     """Let Dagster's server in this process fork the workers of its runs.
 
-    The process that they are forked from starts at once and again when it ended. It has no threads and no connections.
-    With a Dagster whose server cannot be changed so, each worker is a new Python, as Dagster starts it.
+    The process that they are forked from starts at once and again when it ended. It has no thread of Python's and no
+    connection. With a Dagster whose server cannot be changed so, each worker is a new Python, as Dagster starts it.
     """
     from dagster._grpc import server
 
@@ -69,13 +91,9 @@ def preload(module: str) -> None:
 
     What fails here fails again in the run, where Dagster reports it.
     """
-    import upath.implementations.local  # noqa: F401
-
-    from highwater.orchestration.stream_assets import load_stage
-    from highwater.resources import local_spark  # noqa: F401
-
-    load_stage("raw")
     try:
+        for name in RUN_MODULES:
+            import_module(name)
         build_definitions(module)
     except Exception:  # noqa: BLE001 - of a user's module
         traceback.print_exc()

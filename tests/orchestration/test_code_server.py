@@ -27,6 +27,7 @@ DEFINITIONS = """
 import json, os, sys, time
 from pathlib import Path
 import dagster as dg
+from highwater.orchestration.code_server import RUN_MODULES
 
 here = Path(os.environ["TEST_FOLDER"])
 
@@ -47,7 +48,7 @@ def asking():
     for name, seconds in {"short": 0, "killed": 600, "terminated": 600}.items():
         yield dg.RunRequest(run_key=name, tags={"name": name, "seconds": str(seconds)})
 
-LOADED = "highwater.assets.current" in sys.modules
+LOADED = {*RUN_MODULES} <= {*sys.modules}
 
 @dg.definitions
 def defs():
