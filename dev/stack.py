@@ -161,6 +161,8 @@ class Stack(Service):
         if self.env.get(settings.SPARK_MASTER, "").startswith("local") and not self.spark:
             conf_dir = write_conf_dir(self.home, "local", local_conf(self.home))
             self.env.update(spark_environment(conf_dir, self.env))
+            for child in self._children():
+                child.environment.update(self.env)
 
     def run(self, name: str, command: Sequence[str | Path]) -> Child:
         """Start a further process that ends with the stack."""

@@ -41,6 +41,14 @@ def test_unconfigured_services_are_embedded_on_loopback(tmp_path: Path) -> None:
     assert stack.dagster.code is not None, "webserver and daemon share one code server"
 
 
+def test_runs_with_a_local_master_find_the_jars_in_any_home(tmp_path: Path) -> None:
+    """Dagster's processes had the variables of before: in a home without jars every run failed."""
+    stack = Stack(tmp_path, base={settings.SPARK_MASTER: "local[2]"})
+    stack._prepare_local_spark()
+    children = [child.environment.get("SPARK_CONF_DIR") for child in stack._children()]
+    assert children == [str(tmp_path / "spark" / "local")] * 3
+
+
 def test_a_master_takes_the_place_of_the_connect_server(tmp_path: Path) -> None:
     stack = Stack(tmp_path, base={settings.SPARK_MASTER: "spark://master.example:7077"})
     assert stack.spark is None
