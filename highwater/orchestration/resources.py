@@ -191,7 +191,7 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
         return self._second  # type: ignore[return-value]
 
     def interrupt(self) -> None:
-        """Stop what the run's sessions are doing, on the server too, and let go of them; the step's next try opens new.
+        """Stop what the run's sessions do, on the server too, and let go of them; the step's next try opens others.
 
         A session does not outlive its server: after a restart its client refuses every answer ("Please create a new
         Spark Session to reconnect"), so that all tries of the step would fail on a server that is well.

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 from highwater.assets.concurrent_stages import ConcurrentStages
+from tests.helpers.stage_runs import FakeWork
 
 REPORTS: Any = ["the report"]
-
-
-@dataclass(frozen=True)
-class FakeWork:
-    """What a stage in a thread gets of its inputs."""
-
-    keys: list[str]
-    log: Any = field(default=print)
 
 
 def start(stage: Any, *keys: str) -> tuple[ConcurrentStages, Any]:
@@ -54,7 +46,8 @@ def test_a_stage_that_failed_is_left_to_its_step() -> None:
 
 def test_a_step_for_other_slices_gets_no_result() -> None:
     stages, work = start(lambda _: REPORTS, "a")
-    assert stages.take("rejects", replace(FakeWork(["a", "b"]))) is None  # type: ignore[arg-type]
+    others: Any = FakeWork(["a", "b"])
+    assert stages.take("rejects", others) is None
     assert stages.take("rejects", work) is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -19,6 +20,14 @@ from tests.helpers.version_tables import FIRST, SECOND, Planted
 if TYPE_CHECKING:
     from highwater.assets.work import Work
     from highwater.declaration import Stream
+
+
+@dataclass(frozen=True)
+class FakeWork:
+    """The inputs of a stage that uses its keys and its log alone."""
+
+    keys: list[str]
+    log: Callable[[str], None] = print
 
 
 class StageRuns:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
@@ -12,14 +10,7 @@ import pytest
 from highwater.orchestration import resources
 from highwater.orchestration.resources import SparkResource
 from highwater.resources import spark
-
-
-@dataclass(frozen=True)
-class FakeWork:
-    """What a stage in a thread gets of its inputs."""
-
-    keys: list[str]
-    log: Callable[[str], None] = print
+from tests.helpers.stage_runs import FakeWork
 
 
 def test_a_step_that_ends_early_stops_both_sessions_and_the_stage_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ PORT = 4266
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="The port to listen on.")
 @click.option("--module-name", "module", required=True, help="The module with the definitions, seen from this folder.")
-@click.option("--location-name", "location", default="highwater", show_default=True, help="Its name in Dagster.")
+@click.option("--location-name", "location", default="highwater", show_default=True, help="The code location's name.")
 def serve_code(host: str, port: int, module: str, location: str) -> None:
     """Serve the definitions to Dagster's webserver and daemon, and start runs, until the process is ended.
 

@@ -26,8 +26,8 @@ LIMIT_SECONDS = 50.0
 # at most this time on them, so that they delay the next tick of the others by no more.
 FAULTY_SECONDS = 10.0
 # The daemon submits the runs of a tick before the sensor ticks again. It has 8 threads for it (dagster.yaml), and a run
-# takes 0.1 to 0.8 s: 100 runs take 1.3 to 10 s, the planner's interval. Of 100 streams each gets one run a tick, and a
-# run takes up to 20 slices of 200,000 records.
+# takes 0.1 to 0.8 s: 100 runs take 1.3 to 10 s, the planner's interval. Where the queue has room for as many, each of
+# 100 streams gets one run a tick, and a run takes up to 20 slices of 200,000 records.
 MAX_RUNS = 100
 
 

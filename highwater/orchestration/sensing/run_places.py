@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _QUEUED = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED]
 _IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 _NONE = -1
-# Runs of main topics that wait, for each that may run at once. A run takes 8 s and more, and the planner's next tick
-# begins after 10 s: with three waiting none of the places becomes free before. More would only wait, with slices that
-# were cut too early: 40 busy streams had a run for every minute each, and a tick of the planner took a minute.
+# Runs of main topics that wait, for each that may run at once. A run takes 8 s and more, so three of them last 24 s:
+# longer than from one tick of the planner to the next, so that no place stays free. More would only wait, for slices
+# that were cut too early: for 40 busy streams 125 runs waited, and a tick of the planner took a minute.
 QUEUED_PER_PLACE = 3
 _PLACED = re.compile(r"0|-[0-9]+")
 

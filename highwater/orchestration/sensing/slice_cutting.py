@@ -66,7 +66,7 @@ def cut_slices(
         state: the topic's offsets.
         now: the time, in UTC.
         divergence: the comparison of the topic with what was recorded of it (I16).
-        queued_runs: runs of the topic's slices that wait in Dagster's queue; nothing is cut beside them.
+        queued_runs: runs in Dagster's queue that have to start first; nothing is cut while there are any.
 
     Raises:
         TopicRecreatedError: the topic is not the one that was planned; nothing of it can be planned.
@@ -239,7 +239,7 @@ def _compute_stable_end(state: TopicState, partition: int) -> int:
 def _find_wait_reason(limits: Limits, planned: Planned, ready: int, now: datetime, queued_runs: int) -> str | None:
     if ready and queued_runs:
         # Another run would only wait behind them, for slices as small as the time between two ticks.
-        return f"{ready} offsets wait until {queued_runs} queued runs start, and go into larger slices then"
+        return f"{ready} offsets wait for room in the queue, where {queued_runs} runs wait; slices are larger then"
     if ready == 0 or ready >= limits.min_offsets:
         return None
     since = planned.last.planned_at if planned.last else planned.generation.opened_at

@@ -120,7 +120,7 @@ def plan_stream(
         stream: the stream.
         cursor: when the topic was observed last with something that waits.
         look: plan and topic as they were read a moment ago; they are read now if None.
-        queued_runs: runs that wait in Dagster's queue before another one of the stream.
+        queued_runs: runs in Dagster's queue that have to start before another one of the stream is requested.
 
     Raises:
         TemporaryError: Kafka or the ledger is unavailable; nothing was decided.

@@ -147,7 +147,7 @@ class Planner:
             due: gives of what the topic holds what may be planned now; all of it if None.
             look: plan and topic as the caller read them a moment ago; they are read now if None, and whenever another
                 planner was first.
-            queued_runs: runs of the topic's slices that wait in Dagster's queue: beside them only records that
+            queued_runs: runs in Dagster's queue that have to start first; while there are any, only records that
                 retention is about to take are planned.
 
         Raises:

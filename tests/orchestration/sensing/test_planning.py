@@ -252,7 +252,7 @@ def test_few_records_wait_until_the_longest_wait_is_over(offsets: int, seconds_a
 def test_nothing_is_cut_beside_runs_that_wait_in_the_queue() -> None:
     result = cut_slices(EAGER, planned({0: 0}), topic(led(0, 42)), NOON, queued_runs=2)
     assert (result.slices, result.lag) == ((), {0: 42})
-    assert result.waiting == "42 offsets wait until 2 queued runs start, and go into larger slices then"
+    assert result.waiting == "42 offsets wait for room in the queue, where 2 runs wait; slices are larger then"
     assert cut_slices(EAGER, planned({0: 42}), topic(led(0, 42)), NOON, queued_runs=2).waiting is None
 
 

@@ -50,6 +50,15 @@ def test_no_tier_is_cut_while_a_run_of_one_waits_in_the_queue(ticking: Callable[
     assert ours.ledger.list_slices("orders") == []
 
 
+def test_a_run_that_nobody_queued_holds_no_tier_back(ticking: Callable[..., Ticking]) -> None:
+    """A daemon that died created it: the tiers of its stream were never planned again."""
+    ours = ticking(records=10)
+    fill_tiers(ours, records=10)
+    time.sleep(1.3)
+    ours.run(["x"], dg.DagsterRunStatus.NOT_STARTED, **{"highwater/tier": "orders"})
+    assert ours.tick("dlq_retries").run_requests
+
+
 def test_repair_asks_for_slices_of_tiers_in_runs_of_their_own(
     ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
