@@ -82,10 +82,13 @@ def ensure_all_killed_together(
     planned = set(held.slices())
     held.send(72)
     run, pid = the_run_of(instance, held, planned)
-    assert group_of(pid) == group_of(services.daemon.pid)
+    assert services.code is not None
+    assert group_of(pid) == group_of(services.code.pid)
     services.daemon.kill()
+    services.code.kill()
     wait_until(lambda: not works(pid), LONGEST, "the worker's end with its code server")
     assert not ended(instance, run)
+    services.code.start()
     services.daemon.start()
     begin = time.monotonic()
     # The lease's minute, a tick of repair, Dagster's retry, a run; `test_dead_workers` holds the promised times.

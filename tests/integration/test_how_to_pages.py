@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 # Programs that no page installs, or that would start a deployment of their own.
-ELSEWHERE = ("aws ", "createdb ", "dagster-", ".venv/bin/dagster", "kafka-consumer-groups", "make ")
+ELSEWHERE = ("aws ", "createdb ", "dagster-", ".venv/bin/", "kafka-consumer-groups", "make ")
 PAGES = (
     *("access", "audit", "commands", "dlq", "maintenance", "operations", "recovery"),
     *("deployment/README", "deployment/backup", "deployment/postgresql"),
