@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
+# Images of Python set it. Each process would then compile the modules, and each worker of the tests rewrite them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up cluster test test-fast test-long test-s3 soak soak-producer infer-trial bench lint format lock jars-lock packages-by-pip class-archives clean
 

@@ -93,19 +93,23 @@ def _no_configuration_of_the_machine() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers that are unavailable are waited for half a second: for tests in which that only takes time."""
-    for module in ("kafka", "topic_facts"):
-        monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 0.5)
-
-
 @pytest.fixture(autouse=True)
-def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session's broker is there, and answers late on a machine that hangs for seconds: a run would wait."""
-    if {"bench", "module_bench"} & {*request.fixturenames}:
-        for module in ("kafka", "consumer_groups", "topic_facts", "dlq_topics"):
-            monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 60.0)
+def _patience_with_brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long an answer is waited for.
+
+    The session's broker answers late on a machine that hangs for seconds, and a run would wait. Where a test has none,
+    nothing answers, and the wait only takes time.
+    """
+    fixtures = {*request.fixturenames}
+    if fixtures & {"bench", "module_bench"}:
+        seconds = 60.0
+    elif "bootstrap" in fixtures:
+        return
+    else:
+        seconds = 0.3
+        monkeypatch.setattr("highwater.resources.broker_requests.FIRST_SECONDS", 0.2)
+    for module in ("kafka", "consumer_groups", "topic_facts", "dlq_topics"):
+        monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", seconds)
 
 
 @pytest.fixture(autouse=True)

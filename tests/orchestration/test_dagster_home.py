@@ -63,7 +63,6 @@ def test_explain_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, h
     assert "remedy: " in page["dagster_error"]
 
 
-@pytest.mark.usefixtures("impatient")
 def test_the_audit_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, home: int) -> None:
     """It ended with status 1 and a traceback. Kafka, which is unavailable here too, is reported beside it."""
     reported = scene.run("audit", "orders")

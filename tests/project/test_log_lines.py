@@ -142,7 +142,7 @@ def test_a_red_check_is_reported_with_its_slice(
     assert (reported["found"], reported["numbers"]["absent"]) == ("of 3 keys 1 are absent", 1)
 
 
-@pytest.mark.usefixtures("json_lines", "impatient")
+@pytest.mark.usefixtures("json_lines")
 def test_a_tick_names_its_sensor(instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]) -> None:
     defs = build_defs(streams=[STREAM])
     for name in ("planner", "alerts"):

@@ -103,6 +103,7 @@ def test_settings_come_from_a_broker_that_answers(monkeypatch: pytest.MonkeyPatc
 
 def test_brokers_that_are_all_unavailable_are_no_empty_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """I15."""
+    monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 4.0)
     kafka, brokers = connect(monkeypatch, [1, 2], hung=[1, 2, 3])
     with pytest.raises(DependencyUnavailableError, match="did not answer"):
         kafka._read_leaders_by_topic(["orders"])

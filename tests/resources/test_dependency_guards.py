@@ -218,7 +218,7 @@ def listener() -> Iterator[CountingListener]:
 def test_a_broker_that_is_unavailable_gets_no_connection_while_its_breaker_is_open(
     listener: CountingListener, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 1.0)
     ledger, kafka, lake = Ledger(url), Kafka(f"{LOOPBACK}:{listener.port}"), Lake(str(tmp_path / "lake"))
     resources = SimpleNamespace(
         ledger=SimpleNamespace(open=lambda: ledger),

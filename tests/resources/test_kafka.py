@@ -308,7 +308,6 @@ def test_a_broker_that_is_unavailable_is_reported_within_seconds() -> None:
     assert "HIGHWATER_KAFKA_BOOTSTRAP" in caught.value.remedy
 
 
-@pytest.mark.usefixtures("impatient")
 def test_secrets_stay_inside() -> None:
     kafka = Kafka(
         f"{LOOPBACK}:{free_port()}",

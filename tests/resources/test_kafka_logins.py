@@ -206,7 +206,6 @@ def test_secrets_of_every_login_are_hidden_in_what_dagster_stores() -> None:
     assert {*secrets.values(), 'planted\\"one', "planted\\\\two"} <= select_secret_values(found)
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_login_that_fails_is_named_beside_the_request_that_nobody_answered() -> None:
     """It said that the brokers are to be looked at, which were well: the token endpoint was unavailable."""
     endpoint = f"http://{LOOPBACK}:{free_port()}/token"

@@ -41,7 +41,6 @@ def test_the_command_shows_where_planning_is(scene: Scene) -> None:
     assert "nothing to accept" in scene.run("accept-loss", "orders").output
 
 
-@pytest.mark.usefixtures("impatient")
 def test_the_command_reports_a_service_that_is_unavailable_by_its_exit_status(tmp_path: Path) -> None:
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
     result = scene.run("status")

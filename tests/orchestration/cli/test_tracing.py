@@ -66,7 +66,6 @@ def test_a_record_of_a_slice_whose_key_was_retired_is_found(tmp_path: Path) -> N
     assert "committed to raw by attempt 1" in found.lines
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("topic", "said"),
     [

@@ -63,7 +63,6 @@ def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
     assert alert_conditions._measure_breaker in alert_conditions.CONDITIONS
 
 
-@pytest.mark.usefixtures("impatient")
 def test_status_reports_the_state_and_the_refused_slices(ledger: Ledger, work: Callable[..., Work]) -> None:
     from dev.processes import LOOPBACK, free_port
 
@@ -102,7 +101,6 @@ def test_a_person_lets_a_slice_through_under_a_name(ledger: Ledger, url: str, wo
     }
 
 
-@pytest.mark.usefixtures("impatient")
 def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work: Callable[..., Work]) -> None:
     """Status and alert named a command for each slice, and the alert ended with each probe that was sound."""
     from dev.processes import LOOPBACK, free_port

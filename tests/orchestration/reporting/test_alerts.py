@@ -197,7 +197,6 @@ def test_an_alert_that_cannot_be_measured_has_the_remedy_of_its_error(
     assert "orders: not measured: the topic may not be read; found: DENIED; remedy: allow READ on it" in lines
 
 
-@pytest.mark.usefixtures("impatient")
 def test_the_status_of_any_stream_has_the_alerts_of_the_deployment(tmp_path: Path) -> None:
     """That the ticks of a sensor failed was in no command, and the runbook sent people to `status`."""
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
@@ -391,7 +390,6 @@ def test_conditions_of_the_lake_are_measured(tmp_path: Path) -> None:
     assert beyond.over
 
 
-@pytest.mark.usefixtures("impatient")
 def test_unavailable_dependencies_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that fails is neither an alert nor its end."""
     monkeypatch.setattr(topic_conditions, "fetch_topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})

@@ -190,7 +190,6 @@ def test_the_job_reads_the_newest_slices_again(
     assert asked == [expected]
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_broker_that_is_unavailable_is_a_temporary_error_until_a_real_one_runs_beside_it(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -395,7 +395,6 @@ def test_a_topic_of_another_system_that_keeps_less_than_its_delay_is_warned_of(
         assert found.remedy.endswith("--entity-name connect.dlq --add-config retention.ms=2880000")
 
 
-@pytest.mark.usefixtures("impatient")
 def test_all_that_fails_is_reported_at_once(tmp_path: Path) -> None:
     result = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path).run("doctor", "--json")
     states = {row["tried"]: row["state"] for row in json.loads(result.stdout)}

@@ -334,7 +334,6 @@ def test_a_textfile_collector_reads_it_too(written: Written) -> None:
     }
 
 
-@pytest.mark.usefixtures("impatient")
 def test_the_command_prints_all_it_knows_and_says_what_is_unavailable(tmp_path: Path) -> None:
     environment = {"HIGHWATER_HOME": str(tmp_path), "HIGHWATER_KAFKA_BOOTSTRAP": f"{LOOPBACK}:{free_port()}"}
     reported = CliRunner().invoke(main, ["metrics", "orders"], env=environment)
