@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dev import paths
 from dev.java import find_java
-from highwater.resources.jars import LOCK, lock_setup, temporary_folder
-from highwater.resources.object_store import LOG_STORE_JAR
+from highwater.resources.jars import LOCK, OWN_JAR, lock_setup, temporary_folder
 
 if TYPE_CHECKING:
     from dev.java import Java
@@ -40,7 +39,7 @@ def options(name: Name, java: Java, tools: Path = paths.TOOLS) -> list[str]:
 
 def _folder(tools: Path, java: Java) -> Path:
     """The folder of the archives for a Java: others for other jars."""
-    own = sha256(LOG_STORE_JAR.read_bytes()).hexdigest()
+    own = sha256(OWN_JAR.read_bytes()).hexdigest()
     known = "\n".join([str(java.home), str(java.version), version("pyspark"), _lock(), own])
     return tools / "classes" / sha256(known.encode()).hexdigest()[:16]
 

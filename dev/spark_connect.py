@@ -11,6 +11,7 @@ from dev.java import find_java
 from dev.processes import LOOPBACK, Child, accepts, free_port
 from dev.server import Server
 from dev.spark_local import environment, local_conf, spark_home, write_conf_dir
+from highwater.resources.local_spark import SERVER
 
 # Seen: 8 s on a quiet machine of 2 cores, 30 s on one that runs several JVMs.
 START_SECONDS = 180.0
@@ -84,7 +85,7 @@ class SparkConnect(Server):
             "--properties-file",
             conf_dir / "spark-defaults.conf",
             "--class",
-            "org.apache.spark.sql.connect.service.SparkConnectServer",
+            SERVER,
             "spark-internal",
         ]
         return Child(

@@ -10,7 +10,7 @@ from pathlib import Path
 from dev import jars, paths
 from dev.java import find_java
 from dev.processes import LOOPBACK
-from highwater.resources.object_store import LOG_STORE_JAR
+from highwater.resources.jars import OWN_JAR
 from highwater.resources.spark import SESSION_CONF, STATIC_CONF
 
 # Variables that would turn a server of ours into a client of somebody's, or change what it loads.
@@ -23,8 +23,6 @@ appender.err.name=err
 appender.err.target=SYSTEM_ERR
 appender.err.layout.type=PatternLayout
 appender.err.layout.pattern=%d{ISO8601} %p %c{1}: %m%n%ex
-logger.connect.name=org.apache.spark.sql.connect.service.SparkConnectServer
-logger.connect.level=info
 logger.deploy.name=org.apache.spark.deploy
 logger.deploy.level=info
 # One warning for each read of a batch: our reads name their offsets, so there is nothing to warn of.
@@ -74,7 +72,7 @@ def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
         home: its scratch files and warehouse lie below.
         driver_memory_mb: the heap in MiB.
     """
-    every = f"{jars.folder('spark')}{os.sep}*{os.pathsep}{LOG_STORE_JAR}"
+    every = f"{jars.folder('spark')}{os.sep}*{os.pathsep}{OWN_JAR}"
     return {
         **STATIC_CONF,
         **SESSION_CONF,

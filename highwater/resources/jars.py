@@ -21,6 +21,9 @@ from highwater.errors import PermanentError, TemporaryError
 from highwater.resources.java import find_java
 
 LOCK = Path(__file__).with_name("jars.lock")
+# Our own classes: Delta's log store for S3, and the Connect server. Compiled by `python -m dev.java_classes` from the
+# sources beside it.
+OWN_JAR = Path(__file__).parent / "java_classes" / "highwater.jar"
 HEADER = "# set group:artifact:version sha256 - written by `make jars-lock`\n"
 
 # An Ivy settings file for those who resolve from a mirror; without it Ivy's own default is taken.
@@ -113,6 +116,13 @@ def build_jars_path(name: str, tools: Path) -> Path:
 def build_class_path(name: str, tools: Path) -> str:
     """The set as a class path for `java -cp`."""
     return f"{build_jars_path(name, tools)}{os.sep}*"
+
+
+def copy_own_jar(folder: Path) -> None:
+    """Put the jar of our own classes into a folder of jars, in the place of one of another release."""
+    half = folder / f".{OWN_JAR.name}"
+    shutil.copyfile(OWN_JAR, half)
+    half.replace(folder / OWN_JAR.name)
 
 
 def ensure_jars(name: str, tools: Path, lock: Path = LOCK) -> Path:

@@ -8,15 +8,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
-from highwater.resources.jars import build_class_path, build_jars_path
+from highwater.resources.jars import OWN_JAR, build_class_path, build_jars_path
 from highwater.resources.java import Java, choose, find_java, inspect
-from highwater.resources.object_store import LOG_STORE_JAR, build_s3a_conf, is_s3
+from highwater.resources.object_store import build_s3a_conf, is_s3
 from highwater.resources.spark import STATIC_CONF
 from highwater.settings import SPARK_MASTER, SPARK_REMOTE, Settings
 
 # With one of these somebody configured Spark, the jars included.
 CONFIGURED = ("SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS")
-SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+SERVER = "highwater.spark.ConnectServer"
 # Either would make the server a client of another one.
 _OF_CLIENTS = (SPARK_REMOTE, "SPARK_CONNECT_MODE_ENABLED")
 
@@ -74,8 +74,8 @@ def build_jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[
             found=f"there is no complete {place}",
             remedy="run highwater jars, or set SPARK_CONF_DIR to a folder whose spark-defaults.conf names the jars",
         )
-    # The log store of this release is before the copy that another release's `highwater jars` may have left.
-    path = os.pathsep.join([str(LOG_STORE_JAR), build_class_path("spark", settings.home)])
+    # Our classes of this release are before the copy that another release's `highwater jars` may have left.
+    path = os.pathsep.join([str(OWN_JAR), build_class_path("spark", settings.home)])
     return {**LOCAL, "spark.driver.extraClassPath": path, "spark.executor.extraClassPath": path}
 
 
@@ -115,7 +115,7 @@ def build_server_command(conf: Mapping[str, str]) -> list[str]:
 
     program = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     options = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
-    return [str(program), "--class", SERVER, *options, "spark-internal"]
+    return [str(program), "--class", SERVER, *options, str(OWN_JAR)]
 
 
 def prepare_environment(settings: Settings, environment: MutableMapping[str, str]) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import uuid
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError
+from highwater.resources.jars import OWN_JAR
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -21,15 +20,11 @@ if TYPE_CHECKING:
 SCHEME = "s3a"
 LOG_STORE = "highwater.delta.ConditionalS3LogStore"
 LOG_STORE_SETTING = f"spark.delta.logStore.{SCHEME}.impl"
-# Compiled by `python -m dev.log_store` from the source beside it; Spark's driver needs it on its class path.
-LOG_STORE_JAR = Path(__file__).parent / "log_store" / "highwater-s3.jar"
 
 # Beginning of the message of `LOG_STORE` for a store that ignores the condition of a PUT.
 UNSAFE = "HIGHWATER_UNSAFE_STORE"
 STORE_REMEDY = "use a store with conditional PUT, such as Amazon S3; docs/deployment/s3.md says how to try another"
-CLASS_REMEDY = (
-    f"put {LOG_STORE_JAR} on the class path of Spark's driver or Connect server, as docs/deployment/s3.md says"
-)
+CLASS_REMEDY = f"put {OWN_JAR} on the class path of Spark's driver or Connect server, as docs/deployment/s3.md says"
 
 _S3A = f"spark.hadoop.fs.{SCHEME}"
 _OTHER_SCHEMES = ("s3", "s3n")
@@ -74,13 +69,6 @@ def drop_empty_variables(environment: MutableMapping[str, str]) -> None:
     """
     for name in [name for name, value in environment.items() if name.startswith("AWS_") and not value]:
         del environment[name]
-
-
-def copy_log_store(folder: Path) -> None:
-    """Put the jar of the log store into a folder of jars, in the place of one of another release."""
-    half = folder / f".{LOG_STORE_JAR.name}"
-    shutil.copyfile(LOG_STORE_JAR, half)
-    half.replace(folder / LOG_STORE_JAR.name)
 
 
 def ensure_log_store(session: SparkSession, lake: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dev import class_archives
 from dev.class_archives import options
 from dev.java import Java, find_java
+from highwater.resources.local_spark import SERVER
 
 SOME = Java(Path("there"), 17, "a test")
 
@@ -92,7 +93,7 @@ def test_they_are_made_once_and_by_a_java_that_can(
 def test_a_running_broker_and_spark_have_their_archives_in_memory(session_home: Path) -> None:
     """A JVM says nothing where it goes on without: one whose class path differs by a folder does."""
     java = find_java(os.environ)
-    running: dict[class_archives.Name, str] = {"broker": "kafka.Kafka", "spark": "SparkConnectServer"}
+    running: dict[class_archives.Name, str] = {"broker": "kafka.Kafka", "spark": SERVER}
     for name, main in running.items():
         if not options(name, java):
             pytest.skip("this Java has no archive of its own classes")

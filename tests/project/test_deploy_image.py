@@ -17,8 +17,9 @@ from dev import paths
 from dev.image_steps import Image, below, instructions
 from dev.paths import REPOSITORY
 from dev.processes import free_port
+from highwater.resources.jars import OWN_JAR
 from highwater.resources.local_spark import LOCAL
-from highwater.resources.object_store import LOG_STORE_JAR, build_s3a_conf
+from highwater.resources.object_store import build_s3a_conf
 from highwater.resources.spark import STATIC_CONF
 from tests.helpers.deployed_files import DEPLOY
 
@@ -169,7 +170,7 @@ def test_the_image_of_linked_packages_answers(tmp_path: Path) -> None:
     assert image.call("highwater", "--version").stdout == "highwater, version 0.1.0\n"
     where = "import highwater; print(highwater.__file__)"
     assert image.call("python", "-c", where).stdout.startswith(str(tmp_path))
-    assert (tmp_path / "tree/opt/highwater/jars/spark" / LOG_STORE_JAR.name).is_file()
+    assert (tmp_path / "tree/opt/highwater/jars/spark" / OWN_JAR.name).is_file()
     assert os.access(tmp_path / "tree/opt/highwater/entrypoint.sh", os.X_OK)
 
     unavailable = {"HIGHWATER_KAFKA_BOOTSTRAP": f"127.0.0.1:{free_port()}", "DAGSTER_HOME": ""}

@@ -22,8 +22,8 @@ from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.init import TEMPLATES, make_project
 from highwater.orchestration.cli.main import main
 from highwater.resources import jars
+from highwater.resources.jars import OWN_JAR
 from highwater.resources.local_spark import LOCAL, build_jars_conf, set_java
-from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.settings import Settings
 from highwater.stream_files import find_streams_folder, load_streams
 
@@ -223,7 +223,7 @@ def test_a_local_master_takes_the_jars_that_were_fetched(tmp_path: Path, monkeyp
     done = CliRunner().invoke(main, ["jars"], catch_exceptions=False)
     assert done.exit_code == 0
     assert (tmp_path / "jars" / "spark" / "a-1.jar").is_file()
-    expected = f"{LOG_STORE_JAR}{os.pathsep}{tmp_path}/jars/spark/*"
+    expected = f"{OWN_JAR}{os.pathsep}{tmp_path}/jars/spark/*"
     assert build_jars_conf(settings(tmp_path), {}) == {
         **LOCAL,
         "spark.driver.extraClassPath": expected,
@@ -237,13 +237,11 @@ def test_the_jars_of_a_server_have_the_log_store_of_this_release(
     """The image of a project got its jars this way, and could not commit to S3."""
     place = jars.build_jars_path("spark", tmp_path)
     place.mkdir(parents=True)
-    (place / LOG_STORE_JAR.name).write_bytes(b"of another release")
+    (place / OWN_JAR.name).write_bytes(b"of another release")
     monkeypatch.setattr(jars, "ensure_jars", jars.build_jars_path)
     done = CliRunner().invoke(main, ["jars", "--to", str(tmp_path)], catch_exceptions=False)
     assert done.output == f"the jars are in {place}\n"
-    assert {file.name: file.read_bytes() for file in place.iterdir()} == {
-        LOG_STORE_JAR.name: LOG_STORE_JAR.read_bytes()
-    }
+    assert {file.name: file.read_bytes() for file in place.iterdir()} == {OWN_JAR.name: OWN_JAR.read_bytes()}
 
 
 @pytest.mark.parametrize(

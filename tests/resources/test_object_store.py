@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from assets.streams.orders import STREAM as ORDERS
-from dev import log_store
+from dev import java_classes
 from dev.object_store import ObjectStore
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError, HighwaterError
@@ -30,10 +30,11 @@ from highwater.orchestration.reporting import doctor
 from highwater.resources import object_store
 from highwater.resources.delta import open_table
 from highwater.resources.delta_rs_writes import append
+from highwater.resources.jars import OWN_JAR
 from highwater.resources.lake import Lake
+from highwater.resources.local_spark import SERVER
 from highwater.resources.object_store import (
     LOG_STORE,
-    LOG_STORE_JAR,
     LOG_STORE_SETTING,
     build_s3a_conf,
     ensure_conditional_put,
@@ -105,7 +106,7 @@ def test_a_session_without_the_log_store_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="S3SingleDriverLogStore") as refused:
         ensure_log_store(session(), "s3a://lake")
     assert f"{LOG_STORE_SETTING}={LOG_STORE}" == refused.value.stored
-    assert str(LOG_STORE_JAR) in refused.value.remedy
+    assert str(OWN_JAR) in refused.value.remedy
     with pytest.raises(ConfigurationError, match="another"):
         ensure_log_store(session(**{LOG_STORE_SETTING: "another"}), "s3a://lake")
 
@@ -305,23 +306,23 @@ def test_a_lake_on_s3_without_boto3_is_refused(monkeypatch: pytest.MonkeyPatch) 
 # The jar
 
 
-def test_the_jar_is_of_the_source_beside_it() -> None:
-    with zipfile.ZipFile(LOG_STORE_JAR) as jar:
+def test_the_jar_is_of_the_sources_beside_it() -> None:
+    with zipfile.ZipFile(OWN_JAR) as jar:
         names = jar.namelist()
-        said = jar.read(log_store.MANIFEST).decode()
-    assert said == log_store.manifest(log_store.SOURCE.read_text()), "run python -m dev.log_store"
-    assert f"{LOG_STORE.replace('.', '/')}.class" in names
+        said = jar.read(java_classes.MANIFEST).decode()
+    assert said == java_classes.build_manifest(), "run python -m dev.java_classes"
+    assert {f"{name.replace('.', '/')}.class" for name in (LOG_STORE, SERVER)} <= {*names}
 
 
 @pytest.mark.slow
-def test_the_source_compiles_to_the_jar() -> None:
+def test_the_sources_compile_to_the_jar() -> None:
     javac = shutil.which("javac")
     if javac is None:
-        pytest.skip("there is no javac; the checksum of the source is compared all the same")
-    classes = log_store.compile_classes(javac)
+        pytest.skip("there is no javac; the checksum of the sources is compared all the same")
+    classes = java_classes.compile_classes(javac)
     said = subprocess.run([javac, "-version"], capture_output=True, text=True, check=True).stdout
     version = re.search(r"javac (\d+)", said)
-    with zipfile.ZipFile(LOG_STORE_JAR) as jar:
+    with zipfile.ZipFile(OWN_JAR) as jar:
         packed = {name: jar.read(name) for name in jar.namelist() if name.endswith(".class")}
     assert classes.keys() == packed.keys()
     if version is not None and version[1] == JAVAC:
@@ -331,7 +332,7 @@ def test_the_source_compiles_to_the_jar() -> None:
 def test_the_jar_is_part_of_the_package() -> None:
     import tomllib
 
-    project = tomllib.loads((Path(log_store.SOURCE).parents[3] / "pyproject.toml").read_text())
+    project = tomllib.loads((OWN_JAR.parents[3] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["highwater"]
-    folder = LOG_STORE_JAR.parents[2]
-    assert LOG_STORE_JAR in {file for pattern in patterns for file in folder.glob(pattern)}
+    folder = OWN_JAR.parents[2]
+    assert OWN_JAR in {file for pattern in patterns for file in folder.glob(pattern)}

@@ -102,7 +102,7 @@ def test_a_jar_that_spark_and_the_lake_need_is_named(fault: str, jar: str) -> No
 
 
 def test_the_class_of_the_log_store_has_a_remedy_of_its_own() -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot load the log store .*highwater-s3\.jar"):
+    with pytest.raises(ConfigurationError, match=r"cannot load the log store .*highwater\.jar"):
         spark_checks.check_lake(fake(faults={"delta": f"java.lang.ClassNotFoundException: {LOG_STORE}"}), S3)
 
 

@@ -45,9 +45,8 @@ def fetch_jars(deployment: Deployment, to: Path | None) -> None:
     Each jar is compared with a recorded checksum. The log store for a lake on S3 comes from the package itself. Runs on
     a local master take the jars from HIGHWATER_HOME; a Spark server or a cluster gets a copy.
     """
-    from highwater.resources.jars import ensure_jars
-    from highwater.resources.object_store import copy_log_store
+    from highwater.resources.jars import copy_own_jar, ensure_jars
 
     place = ensure_jars("spark", to or deployment.settings.home)
-    copy_log_store(place)
+    copy_own_jar(place)
     click.echo(f"the jars are in {place}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -14,11 +17,15 @@ from dev.processes import Child, accepts, free_port, wait_until
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
 from highwater.resources import local_spark
+from highwater.resources.jars import OWN_JAR
 from highwater.resources.local_spark import SERVER, build_server_conf, parse_property
 from highwater.resources.object_store import ensure_log_store
 from highwater.resources.spark import STATIC_CONF, close, connect, delta_errors, prepare
 from highwater.settings import Settings
 from tests.helpers.support import read_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CONFIGURED = {"SPARK_CONF_DIR": "/etc/spark"}
 
@@ -67,7 +74,7 @@ def test_the_process_becomes_the_server(tmp_path: Path, monkeypatch: pytest.Monk
     done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert done.exit_code == 0
     [words] = began
-    assert [words[1:3], words[-1]] == [["--class", SERVER], "spark-internal"]
+    assert [words[1:3], words[-1]] == [["--class", SERVER], str(OWN_JAR)]
     assert {
         "spark.connect.grpc.binding.address=0.0.0.0",
         "spark.connect.grpc.binding.port=15002",
@@ -83,17 +90,29 @@ def test_nothing_of_a_client_is_left(tmp_path: Path) -> None:
     assert environment == {"JAVA_HOME": "/opt/java"}
 
 
+def count_compiled_classes(ui_port: int) -> int:
+    """How many classes the server has generated and compiled, by its page."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{ui_port}/metrics/json") as page:
+        [found] = [v for k, v in json.load(page)["histograms"].items() if k.endswith("CodeGenerator.compilationTime")]
+    return int(found["count"])
+
+
+def run_query(session: SparkSession) -> None:
+    """A query for which Spark generates code, on the driver and in tasks."""
+    assert session.range(100).where("id % 7 = 3").groupBy().sum("id").collect()[0][0] == 679
+
+
 @pytest.mark.slow
-def test_a_server_commits_to_a_lake_on_s3(bucket: str, tmp_path: Path) -> None:
+def test_a_server_commits_to_a_lake_on_s3_and_its_sessions_share_generated_code(bucket: str, tmp_path: Path) -> None:
     """With nothing but the jars of `highwater jars` and the variables of the deployment."""
-    home, port = tmp_path / "home", free_port()
+    home, port, ui_port = tmp_path / "home", free_port(), free_port()
     (home / "jars").mkdir(parents=True)
     (home / "jars" / "spark").symlink_to(paths.TOOLS / "jars" / "spark")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     deployment = {"HIGHWATER_HOME": str(home), "HIGHWATER_LAKE": bucket, "HIGHWATER_SPARK_MASTER": "local[2]"}
     empty = {"SPARK_REMOTE": "", "AWS_SESSION_TOKEN": "", "AWS_ROLE_ARN": ""}
     highwater = [sys.executable, "-m", "highwater.orchestration.cli.main"]
-    command = [*highwater, "serve-spark", "--port", str(port), "--conf", "spark.ui.enabled=false"]
+    command = [*highwater, "serve-spark", "--port", str(port), "--conf", f"spark.ui.port={ui_port}"]
     server = Child("server", command, logs=tmp_path, environment={**inherited, **deployment, **empty}, cwd=tmp_path)
     server.start()
     try:
@@ -102,7 +121,14 @@ def test_a_server_commits_to_a_lake_on_s3(bucket: str, tmp_path: Path) -> None:
         ensure_log_store(session, bucket)
         with delta_errors(bucket):
             session.range(3).write.format("delta").save(f"{bucket}/numbers")
+        run_query(session)
         close(session)
+        compiled = count_compiled_classes(ui_port)
+        assert compiled > 0
+        session = prepare(connect(f"sc://127.0.0.1:{port}"))
+        run_query(session)
+        close(session)
+        assert count_compiled_classes(ui_port) == compiled, "by Spark's own server each session compiles them again"
     finally:
         server.stop()
     assert sorted(row["id"] for row in read_rows(f"{bucket}/numbers")) == [0, 1, 2]

@@ -18,7 +18,7 @@ from highwater.errors import ConfigurationError, DependencyUnavailableError
 from highwater.orchestration.reporting import spark_trial
 from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESSION, from_plain, to_plain, try_spark
 from highwater.orchestration.reporting.trial_results import TrialResult
-from highwater.resources.object_store import LOG_STORE_JAR
+from highwater.resources.jars import OWN_JAR
 from highwater.settings import Settings
 from tests.helpers.fake_session import FakeSession
 from tests.helpers.spark_trials import ALL_STEPS, STEPS, limit_step, read_states, try_real_spark
@@ -142,9 +142,7 @@ def test_a_lake_on_s3_needs_the_class_of_the_log_store(tmp_path: Path) -> None:
         conf = {**local_conf(tmp_path, driver_memory_mb=512), "spark.ui.enabled": "false"}
         whole = conf["spark.driver.extraClassPath"]
         # Not the folder: `highwater jars` may have put the log store there.
-        lacking = os.pathsep.join(
-            str(jar) for jar in jars.folder("spark").glob("*.jar") if jar.name != LOG_STORE_JAR.name
-        )
+        lacking = os.pathsep.join(str(jar) for jar in jars.folder("spark").glob("*.jar") if jar.name != OWN_JAR.name)
         for name, path, state in (("whole", whole, "ok"), ("lacking", lacking, "failed")):
             folder = write_conf_dir(tmp_path, name, {**conf, "spark.driver.extraClassPath": path})
             variables = {**environment(folder), **store.variables}
