@@ -31,13 +31,14 @@ up: setup ## Broker, Spark, Dagster's UI and daemon, generator, until Ctrl-C
 # four of them at once on two cores took each other's time and ended at their time-outs, so one worker has them all.
 WORKERS ?= 3
 
-TEST := pytest -n $(WORKERS) --dist worksteal --durations 40
+TEST = pytest -n $(WORKERS) --dist worksteal --durations 40
 
 # Types take one core for a minute, and so do the archives.
 test: setup ## What CI runs: lint, types, and all tests but the longest
 	@$(MAKE) --no-print-directory --jobs 2 lint class-archives
 	$(RUN) $(TEST) -m "not long"
 
+test-fast: WORKERS = 4
 test-fast: setup ## The tests that need no JVM and little time
 	$(RUN) $(TEST) -m "not slow"
 
