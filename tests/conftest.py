@@ -97,13 +97,12 @@ def _no_configuration_of_the_machine() -> Iterator[None]:
 def _patience_with_brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long an answer is waited for.
 
-    The session's broker answers late on a machine that hangs for seconds, and a run would wait. Where a test has none,
-    nothing answers, and the wait only takes time.
+    The session's broker answers late on a machine that hangs for seconds, and a run would wait. A test that is not slow
+    starts none, so nothing answers, and the wait only takes time.
     """
-    fixtures = {*request.fixturenames}
-    if fixtures & {"bench", "module_bench"}:
+    if {"bench", "module_bench"} & {*request.fixturenames}:
         seconds = 60.0
-    elif "bootstrap" in fixtures:
+    elif request.node.get_closest_marker("slow"):
         return
     else:
         seconds = 0.3
