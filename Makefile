@@ -38,6 +38,7 @@ test: setup ## What CI runs: lint, types, and all tests but the longest
 	@$(MAKE) --no-print-directory --jobs 2 lint class-archives
 	$(RUN) $(TEST) -m "not long"
 
+# No stack is among them, and some wait.
 test-fast: WORKERS = 4
 test-fast: setup ## The tests that need no JVM and little time
 	$(RUN) $(TEST) -m "not slow"

@@ -18,20 +18,24 @@ public final class ConnectServer {
 
     private ConnectServer() {}
 
-    /** Serves until the Spark context ends, by a signal or a fault. */
-    public static void main(String[] arguments) throws InterruptedException {
-        SparkSession session = SparkSession.builder().config(ISOLATION, false).getOrCreate();
+    /** Serves until the Spark context ends; the exit status is one after which a service manager starts it again. */
+    public static void main(String[] arguments) {
         try {
-            // Only now: a client that came before had no session to begin from.
-            SparkConnectService.start(session.sparkContext());
-            System.err.println("Spark Connect listens at " + SparkConnectService$.MODULE$.bindingAddress());
-            while (!session.sparkContext().isStopped()) {
-                Thread.sleep(LOOK_MS);
-            }
-            System.err.println("the Spark context has ended");
-        } catch (RuntimeException fault) {
+            serve();
+        } catch (Throwable fault) {
             fault.printStackTrace();
         }
-        System.exit(1); // threads of Spark would keep the process, and nobody would start it again
+        System.exit(1); // no server ends well by itself
+    }
+
+    private static void serve() throws InterruptedException {
+        SparkSession session = SparkSession.builder().config(ISOLATION, false).getOrCreate();
+        // Only now: a client that came before had no session to begin from.
+        SparkConnectService.start(session.sparkContext());
+        System.err.println("Spark Connect listens at " + SparkConnectService$.MODULE$.bindingAddress());
+        while (!session.sparkContext().isStopped()) {
+            Thread.sleep(LOOK_MS);
+        }
+        System.err.println("the Spark context has ended");
     }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from dev import paths
-from dev.processes import Child, accepts, free_port, wait_until
+from dev.processes import LOOPBACK, Child, accepts, free_port, wait_until
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
 from highwater.resources import local_spark
@@ -92,7 +93,7 @@ def test_nothing_of_a_client_is_left(tmp_path: Path) -> None:
 
 def count_compiled_classes(ui_port: int) -> int:
     """How many classes the server has generated and compiled, by its page."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{ui_port}/metrics/json") as page:
+    with urllib.request.urlopen(f"http://{LOOPBACK}:{ui_port}/metrics/json") as page:
         [found] = [v for k, v in json.load(page)["histograms"].items() if k.endswith("CodeGenerator.compilationTime")]
     return int(found["count"])
 
@@ -100,6 +101,24 @@ def count_compiled_classes(ui_port: int) -> int:
 def run_query(session: SparkSession) -> None:
     """A query for which Spark generates code, on the driver and in tasks."""
     assert session.range(100).where("id % 7 = 3").groupBy().sum("id").collect()[0][0] == 679
+
+
+@pytest.mark.slow
+def test_a_server_whose_port_is_taken_ends(tmp_path: Path) -> None:
+    """With a status after which a service manager starts it again."""
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        conf = {"spark.master": "local[1]", "spark.ui.enabled": "false", "spark.driver.host": LOOPBACK}
+        port = {"spark.connect.grpc.binding.port": str(taken.getsockname()[1])}
+        command = local_spark.build_server_command({**conf, "spark.connect.grpc.binding.address": LOOPBACK, **port})
+        environment = dict(os.environ)
+        local_spark.prepare_environment(Settings.from_environment({"HIGHWATER_HOME": str(tmp_path)}), environment)
+        server = Child("server", command, logs=tmp_path, environment=environment, cwd=tmp_path)
+        server.start()
+        try:
+            assert server.wait(180) == 1, server.tail()
+        finally:
+            server.stop()
+    assert "BindException" in server.log.read_text()
 
 
 @pytest.mark.slow
