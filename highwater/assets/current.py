@@ -27,7 +27,7 @@ from highwater.assets.fields import build_column_type
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP
 from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
 from highwater.assets.schema_evolution import adapt_types, with_added_fields
-from highwater.assets.small_slices import interpret_if_small
+from highwater.assets.small_slices import small_slice_settings
 from highwater.assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord
 from highwater.envelope import ORIGIN
@@ -192,7 +192,7 @@ def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], 
         work.lake.build_table_path(work.stream.name, name)
         for name in (TABLE, *([events.TABLE] if reads_events else []))
     ]
-    with interpret_if_small(work, tables), delta_errors(f"current of {work.stream.name}"):
+    with small_slice_settings(work, tables), delta_errors(f"current of {work.stream.name}"):
         names = _list_common_columns(work, decided.version)
         rows = _read_events(work, decided.version, names)
         if again:

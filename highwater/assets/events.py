@@ -18,7 +18,7 @@ from highwater.assets.origins import DLQ, select_tier_slices
 from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
 from highwater.assets.schema_evolution import adapt_types, evolve
 from highwater.assets.slice_classification import classify_slices, read_raw_rows
-from highwater.assets.small_slices import interpret_if_small, list_classification_tables
+from highwater.assets.small_slices import list_classification_tables, small_slice_settings
 from highwater.assets.work import SliceReport, Work
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.retention import count_expired_rows, count_records
@@ -154,7 +154,7 @@ def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
         work, read, committed, published
     )
     ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.slice_commits)
-    with interpret_if_small(work, list_classification_tables(work)):
+    with small_slice_settings(work, list_classification_tables(work)):
         found = commit_with_retries(
             work, TABLE, committed, skipped, partial(classify_slices, committed, published, read)
         )

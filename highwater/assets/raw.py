@@ -23,7 +23,7 @@ from highwater.assets.commit import (
     take_commit_turn,
 )
 from highwater.assets.origins import build_publication_time, select_tier_slices
-from highwater.assets.small_slices import interpret_if_small
+from highwater.assets.small_slices import small_slice_settings
 from highwater.assets.unreadable_slices import list_unreadable_slices
 from highwater.assets.work import SliceReport, Work, do_nothing
 from highwater.balancing import combine_pairwise
@@ -177,7 +177,7 @@ def _read_and_commit(
 ) -> list[SliceReport]:
     """Commit what Spark reads from Kafka; where its source cannot convert a timestamp, what our own consumer reads."""
     try:
-        with interpret_if_small(work):
+        with small_slice_settings(work):
             return _commit_from_spark(work, left, committed, skipped)
     except Exception as error:
         if not _UNCONVERTED.search(str(error)):

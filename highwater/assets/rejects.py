@@ -24,7 +24,7 @@ from highwater.assets.origins import DLQ, filter_first_per_origin, with_fate, wi
 from highwater.assets.parsing import is_tombstone, parse_records
 from highwater.assets.schema_evolution import with_added_fields
 from highwater.assets.slice_classification import build_origin_columns, choose_rule
-from highwater.assets.small_slices import interpret_if_small, list_classification_tables
+from highwater.assets.small_slices import list_classification_tables, small_slice_settings
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import combine_pairwise
 from highwater.envelope import ORIGIN
@@ -94,9 +94,9 @@ def _follow_decision(
         read = require_upstream_commits(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
         rows, tasks = _build_rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
-        interpreted = interpret_if_small(work, list_classification_tables(work))
+        for_few = small_slice_settings(work, list_classification_tables(work))
         guarded = session_settings(work.spark, GUARDED if has_expressions(work.stream) else {})
-        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), interpreted, guarded:
+        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), for_few, guarded:
             version = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
     slice_commits = {key: _build_slice_commit(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}

@@ -1,4 +1,4 @@
-"""Few records go through Spark without generated code, which takes longer to compile than they take without it."""
+"""Few records go through Spark without what pays for many: generated code, and planning again between shuffles."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from highwater.assets.origins import select_tier_slices
 from highwater.errors import DependencyUnavailableError
 from highwater.resources.delta import add_actions, open_table
 from highwater.resources.session_settings import session_settings
+from highwater.resources.spark_tables import AS_PLANNED
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
@@ -22,21 +23,27 @@ MAX_OFFSETS = 20_000
 # Limit for a table that is read beside them, such as `current` by its MERGE.
 MAX_ROWS = 100_000
 
-INTERPRETED: Mapping[str, str] = MappingProxyType(
-    {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+# A slice of 1,000 took 8 % longer where Spark planned again between shuffles; without that it needs their number.
+SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        **AS_PLANNED,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
 )
 
 
 @contextmanager
-def interpret_if_small(work: Work, tables: Sequence[str] = ()) -> Iterator[None]:
-    """Run the block's queries without generated code where they read few records.
+def small_slice_settings(work: Work, tables: Sequence[str] = ()) -> Iterator[None]:
+    """Run the block's queries with settings for few records where they read few.
 
     Args:
         work: the slices, and the session.
         tables: the paths of the tables that are read beyond the slices' own rows.
     """
     few = sum(slice_.offsets for slice_ in work.slices) <= MAX_OFFSETS and all(map(_has_few_rows, tables))
-    with session_settings(work.spark, INTERPRETED if few else {}):
+    with session_settings(work.spark, SETTINGS if few else {}):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Few records go through Spark without generated code, and many, or records beside large tables, with it."""
+"""Few records go through Spark with settings of their own; many, or few beside large tables, with the usual ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from highwater.assets import small_slices
-from highwater.assets.small_slices import INTERPRETED, MAX_OFFSETS, interpret_if_small, list_classification_tables
+from highwater.assets.small_slices import MAX_OFFSETS, SETTINGS, list_classification_tables, small_slice_settings
 from highwater.assets.work import Work
 from highwater.declaration import Lookup
 from highwater.resources.lake import Lake
@@ -23,7 +23,12 @@ from tests.helpers.written_tables import a_slice
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-USUAL = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+USUAL = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "200",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
 
 
 def work(offsets: int, lake: Path, topic: str = "orders") -> Work:
@@ -33,7 +38,7 @@ def work(offsets: int, lake: Path, topic: str = "orders") -> Work:
 
 
 def in_force(work: Work, *tables: str) -> dict[str, str]:
-    with interpret_if_small(work, tables):
+    with small_slice_settings(work, tables):
         found = settings(work)
     assert settings(work) == USUAL, "restored"
     return found
@@ -43,19 +48,19 @@ def settings(work: Work) -> dict[str, str]:
     return {name: str(work.spark.conf.get(name)) for name in USUAL}
 
 
-def test_few_records_need_no_generated_code(tmp_path: Path) -> None:
-    assert in_force(work(MAX_OFFSETS, tmp_path)) == INTERPRETED
+def test_few_records_have_settings_of_their_own(tmp_path: Path) -> None:
+    assert in_force(work(MAX_OFFSETS, tmp_path)) == SETTINGS
     assert in_force(work(MAX_OFFSETS + 1, tmp_path)) == USUAL
     several = work(MAX_OFFSETS, tmp_path)
     assert in_force(replace(several, slices=[*several.slices, a_slice(1, 1)])) == USUAL
 
 
-def test_a_large_table_beside_them_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_a_large_table_they_have_the_usual_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_slices, "MAX_ROWS", 3)
     few, many = str(tmp_path / "few"), str(tmp_path / "many")
     write_deltalake(few, pa.table({"n": [1, 2, 3]}))
     write_deltalake(many, pa.table({"n": [1, 2, 3, 4]}))
-    assert in_force(work(5, tmp_path), few, str(tmp_path / "absent")) == INTERPRETED
+    assert in_force(work(5, tmp_path), few, str(tmp_path / "absent")) == SETTINGS
     assert in_force(work(5, tmp_path), few, many) == USUAL
 
 
