@@ -109,11 +109,11 @@ def read_current_state(work: Work) -> dict[str, int]:
 def with_discarded(
     work: Work, rows: DataFrame, tiers: Sequence[Slice], seen: Mapping[str, Mapping[str, int]]
 ) -> DataFrame:
-    """Rows with their origins get the column `DISCARDED`.
+    """Rows with `DISCARDED` where a record is.
 
     Args:
         work: the connections.
-        rows: raw rows with their origins.
+        rows: raw rows with their origins, and `DISCARDED` that is false.
         tiers: the slices of tiers among those that the rows are of.
         seen: for each of them what its decision rests on.
 
@@ -125,10 +125,10 @@ def with_discarded(
     moments = {slice_.key: seen[slice_.key][SEEN] for slice_ in tiers if SEEN in seen[slice_.key]}
     found = _list_discarded_origins(work, rows, moments) if moments else []
     if not found:
-        return rows.withColumn(DISCARDED, F.lit(False))
+        return rows
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
     frame = work.spark.createDataFrame(found, f"slice STRING, {names}").withColumn(DISCARDED, F.lit(True))
-    joined = rows.join(frame, ["slice", *ORIGIN], "left")
+    joined = rows.drop(DISCARDED).join(frame, ["slice", *ORIGIN], "left")
     return joined.withColumn(DISCARDED, F.coalesce(DISCARDED, F.lit(False)))
 
 

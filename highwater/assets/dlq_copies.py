@@ -84,7 +84,7 @@ def with_copies(work: Work, rows: DataFrame, slices: Sequence[Slice], held: Sequ
 
     Args:
         work: the connections.
-        rows: raw rows with their origins and the columns `held_...`.
+        rows: raw rows with their origins and the columns `held_...`, and `COPIED_AT` that is null.
         slices: the slices that the rows are of.
         held: the names after `held_`.
     """
@@ -92,7 +92,7 @@ def with_copies(work: Work, rows: DataFrame, slices: Sequence[Slice], held: Sequ
 
     table = work.lake.open_stream_table(work.stream.name, TABLE)
     if table is None or not may_have_copies(slices, json.loads(table.metadata().description or "{}")):
-        return rows.withColumn(COPIED_AT, F.lit(None).cast("timestamp"))
+        return rows
     joined = rows.join(_select_first_copies(work, rows, held, table.version()), [*_PLACE], "left")
     unknown = F.col("held_reason").isNull()
     # All of them or none: the rule of one publication must not join the reason of another.

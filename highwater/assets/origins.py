@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater import envelope
 from highwater.assets import discards_table, foreign, garbled_envelopes, reclaims
-from highwater.assets.dlq_copies import with_copies
+from highwater.assets.dlq_copies import COPIED_AT, with_copies
 from highwater.balancing import combine_pairwise
 from highwater.declaration_parts import TOPIC_NAME
 from highwater.envelope import ORIGIN
@@ -126,12 +126,12 @@ def _with_own_origins(
     """Rows of the main topic and of the tiers."""
     from pyspark.sql import functions as F
 
-    own, marked = _build_place(), raw.withColumn(foreign.LEFT, F.lit(False))
-    tiers = select_tier_slices(work, slices)
+    own, ours, tiers = _build_place(), {foreign.LEFT: F.lit(False)}, select_tier_slices(work, slices)
     if not tiers:
-        return marked.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
+        # Spark plans each call for longer than it evaluates a constant, so all that holds for any record is one call.
+        return raw.withColumns({**ours, **own, PROBLEM: F.lit(None).cast("string")})
     on_tier = F.col("topic") != work.stream.topic
-    marked = _with_problem(work, marked, on_tier, None, tiers, seen, published)
+    marked = _with_problem(work, raw.withColumns(ours), on_tier, None, tiers, seen, published)
     sound = on_tier & F.col(PROBLEM).isNull()
     enveloped = _from_headers()
     return marked.withColumns(
@@ -297,7 +297,9 @@ def _find_envelope_problem(work: Work) -> Column:
 def with_fate(
     work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, published: CommittedSlices
 ) -> DataFrame:
-    """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
+    """Rows with what was published of them (columns `held_...`, null where nothing was), `elsewhere` and `superseded`.
+
+    None is superseded as yet: `with_superseded` needs the reasons for that.
 
     A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was reclaimed from
     there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was discarded, or reclaimed
@@ -317,11 +319,16 @@ def with_fate(
     from pyspark.sql import functions as F
 
     tiers = select_tier_slices(work, slices)
-    counting = discards_table.with_discarded(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
-    marked = _with_held(work, counting, published)
+    nothing = {
+        **{f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()},
+        COPIED_AT: F.lit(None).cast("timestamp"),
+        **dict.fromkeys((reclaims.STALE, discards_table.DISCARDED, "elsewhere", "superseded"), F.lit(False)),
+    }
+    stale = reclaims.with_stale(work, rows.withColumns(nothing), slices, seen)
+    marked = _with_held(work, discards_table.with_discarded(work, stale, tiers, seen), published)
     held = with_copies(work, marked, slices, [*HELD])
     if not tiers:
-        return held.withColumn("elsewhere", F.lit(False))
+        return held
     joined = held.join(_read_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
     gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards_table.DISCARDED)
     elsewhere = gone & F.col("held_reason").isNull()
@@ -329,21 +336,21 @@ def with_fate(
 
 
 def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
-    """Classified rows with `superseded`: of an origin that comes several times in a tier's slice one counts.
+    """Classified rows: of an origin that comes several times in a tier's slice all but one become `superseded`.
 
     The first that can be accepted, or the first of all if none can: a correction that lies after what it corrects must
     not be lost for it. A copy whose end is `elsewhere` never counts before one whose end is here.
 
     Args:
         work: the connections.
-        rows: classified rows, with `elsewhere`.
+        rows: classified rows, with `elsewhere` and `superseded`.
         slices: the slices that the rows are of.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     if not select_tier_slices(work, slices):
-        return rows.withColumn("superseded", F.lit(False))
+        return rows
     refused = F.col("reason").isNotNull()
     same = Window.partitionBy("slice", *ORIGIN, F.col("value").isNull()).orderBy(
         "elsewhere", refused, "partition", "offset"
@@ -381,13 +388,13 @@ def _with_held(work: Work, rows: DataFrame, published: CommittedSlices) -> DataF
     from pyspark.sql import functions as F
 
     if not published.slice_commits:
-        return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
+        return rows
     there = read_table_version(work.spark, work.lake.build_table_path(work.stream.name, DLQ), published.version)
     published_rejects = reclaims.with_reclaim_number(there.where(slice_is_one_of(published.slice_commits)))
     published_rows = published_rejects.select(
         "slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)]
     )
-    joined = rows.join(published_rows, ["slice", *ORIGIN], "left")
+    joined = rows.drop(*[f"held_{name}" for name in HELD]).join(published_rows, ["slice", *ORIGIN], "left")
     # A ledger that was lost has forgotten what was reclaimed; what was published since is left to the DLQ even so.
     number, main = F.coalesce("held_reclaims", F.lit(-1)), F.col("topic") == work.stream.topic
     holds = (number == F.col(reclaims.NUMBER)) | (main & (number > F.col(reclaims.NUMBER)))

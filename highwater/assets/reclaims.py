@@ -39,11 +39,11 @@ def with_reclaim_number(rows: DataFrame) -> DataFrame:
 def with_stale(
     work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mapping[str, Mapping[str, int]]
 ) -> DataFrame:
-    """Rows with their origins get `stale`; those of the main topic also the number of their origin.
+    """Rows with `stale` where a record is; those of the main topic get the number of their origin.
 
     Args:
         work: the connections.
-        rows: raw rows with their origins and, of tiers, the number that they carry.
+        rows: raw rows with their origins, `stale` that is false and, of tiers, the number that they carry.
         slices: the slices that the rows are of.
         seen: for each slice what its decision rests on.
     """
@@ -51,7 +51,7 @@ def with_stale(
 
     taken = [row for slice_ in slices for row in _load_reclaims(work, slice_, seen[slice_.key].get(SEEN, 0))]
     if not taken:
-        return rows.withColumn(STALE, F.lit(False))
+        return rows
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
     frame = work.spark.createDataFrame(taken, f"slice STRING, {names}, {_TAKEN} INT")
     found = rows.join(frame, ["slice", *ORIGIN], "left").withColumn(_TAKEN, F.coalesce(_TAKEN, F.lit(0)))

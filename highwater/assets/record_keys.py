@@ -56,19 +56,21 @@ def _with_decoded_key(work: Work, raw: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     declared, key, nothing = work.stream.key_format, F.col("key"), F.lit(None).cast("string")
-    bare = raw.withColumn("key_unknown_schema", nothing)
+    bare = {"key_unread": nothing, "key_unknown_schema": nothing}
     if not work.stream.decodes_key:
-        return bare.withColumns({"key_json": F.lit(None).cast("variant"), "key_unread": nothing})
+        return raw.withColumns({"key_json": F.lit(None).cast("variant"), **bare})
     if isinstance(declared, Raw):
-        return bare.withColumns({"key_json": key.cast("variant"), "key_unread": nothing})
+        return raw.withColumns({"key_json": key.cast("variant"), **bare})
     if isinstance(declared, Text):
         text = key.cast("string")
         broken = F.when(~F.is_valid_utf8(text), _translate_key_problem(describe_invalid_utf8(key)))
-        return bare.withColumns({"key_json": F.when(F.is_valid_utf8(text), text).cast("variant"), "key_unread": broken})
+        sound = F.when(F.is_valid_utf8(text), text).cast("variant")
+        return raw.withColumns({**bare, "key_json": sound, "key_unread": broken})
     if isinstance(declared, BigEndian):
         wrong = F.concat(F.lit("the key has "), F.length(key), F.lit(f" bytes, and an integer {declared.size}"))
-        return bare.withColumns(
+        return raw.withColumns(
             {
+                **bare,
                 "key_json": F.when(F.length(key) == declared.size, _decode_integer(key, declared.size)).cast("variant"),
                 "key_unread": F.when(F.length(key) != declared.size, wrong),
             }

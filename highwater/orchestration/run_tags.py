@@ -12,9 +12,7 @@ PARTITION = "dagster/partition"
 RUN_NUMBER = "highwater/run_number"
 PURPOSE = "highwater/purpose"
 PRIORITY = "dagster/priority"
-# Runs of new slices have the negative of their place, so that streams take turns. Runs of tiers follow all of them: a
-# new slice waits for at most one, however many retries are due. Audits come last.
-TIER_PRIORITY = "-1000000000"
+# Runs of slices have the negative of their place (`highwater.orchestration.sensing.run_places`). Audits come last.
 AUDIT_PRIORITY = "-1000000001"
 # Runs for records that retention is about to take start before all others.
 URGENT_PRIORITY = "1"

@@ -1,4 +1,4 @@
-"""Streams take turns, and however many retries are due, they delay a new slice by one run at most: by Dagster's queue.
+"""Streams take turns, and a retry waits for some of them; a stream's retries delay its new slice by one run at most.
 
 The queue's daemon decides here as it does in a deployment, with the limits of our dagster.yaml; no run is launched.
 """
@@ -106,6 +106,20 @@ def test_a_backlog_goes_on_beside_streams_that_always_have_a_new_slice(instance:
         instance.report_run_canceled(instance.get_run_by_id(started.pop(0)))  # type: ignore[arg-type]
     left = dg.RunsFilter(tags={MAIN_TAG: "behind"}, statuses=[dg.DagsterRunStatus.QUEUED])
     assert 40 - instance.get_runs_count(left) >= 5, "a seventh of 33 runs is its share"
+
+
+def test_a_retry_takes_its_turn_beside_streams_that_always_have_a_new_slice(instance: dg.DagsterInstance) -> None:
+    """Were it behind all new slices, it would wait for the end of a backlog, or for ever."""
+    streams, started = [_declare(f"steady{n}") for n in range(6)], list[str]()
+    for stream in streams:
+        _add(instance, stream, 20, dg.DagsterRunStatus.QUEUED)
+    for run in list_dequeued(instance):
+        _start(instance, run)
+        started.append(run)
+    [retry] = add_runs(instance, [f"{TIER}@0000000"], RETRY, dg.DagsterRunStatus.QUEUED)
+    launched = [_end_and_launch(instance, started) for _ in range(30)]
+    assert retry in launched, "it never came"
+    assert launched.index(retry) >= 2 * len(streams), "new slices go first for some turns"
 
 
 def _declare(name: str) -> Stream:

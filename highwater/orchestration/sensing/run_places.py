@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from highwater.orchestration.run_tags import MAIN_TAG, PRIORITY
+from highwater.orchestration.run_tags import MAIN_TAG, PRIORITY, TIER_TAG
 from highwater.orchestration.sensing.run_requests import Request
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _NONE = -1
 # longer than from one tick of the planner to the next, so that no place stays free. More would only wait, for slices
 # that were cut too early: for 40 busy streams 125 runs waited, and a tick of the planner took a minute.
 QUEUED_PER_PLACE = 3
+# Turns of new slices before a run of tiers. Behind all new slices a retry would wait for the end of every backlog.
+TURNS_BEFORE_RETRIES = 3
 _PLACED = re.compile(r"0|-[0-9]+")
 
 
@@ -56,43 +58,45 @@ def read_queue(instance: dg.DagsterInstance, streams: Sequence[str]) -> RunQueue
 
 
 def assign_places(instance: dg.DagsterInstance, ticks: Mapping[str, Tick]) -> dict[str, Tick]:
-    """The ticks with a place for each request that takes its turn; one query, and one for each stream with such.
+    """The ticks with a place for each request that has one; one query, and one for each stream with new slices.
 
     Args:
         instance: Dagster's.
         ticks: by stream.
     """
-    streams = [name for name, tick in ticks.items() if any(one.takes_turn for one in tick.requests)]
-    if not streams:
-        return dict(ticks)
-    now = _read_current_place(instance)
-    return {**ticks, **{name: _place(ticks[name], max(now, _read_last_place(instance, name))) for name in streams}}
+    streams = [name for name, tick in ticks.items() if any(one.takes_turn or one.tier for one in tick.requests)]
+    now = _read_current_place(instance) if streams else _NONE
+    return {**ticks, **{name: _place(instance, name, ticks[name], now) for name in streams}}
 
 
-def _place(tick: Tick, last: int) -> Tick:
+def _place(instance: dg.DagsterInstance, stream: str, tick: Tick, now: int) -> Tick:
+    takes_turns = any(one.takes_turn for one in tick.requests)
+    last = max(now, _read_last_place(instance, stream)) if takes_turns else now
     requests: list[Request] = []
     for request in tick.requests:
         last += request.takes_turn
-        requests.append(replace(request, place=last) if request.takes_turn else request)
+        place = last if request.takes_turn else now + TURNS_BEFORE_RETRIES if request.tier else request.place
+        requests.append(replace(request, place=place))
     return replace(tick, requests=requests)
 
 
 def _read_current_place(instance: dg.DagsterInstance) -> int:
-    """The highest place that is in progress; where none is, the one before the place that is next."""
-    places = _list_places(instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS)))
+    """The highest place of new slices in progress; where there is none, the one before the place that is next."""
+    places = _list_places(instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS)), MAIN_TAG)
     if places:
         return max(places)
-    oldest = _list_places(instance.get_runs(dg.RunsFilter(statuses=_QUEUED), limit=20, ascending=True))
-    return min(oldest, default=0) - 1
+    oldest = instance.get_runs(dg.RunsFilter(statuses=_QUEUED), limit=20, ascending=True)
+    retries = [place - TURNS_BEFORE_RETRIES for place in _list_places(oldest, TIER_TAG)]
+    return min([*(place - 1 for place in _list_places(oldest, MAIN_TAG)), *retries], default=_NONE)
 
 
 def _read_last_place(instance: dg.DagsterInstance, stream: str) -> int:
     """The place of the stream's last run that is queued or in progress."""
     unfinished = dg.RunsFilter(statuses=[*_QUEUED, *_IN_PROGRESS], tags={MAIN_TAG: stream})
-    return max(_list_places(instance.get_runs(unfinished, limit=1)), default=_NONE)
+    return max(_list_places(instance.get_runs(unfinished, limit=1), MAIN_TAG), default=_NONE)
 
 
-def _list_places(runs: Sequence[dg.DagsterRun]) -> list[int]:
-    """The places of runs that took their turn: others have none, such as urgent ones or those with a person's tag."""
-    priorities = [run.tags.get(PRIORITY, "0") for run in runs if MAIN_TAG in run.tags]
+def _list_places(runs: Sequence[dg.DagsterRun], tag: str) -> list[int]:
+    """The places of runs with a tag: some have none, such as urgent ones or those with a person's priority."""
+    priorities = [run.tags.get(PRIORITY, "0") for run in runs if tag in run.tags]
     return [-int(priority) for priority in priorities if _PLACED.fullmatch(priority)]

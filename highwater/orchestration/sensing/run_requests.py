@@ -18,7 +18,6 @@ from highwater.orchestration.run_tags import (
     RANGE_START,
     RETRY,
     RUN_NUMBER,
-    TIER_PRIORITY,
     URGENT_PRIORITY,
 )
 
@@ -38,7 +37,7 @@ class Request:
         raw_alone: whether they are only to be read from Kafka, not decided: the stream's breaker is not closed, or
             they are urgent.
         urgent: whether retention is about to take their records.
-        place: the place in Dagster's queue among runs that take turns, from 0.
+        place: the place in Dagster's queue, from 0.
     """
 
     keys: tuple[str, ...]
@@ -68,7 +67,7 @@ class Request:
     @property
     def tags(self) -> dict[str, str]:
         """The tags that make it a run over a range, one slice included."""
-        priority = URGENT_PRIORITY if self.urgent else TIER_PRIORITY if self.tier else str(-self.place)
+        priority = URGENT_PRIORITY if self.urgent else str(-self.place)
         return {
             RANGE_START: self.keys[0],
             RANGE_END: self.keys[-1],

@@ -16,7 +16,6 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 from highwater.declaration import Alerts, Limits
 from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.asset_keys import build_table_key
-from highwater.orchestration.run_tags import TIER_PRIORITY
 from highwater.orchestration.sensing import expiring_records as module
 from highwater.orchestration.sensing import repairing
 from highwater.orchestration.sensing.expiring_records import compute_margin, list_endangered_slices
@@ -109,7 +108,7 @@ def test_endangered_slices_are_read_first_and_only_read() -> None:
         (("a",), True, "1"),
         (("d",), True, "1"),
         (("b",), False, None),
-        (("c",), False, TIER_PRIORITY),
+        (("c",), False, None),
     ]
     assert build_run_requests(STREAM, [first])[0].asset_selection == RAW
 

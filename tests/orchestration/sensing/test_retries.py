@@ -12,8 +12,8 @@ import pytest
 
 from highwater.breaker import Circuit
 from highwater.orchestration.asset_keys import build_table_key, build_topic_key
-from highwater.orchestration.run_tags import TIER_PRIORITY
 from highwater.orchestration.sensing import repairing
+from highwater.orchestration.sensing.run_places import TURNS_BEFORE_RETRIES
 from tests.helpers.sensor_ticks import SOON, fill_tiers, set_tiers
 from tests.helpers.ticking import Ticking
 
@@ -32,7 +32,8 @@ def test_due_records_of_a_tier_become_slices_with_lower_priority(ticking: Callab
     first = ours.stream.tier_topics[0]
     assert ours.keys() == [f"{ours.stream.topic}@0000000", f"{first}@0000000", f"{first}@0000001"]
     assert request.tags["dagster/asset_partition_range_start"] == f"{first}@0000000"
-    assert (request.tags["dagster/priority"], request.tags["highwater/tier"]) == (TIER_PRIORITY, "orders")
+    assert request.tags["highwater/tier"] == "orders"
+    assert request.tags["dagster/priority"] == str(1 - TURNS_BEFORE_RETRIES), "the first place is 0"
     assert ours.tick("planner").run_requests == [], "the planner leaves the tiers' slices alone"
     again = ours.tick("dlq_retries")
     assert again.run_requests == []

@@ -7,8 +7,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from highwater.orchestration.run_tags import MAIN_TAG, PRIORITY, URGENT_PRIORITY
-from highwater.orchestration.sensing.run_places import RunQueue, assign_places, read_queue
+from highwater.orchestration.run_tags import MAIN_TAG, PRIORITY, TIER_TAG, URGENT_PRIORITY
+from highwater.orchestration.sensing.run_places import TURNS_BEFORE_RETRIES, RunQueue, assign_places, read_queue
 from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.stream_ticks import Tick
 from tests.helpers.run_queue import ORIGIN
@@ -47,11 +47,19 @@ def test_a_run_with_another_priority_has_no_place(
     assert place(instance) == [0, 1]
 
 
-def test_urgent_runs_and_those_of_tiers_take_no_turn(instance: dg.DagsterInstance) -> None:
-    requests = [Request(("a@1",), urgent=True), Request(("a@2",), tier=True), Request(("a@3",))]
+def test_urgent_runs_take_no_turn_and_those_of_tiers_wait_for_some(instance: dg.DagsterInstance) -> None:
+    add(instance, "b", "-7", STARTED)
+    requests = [Request(("a@1",), urgent=True), Request(("a.dlq.1@1",), tier=True), Request(("a@2",))]
     found = assign_places(instance, {"a": Tick(requests=requests), "b": Tick(lines=["nothing new"])})
-    assert [one.place for one in found["a"].requests] == [0, 0, 0]
+    assert [one.place for one in found["a"].requests] == [0, 7 + TURNS_BEFORE_RETRIES, 8]
     assert found["b"].lines == ["nothing new"]
+
+
+def test_where_retries_alone_wait_a_new_run_is_some_turns_before_them(instance: dg.DagsterInstance) -> None:
+    """Places began again from 0, and a retry from before waited until they had reached its own."""
+    tags = {TIER_TAG: "a", PRIORITY: "-20"}
+    instance.add_run(dg.DagsterRun("orders_slice", tags=tags, status=QUEUED, remote_job_origin=ORIGIN))
+    assert place(instance) == [21 - TURNS_BEFORE_RETRIES, 22 - TURNS_BEFORE_RETRIES]
 
 
 def test_the_queue_has_room_for_some_runs_of_main_topics_for_each_that_may_run(
