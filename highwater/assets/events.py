@@ -92,7 +92,7 @@ def materialise(work: Work) -> list[SliceReport]:
     ensure_table(work, TABLE, build_sql_columns(work.stream), searched, {KEY_PROPERTY: key})
     ensure_same_key_and_version(work.lake, work.stream)
     read = require_upstream_commits(work, raw.TABLE)
-    work = evolve(work, read_raw_rows(work, work.slices, read.version), TABLE)
+    work = evolve(work, partial(read_raw_rows, work, work.slices, read.version), TABLE)
     adapt_types(work, TABLE, build_sql_columns(work.stream))
     tiers = select_tier_slices(work, work.slices)
     main = [slice_ for slice_ in work.slices if slice_ not in tiers]

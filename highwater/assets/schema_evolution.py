@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -64,14 +64,14 @@ def with_added_fields(work: Work) -> Work:
     )
 
 
-def evolve(work: Work, raw: DataFrame, table: str) -> Work:
+def evolve(work: Work, read_raw: Callable[[], DataFrame], table: str) -> Work:
     """Add a column for each member that the schemas of some records name; the work on the stream with these fields.
 
     Each column has its field in its metadata, by which later runs and checks know it.
 
     Args:
         work: on the stream as it is declared.
-        raw: the records, as rows of raw.
+        read_raw: reads the records, as rows of raw; not called for a stream that adds no columns.
         table: the table of events.
 
     Raises:
@@ -81,7 +81,7 @@ def evolve(work: Work, raw: DataFrame, table: str) -> Work:
     known = with_added_fields(work)
     if work.stream.unknown_fields.policy != "add":
         return known
-    trees = _read_schema_trees(work, raw)
+    trees = _read_schema_trees(work, read_raw())
     if _evolve_by_trees(known.stream, work.stream, trees) == known.stream:
         return known
     path = work.lake.build_table_path(work.stream.name, table)
