@@ -265,8 +265,8 @@ def _merge(bed: Bed, rows: DataFrame, *, first: bool) -> None:
 
 
 SIZES = (1_000, 10_000, 100_000, 400_000)
-# Of the smallest size, against the peer: one of each to begin with, and then these.
-MICRO_BATCHES = 5
+# Of the smallest size, against the peer: one of each to begin with, and then these, of which one writes a checkpoint.
+MICRO_BATCHES = 10
 
 
 def measure_slice_sizes(world: World, rounds: int, records: int) -> Result:
