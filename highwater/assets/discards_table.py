@@ -11,10 +11,11 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import to_microseconds
 from highwater.plans import Discard
 from highwater.resources.delta import query
-from highwater.resources.delta_rs_writes import append
+from highwater.resources.delta_rs_writes import append_missing
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame
 
     from highwater.assets.work import Work
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 # The ledger decides, and the table follows it before a decision of retries rests on it. So no commit ever rests on a
-# discard that the table lacks, wherever a process dies. Rows are only added, by who holds the lease of the retries.
+# discard that the table lacks, wherever a process dies. Rows are only added.
 
 # A record that was sent back from the parked topic may be discarded before its retry is decided. From then on its end
 # is that: the copy counts no more, as one of a record that was reclaimed.
@@ -56,19 +57,22 @@ def sync_with_ledger(ledger: Ledger, lake: Lake, stream: str) -> int:
     A ledger lacks discards after it was rebuilt, or restored from a backup.
 
     Raises:
+        SupersededAttemptError: others added to the table again and again.
         DependencyUnavailableError: the ledger or the storage is unavailable.
     """
     if _read_stored_state(lake, stream) == ledger.discards.count_and_last(stream):
         return 0  # both only grow: so a million of them are not read for each slice
-    there = read(lake, stream)
-    ledger.discards.add(stream, there)
-    held = {one.origin for one in there}
-    rows = [_build_row(one) for one in ledger.discards.list_for_stream(stream) if one.origin not in held]
-    if rows:
+
+    def find_missing(table: DeltaTable | None) -> pa.Table:
         import pyarrow as pa
 
-        append(lake.build_table_path(stream, TABLE), pa.Table.from_pylist(rows, build_schema()))
-    return len(rows)
+        there = _read(table)
+        ledger.discards.add(stream, there)
+        held = {one.origin for one in there}
+        rows = [_build_row(one) for one in ledger.discards.list_for_stream(stream) if one.origin not in held]
+        return pa.Table.from_pylist(rows, build_schema())
+
+    return append_missing(lake.build_table_path(stream, TABLE), find_missing)[1]
 
 
 def read(lake: Lake, stream: str) -> list[Discard]:
@@ -77,7 +81,10 @@ def read(lake: Lake, stream: str) -> list[Discard]:
     Raises:
         DependencyUnavailableError: the lake could not be read.
     """
-    table = lake.open_stream_table(stream, TABLE)
+    return _read(lake.open_stream_table(stream, TABLE))
+
+
+def _read(table: DeltaTable | None) -> list[Discard]:
     rows = [] if table is None else query(table, "SELECT * FROM t ORDER BY discarded_at")
     found = [
         Discard(Origin.from_row(row), *(row[name] for name in ("reason", "discarded_by", "discarded_at")))

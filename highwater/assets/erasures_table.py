@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure
 from highwater.gaps import decode_range_lists, encode_range_lists
 from highwater.resources.delta import query
-from highwater.resources.delta_rs_writes import append
+from highwater.resources.delta_rs_writes import append_missing
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from deltalake import DeltaTable
 
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
@@ -59,20 +60,23 @@ def sync_with_ledger(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool =
         of_keys: erasures of keys alone, for readers of records: records that expired by age may be read again.
 
     Raises:
+        SupersededAttemptError: others added to the table again and again.
         DependencyUnavailableError: the ledger or the storage is unavailable.
     """
-    there = {_format_name(one.erasure): one for one in read(lake, stream, of_keys=of_keys)}
-    known = ledger.erasures.list_recorded(stream, of_keys=of_keys)
-    here = {_format_name(one.erasure): one.slices.keys() for one in known}
-    if unknown := [one for name, one in there.items() if name not in here or one.slices.keys() - here[name]]:
-        ledger.erasures.add_missing(unknown)
-        known = ledger.erasures.list_recorded(stream, of_keys=of_keys)
-    rows = [row for one in known for row in _build_missing_rows(one, there.get(_format_name(one.erasure)))]
-    if rows:
+
+    def find_missing(table: DeltaTable | None) -> pa.Table:
         import pyarrow as pa
 
-        append(lake.build_table_path(stream, TABLE), pa.Table.from_pylist(rows, build_schema()))
-    return len(rows)
+        there = {_format_name(one.erasure): one for one in _read(table, stream, of_keys=of_keys)}
+        known = ledger.erasures.list_recorded(stream, of_keys=of_keys)
+        here = {_format_name(one.erasure): one.slices.keys() for one in known}
+        if unknown := [one for name, one in there.items() if name not in here or one.slices.keys() - here[name]]:
+            ledger.erasures.add_missing(unknown)
+            known = ledger.erasures.list_recorded(stream, of_keys=of_keys)
+        rows = [row for one in known for row in _build_missing_rows(one, there.get(_format_name(one.erasure)))]
+        return pa.Table.from_pylist(rows, build_schema())
+
+    return append_missing(lake.build_table_path(stream, TABLE), find_missing)[1]
 
 
 def _format_name(erasure: Erasure) -> Name:
@@ -98,7 +102,10 @@ def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[RecordedEras
     Raises:
         DependencyUnavailableError: the lake could not be read.
     """
-    table = lake.open_stream_table(stream, TABLE)
+    return _read(lake.open_stream_table(stream, TABLE), stream, of_keys=of_keys)
+
+
+def _read(table: DeltaTable | None, stream: str, *, of_keys: bool) -> list[RecordedErasure]:
     which = f"digest <> '{BY_AGE}'" if of_keys else "true"
     return [] if table is None else read_from(stream, query(table, f"SELECT * FROM t WHERE {which}"))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.errors import SupersededAttemptError
 from highwater.resources.commit_log import (
-    TABLE,
     build_log_path,
     ensure_no_gap,
     get_table_id,
     has_slice_column,
-    open_log,
     read_last_recorded,
     read_name,
     read_tail,
 )
 from highwater.resources.delta import add_actions, count_all_slice_rows
-from highwater.resources.delta_rs_writes import append_at, compact, create, replace_rows_of_slices
+from highwater.resources.delta_rs_writes import append_missing, compact, replace_rows_of_slices
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
@@ -36,8 +32,6 @@ if TYPE_CHECKING:
 
 # With this many small files of records, a look at all slices takes 0.1 s.
 MAX_FILES = 100
-# Each try takes some 50 ms; some ten writers of one stream's tables add to `_commits` at once at the most.
-TRIES = 50
 
 
 def add_missing_records(
@@ -58,25 +52,15 @@ def add_missing_records(
         SupersededAttemptError: others wrote to `_commits` again and again.
         DependencyUnavailableError: the lake could not be read or written.
     """
-    import pyarrow as pa
 
-    for tries in range(1, TRIES + 1):
-        log = open_log(opened)
-        rows = _build_missing_rows(log, opened, slices, written, restores)
-        if not rows:
-            return
-        if log is None:
-            create(build_log_path(opened), build_schema(), partition_by=["table"])
-        # A writer that hung since its look does not add a record a second time.
-        elif append_at(log, pa.Table.from_pylist(rows, build_schema())):
-            _join_files(log, read_name(opened))
-            return
-        else:
-            time.sleep(random.uniform(0, 0.05 * tries))  # noqa: S311 - spreads the waiting, hides nothing
-    raise SupersededAttemptError(
-        f"{TABLE} beside {opened.table_uri}: other writers were first {TRIES} times",
-        remedy="nothing to do: the table has the rows, and the next run adds the records",
-    )
+    def find_missing(log: DeltaTable | None) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(_build_missing_rows(log, opened, slices, written, restores), build_schema())
+
+    log, added = append_missing(build_log_path(opened), find_missing, partition_by=["table"])
+    if log is not None and added:
+        _join_files(log, read_name(opened))
 
 
 def _join_files(log: DeltaTable, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 # Commits between two checkpoints of a table's log. deltalake's own default is 100, and who opens the table reads the
 # entries since the last: with 10, which is Spark's default, an open took half the time, and so did an append.
 CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": "10"})
+# Each try takes some 50 ms; some ten processes add to one table at once at the most.
+TRIES = 50
 
 
 def open_or_create_table(
@@ -169,26 +173,40 @@ def _replace(
     return read + 1
 
 
-def append(path: str, rows: pa.Table) -> None:
-    """Add rows in one commit to a table that only grows; it is created with the first of them.
+def append_missing(
+    path: str, find: Callable[[DeltaTable | None], pa.Table], *, partition_by: Sequence[str] = ()
+) -> tuple[DeltaTable | None, int]:
+    """Add the rows that a table lacks; it is created before the first of them.
 
-    A concurrent append does not conflict: neither rests on what the other writes.
+    A commit takes the version after the look that it rests on. So two processes that look at once add no row twice: the
+    one that is late looks again.
+
+    Args:
+        path: where the table lies.
+        find: the rows that the table lacks as it was opened; None where it is absent.
+        partition_by: the columns that partition it.
+
+    Returns:
+        The table as it was opened for them, and the number of rows that were added.
 
     Raises:
+        SupersededAttemptError: others wrote to the table again and again.
         DependencyUnavailableError: the storage could not be read or written.
     """
-    from deltalake import write_deltalake
-    from deltalake.exceptions import DeltaError
-
-    with translate_write_errors(path):
-        there = open_table(path) is not None
-        try:
-            write_deltalake(path, rows, mode="append")
-        except DeltaError:
-            # Another process may have created it at the same moment.
-            if there or open_table(path) is None:
-                raise
-            write_deltalake(path, rows, mode="append")
+    for tries in range(1, TRIES + 1):
+        table = open_table(path)
+        rows = find(table)
+        if not rows.num_rows:
+            return table, 0
+        if table is None:
+            create(path, rows.schema, partition_by=partition_by)
+        elif append_at(table, rows):
+            return table, rows.num_rows
+        else:
+            time.sleep(random.uniform(0, 0.05 * tries))  # noqa: S311 - spreads the waiting, hides nothing
+    raise SupersededAttemptError(
+        f"{path}: other writers were first {TRIES} times", remedy="nothing to do: the next run adds what is missing"
+    )
 
 
 def append_at(table: DeltaTable, rows: pa.Table) -> bool:

@@ -8,18 +8,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
-from highwater.assets import discards_table
+from highwater.assets import discards_table, erasures_table
 from highwater.assets.discards_table import read, sync_with_ledger
 from highwater.assets.work import Work
 from highwater.envelope import Origin
-from highwater.erasing import to_microseconds
+from highwater.erasing import Erasure, to_microseconds
 from highwater.errors import DependencyUnavailableError, TemporaryError
 from highwater.orchestration.operations import maintenance, rebuilding
 from highwater.orchestration.operations.parked import Parked, ParkedRecord, ParkedRequest, _discard
 from highwater.plans import Discard
-from highwater.resources.delta_rs_writes import append
+from highwater.resources import delta_rs_writes
+from highwater.resources.delta_rs_writes import append_at
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from tests.helpers.failing_sync import FailingSync
@@ -67,14 +70,34 @@ def test_the_table_follows_the_ledger_and_only_grows(ledger: Ledger, lake: Lake,
 
 
 def test_a_row_that_was_written_twice_counts_once(ledger: Ledger, lake: Lake) -> None:
-    """Maintenance holds no lease."""
-    import pyarrow as pa
-
     ledger.discards.add("orders", [a_discard(1)])
     sync_with_ledger(ledger, lake, "orders")
-    append(lake.build_table_path("orders", "discards"), pa.Table.from_pylist([discards_table._build_row(a_discard(1))]))
+    again = pa.Table.from_pylist([discards_table._build_row(a_discard(1))])
+    write_deltalake(lake.build_table_path("orders", "discards"), again, mode="append")
     assert read(lake, "orders") == [a_discard(1)]
     assert sync_with_ledger(ledger, lake, "orders") == 0
+
+
+@pytest.mark.parametrize("name", ["discards", "erasures"])
+def test_two_that_add_a_row_at_once_add_it_once(
+    ledger: Ledger, lake: Lake, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Maintenance holds no lease: the row of an act that was under way was in the table twice."""
+    sync = {"discards": sync_with_ledger, "erasures": erasures_table.sync_with_ledger}[name]
+    for number in range(2):
+        ledger.discards.add("orders", [a_discard(number)])
+        ledger.erasures.add(Erasure("orders", f"digest {number}", "asked for", "ann", NOON))
+        added: list[int] = []
+
+        def add_between(table: DeltaTable, rows: pa.Table, added: list[int] = added) -> bool:
+            monkeypatch.undo()
+            added.append(sync(ledger, lake, "orders"))
+            return append_at(table, rows)
+
+        monkeypatch.setattr(delta_rs_writes, "append_at", add_between)
+        added.append(sync(ledger, lake, "orders"))
+        assert added == [1, 0], "the second had looked before the first wrote"
+        assert DeltaTable(lake.build_table_path("orders", name)).to_pyarrow_table().num_rows == number + 1
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from highwater.orchestration.operations.maintenance import _list_probe_folders
 from highwater.orchestration.reporting import doctor
 from highwater.resources import object_store
 from highwater.resources.delta import open_table
-from highwater.resources.delta_rs_writes import append
+from highwater.resources.delta_rs_writes import append_missing
 from highwater.resources.jars import OWN_JAR
 from highwater.resources.lake import Lake
 from highwater.resources.local_spark import SERVER
@@ -154,8 +154,8 @@ def test_a_store_that_is_unavailable_is_not_taken_for_spark(text: str) -> None:
 def test_a_store_is_probed_once_and_left_clean(store: ObjectStore, bucket: str) -> None:
     import pyarrow as pa
 
-    for number in range(2):
-        append(f"{bucket}/lake/orders/small", pa.table({"n": [number]}))
+    for _ in range(2):
+        append_missing(f"{bucket}/lake/orders/small", lambda _: pa.table({"n": [1]}))
     probes = store.writes(f"/{bucket.removeprefix('s3a://')}/lake/orders/.highwater-probe-")
     assert [*probes.values()] == [1]
     assert not [key for key in keys(store, bucket) if "probe" in key]
@@ -168,7 +168,7 @@ def test_nothing_is_written_to_a_store_that_ignores_conditions(store: ObjectStor
     with store.ignoring_conditions():
         for _ in range(2):
             with pytest.raises(ConfigurationError, match="ignores the condition of a PUT") as refused:
-                append(f"{bucket}/lake/orders/small", pa.table({"n": [1]}))
+                append_missing(f"{bucket}/lake/orders/small", lambda _: pa.table({"n": [1]}))
         with pytest.raises(ConfigurationError, match="ignores the condition"):
             doctor._check_lake(f"{bucket}/lake")
     assert refused.value.remedy == object_store.STORE_REMEDY

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 # Dagster's queue launches runs of one priority in the order of their requests: a stream would wait for the last run of
 # two others with a backlog, which fill the queue's limit. So runs of main topics have places as in start-time fair
-# queueing: a stream's next run is one behind its own last one, and behind what is in progress now.
+# queueing: a stream's next run is one behind its own last one, and behind those that began.
 _QUEUED = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED]
 _IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+# A canceled run may have been queued until then.
+_BEGUN = [*_IN_PROGRESS, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+# Runs that are read to find a place: among them are publications and retries.
+_LOOKED_AT = 100
 _NONE = -1
 # Runs of main topics that wait, for each that may run at once. A run takes 8 s and more, so three of them last 24 s:
 # longer than from one tick of the planner to the next, so that no place stays free. More would only wait, for slices
@@ -82,11 +86,15 @@ def _place(instance: dg.DagsterInstance, stream: str, tick: Tick, now: int) -> T
 
 
 def _read_current_place(instance: dg.DagsterInstance) -> int:
-    """The highest place of new slices in progress; where there is none, the one before the place that is next."""
-    places = _list_places(instance.get_runs(dg.RunsFilter(statuses=_IN_PROGRESS)), MAIN_TAG)
-    if places:
+    """The highest place of new slices whose run began; where none is known, the one before the place that is next.
+
+    Ended runs count: were places to begin again, a run that somebody executes again, which has the tags of the first,
+    would wait until they had reached its own.
+    """
+    begun = instance.get_runs(dg.RunsFilter(statuses=_BEGUN), limit=_LOOKED_AT)
+    if places := _list_places(begun, MAIN_TAG):
         return max(places)
-    oldest = instance.get_runs(dg.RunsFilter(statuses=_QUEUED), limit=20, ascending=True)
+    oldest = instance.get_runs(dg.RunsFilter(statuses=_QUEUED), limit=_LOOKED_AT, ascending=True)
     retries = [place - TURNS_BEFORE_RETRIES for place in _list_places(oldest, TIER_TAG)]
     return min([*(place - 1 for place in _list_places(oldest, MAIN_TAG)), *retries], default=_NONE)
 

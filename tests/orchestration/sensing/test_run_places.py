@@ -27,7 +27,7 @@ def add(instance: dg.DagsterInstance, stream: str, priority: str, status: dg.Dag
     instance.add_run(dg.DagsterRun("orders_slice", tags=tags, status=status, remote_job_origin=ORIGIN))
 
 
-def test_a_run_follows_those_in_progress_and_the_last_of_its_stream(instance: dg.DagsterInstance) -> None:
+def test_a_run_follows_those_that_began_and_the_last_of_its_stream(instance: dg.DagsterInstance) -> None:
     assert place(instance) == [0, 1]
     add(instance, "b", "-9", QUEUED)
     assert place(instance) == [9, 10], "it is next, as the oldest that waits"
@@ -35,6 +35,16 @@ def test_a_run_follows_those_in_progress_and_the_last_of_its_stream(instance: dg
     assert place(instance) == [8, 9]
     add(instance, "a", "-12", QUEUED)
     assert place(instance) == [13, 14]
+
+
+def test_places_go_on_from_those_of_ended_runs(instance: dg.DagsterInstance) -> None:
+    """They began again from 0, and a run that a person executed again waited until they had reached its own."""
+    add(instance, "b", "-20", dg.DagsterRunStatus.FAILURE)
+    add(instance, "b", "-7", dg.DagsterRunStatus.SUCCESS)
+    assert place(instance) == [21, 22]
+    add(instance, "b", "-3", STARTED)
+    add(instance, "b", "-300", dg.DagsterRunStatus.CANCELED)
+    assert place(instance) == [21, 22], "what is executed again takes no place back, and what never began none ahead"
 
 
 @pytest.mark.parametrize("priority", [URGENT_PRIORITY, "high", "-", ""])
