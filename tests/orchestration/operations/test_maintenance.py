@@ -13,8 +13,10 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from pyspark.sql import SparkSession
 
 from assets.streams.orders import STREAM as ORDERS
+from dev.spark_connect import SparkConnect
 from highwater.assets import erasures_table, events, publication_log, publication_log_writer, published
 from highwater.assets.origins import SEEN
 from highwater.assets.raw_expiry import restore_rows
@@ -30,6 +32,7 @@ from highwater.resources import table_maintenance
 from highwater.resources.delta import open_table
 from highwater.resources.dlq_topics import TopicShape
 from highwater.resources.kafka import Kafka
+from highwater.resources.spark import close, prepare
 from highwater.resources.spark_tables import read_table_version
 from highwater.resources.table_maintenance import (
     join_small,
@@ -293,7 +296,9 @@ def test_the_time_of_a_version_is_its_own_where_another_commit_follows(tmp_path:
 
 
 @pytest.mark.slow
-def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_maintained_beside_a_run(
+    bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files become fewer, rows and commit records stay, an old version stays readable, and the checks stay green."""
     monkeypatch.setattr("highwater.assets.raw.MIN_RECORDS_PER_TASK", 1)  # so that a slice has several files
     monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
@@ -311,8 +316,11 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert old is not None
     run = threading.Thread(target=bench.materialise, args=slices[2:])
     run.start()
-    report = {one.table: one for one in maintain(bench.work(), None, NOW, dry_run=False).tables}
+    # A commit's number is a setting of its session, so each needs its own.
+    own = prepare(SparkSession.builder.remote(spark_server.remote).create())
+    report = {one.table: one for one in maintain(replace(bench.work(), spark=own), None, NOW, dry_run=False).tables}
     run.join()
+    close(own)
     assert report["raw"].compacted >= 2
     assert report["raw"].removed == 0
     for name in ("raw", "events"):
