@@ -265,7 +265,7 @@ def _merge(bed: Bed, rows: DataFrame, *, first: bool) -> None:
 
 
 SIZES = (1_000, 10_000, 100_000, 400_000)
-# Of the smallest size, against the peer: one of each to begin with, and then these, of which one writes a checkpoint.
+# Of the smallest size, against the peer: one of each to begin with, and then these; one of them writes a checkpoint.
 MICRO_BATCHES = 10
 
 

@@ -11,7 +11,6 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import to_microseconds
 from highwater.plans import Discard
 from highwater.resources.delta import query
-from highwater.resources.delta_rs_writes import append_missing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +71,7 @@ def sync_with_ledger(ledger: Ledger, lake: Lake, stream: str) -> int:
         rows = [_build_row(one) for one in ledger.discards.list_for_stream(stream) if one.origin not in held]
         return pa.Table.from_pylist(rows, build_schema())
 
-    return append_missing(lake.build_table_path(stream, TABLE), find_missing)[1]
+    return lake.append_missing(stream, TABLE, find_missing)
 
 
 def read(lake: Lake, stream: str) -> list[Discard]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure
 from highwater.gaps import decode_range_lists, encode_range_lists
 from highwater.resources.delta import query
-from highwater.resources.delta_rs_writes import append_missing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +75,7 @@ def sync_with_ledger(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool =
         rows = [row for one in known for row in _build_missing_rows(one, there.get(_format_name(one.erasure)))]
         return pa.Table.from_pylist(rows, build_schema())
 
-    return append_missing(lake.build_table_path(stream, TABLE), find_missing)[1]
+    return lake.append_missing(stream, TABLE, find_missing)
 
 
 def _format_name(erasure: Erasure) -> Name:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError
@@ -14,9 +14,11 @@ from highwater.resources.commit_log import (
     with_row_counts,
 )
 from highwater.resources.delta import count_slice_rows, find_local_path, is_table, list_slices_in_rows, open_table
+from highwater.resources.delta_rs_writes import append_missing
 from highwater.resources.spark_tables import quote_table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
 
     from highwater.slice_commits import SliceCommit
@@ -78,6 +80,31 @@ class Lake:
         if found is not None:
             _ensure_without_deletion_vectors(path, found)
         return found
+
+    def append_missing(self, stream: str, table: str, find: Callable[[DeltaTable | None], pa.Table]) -> int:
+        """Add the rows that a table lacks; see `highwater.resources.delta_rs_writes.append_missing`.
+
+        Args:
+            stream: the stream's name.
+            table: the table's name.
+            find: the rows that the table lacks as it was opened; None where it was never created.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            SupersededAttemptError: others wrote to the table again and again.
+            DependencyUnavailableError: the lake could not be read or written.
+            ConfigurationError: somebody enabled deletion vectors for the table.
+        """
+        path = self.build_table_path(stream, table)
+
+        def find_in_sound_table(opened: DeltaTable | None) -> pa.Table:
+            if opened is not None:
+                _ensure_without_deletion_vectors(path, opened)
+            return find(opened)
+
+        return append_missing(path, find_in_sound_table)[1]
 
     def open_existing_table(self, stream: str, table: str, version: int | None = None) -> DeltaTable:
         """A table that must be there, as one version has it, or the newest.

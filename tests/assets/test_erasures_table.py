@@ -17,11 +17,12 @@ from highwater.assets.erasures_table import read, sync_with_ledger
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Maintenance, Stream
 from highwater.erasing import BY_AGE, ErasedCounts, Erasure, RecordedErasure, compute_digest
-from highwater.errors import DependencyUnavailableError, TemporaryError
+from highwater.errors import ConfigurationError, DependencyUnavailableError, TemporaryError
 from highwater.orchestration.operations import erasing, maintenance, rebuilding
 from highwater.orchestration.operations.erasing import ErasureRequest
 from highwater.orchestration.operations.rebuilding import RebuiltPlans
-from highwater.resources.lake import Lake
+from highwater.resources.delta_rs_writes import create
+from highwater.resources.lake import DELETION_VECTORS, Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange
@@ -84,6 +85,16 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     ]
     assert {key: replace(one, number=0) for key, [one] in other.erasures.read_for_slices(["a", "b"]).items()} == slices
     assert sync_with_ledger(other, lake, "orders") == 0
+
+
+def test_a_table_with_deletion_vectors_gets_no_rows(tmp_path: Path) -> None:
+    """A row that somebody deleted that way is in its file as before."""
+    ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
+    properties = {DELETION_VECTORS: "true"}
+    create(lake.build_table_path("orders", "erasures"), erasures_table.build_schema(), configuration=properties)
+    ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    with pytest.raises(ConfigurationError, match="has deletion vectors"):
+        sync_with_ledger(ledger, lake, "orders")
 
 
 def test_readers_of_records_sync_only_erasures_of_keys(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ _NONE = -1
 # longer than from one tick of the planner to the next, so that no place stays free. More would only wait, for slices
 # that were cut too early: for 40 busy streams 125 runs waited, and a tick of the planner took a minute.
 QUEUED_PER_PLACE = 3
-# Turns of new slices before a run of tiers. Behind all new slices a retry would wait for the end of every backlog; with
-# fewer turns retries of a few records would take many of the runs that a backlog needs.
+# Turns of new slices before a run of tiers. Behind all new slices a retry would wait for the end of every backlog. A
+# stream has one run of tiers at a time, so while the queue is full it has at most one for ten of new slices.
 TURNS_BEFORE_RETRIES = 10
 _PLACED = re.compile(r"0|-[0-9]+")
 
