@@ -40,11 +40,15 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
         DependencyUnavailableError: the storage could not be read.
     """
     from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
 
-    if not is_table(path):
-        return None
     try:
-        return DeltaTable(path, version)
+        with suppress(TableNotFoundError):
+            return DeltaTable(path, version)
+        # Asked last: on an object store it is one request more, for each table that a run looks at.
+        return DeltaTable(path, version) if is_table(path) else None
+    except DependencyUnavailableError:
+        raise
     except Exception as error:
         raise _build_unreadable_error([path], error) from error
 

@@ -18,7 +18,7 @@ from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
 from highwater.commit_records import to_user_metadata
 from highwater.errors import ConfigurationError, DependencyUnavailableError, SupersededAttemptError
-from highwater.resources import commit_log
+from highwater.resources import commit_log, delta
 from highwater.resources.commit_log import CommitTime, read_written
 from highwater.resources.commit_log_writer import add_missing_records
 from highwater.resources.delta import query
@@ -51,6 +51,48 @@ def lake(tmp_path: Path) -> Lake:
     rows = pa.table({"slice": [slice_commits[0].key] * 3, "value": ["a", "b", "c"]})
     plant(made.build_table_path(STREAM, TABLE), rows, slice_commits, recorded=False)
     return made
+
+
+def test_a_table_is_opened_without_a_question_whether_it_is_there(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an object store that is one request more, for each table that a run looks at."""
+    asked: list[str] = []
+
+    def is_table(path: str) -> bool:
+        asked.append(path)
+        return False
+
+    monkeypatch.setattr(delta, "is_table", is_table)
+    assert lake.open_stream_table(STREAM, TABLE) is not None
+    assert asked == []
+    assert lake.open_stream_table(STREAM, "events") is None
+    assert asked == [lake.build_table_path(STREAM, "events")]
+
+
+def test_a_table_that_is_created_during_the_look_is_opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+
+    def is_table(path: str) -> bool:
+        create(path, pa.schema([("slice", pa.string())]), description="another")
+        return True
+
+    monkeypatch.setattr(delta, "is_table", is_table)
+    assert lake.open_stream_table(STREAM, "events") is not None
+
+
+def test_a_version_whose_entries_were_cleaned_away_is_not_an_absent_table(lake: Lake) -> None:
+    """For either delta-rs has the same error."""
+    from deltalake import DeltaTable
+
+    path = lake.build_table_path(STREAM, TABLE)
+    table = DeltaTable(path)
+    before = table.version()
+    table.alter.set_table_properties({"delta.appendOnly": "false"})
+    table.create_checkpoint()
+    for entry in range(before + 1):
+        Path(path, f"_delta_log/{entry:020d}.json").unlink()
+    assert delta.open_table(path, before + 1) is not None
+    with pytest.raises(DependencyUnavailableError):
+        delta.open_table(path, before)
 
 
 def test_a_table_with_deletion_vectors_is_refused(lake: Lake) -> None:
