@@ -17,7 +17,7 @@ from highwater.log_fields import bind_log_fields
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import read_committed_slices
 from highwater.resources.delta import count_slice_rows, read_commit_info
-from highwater.resources.numbered_commits import Target, close_intents, commit_slices
+from highwater.resources.numbered_commits import NumberedCommit, Target, close_intents, commit_slices
 from highwater.resources.spark import is_connect
 from highwater.resources.spark_tables import create_table, write_slices
 from highwater.tables import COMMENTS
@@ -130,14 +130,14 @@ def commit_with_retries(
     clock, notes = Clock(), dict(skipped)
     pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
     if not pending:
-        return build_reports(work, table, committed.slice_commits, notes, clock, committed.version)
+        return build_reports(work, table, committed.slice_commits, notes, clock, NumberedCommit(committed.version, {}))
     batch = prepare(work, pending, clock)
     try:
         notes.update(_find_refusals(batch, pending, committed))
-        final, version = _commit_or_take_over(work, table, committed, batch, notes, clock)
+        final, done = _commit_or_take_over(work, table, committed, batch, notes, clock)
     finally:
         release_quietly(batch.release, work)
-    return build_reports(work, table, final, notes, clock, version)
+    return build_reports(work, table, final, notes, clock, done)
 
 
 def _find_refusals(batch: RowsToCommit, pending: Sequence[Slice], committed: CommittedSlices) -> dict[str, str]:
@@ -147,16 +147,16 @@ def _find_refusals(batch: RowsToCommit, pending: Sequence[Slice], committed: Com
 
 def _commit_or_take_over(
     work: Work, table: str, committed: CommittedSlices, batch: RowsToCommit, notes: dict[str, str], clock: Clock
-) -> tuple[Mapping[str, SliceCommit], int]:
+) -> tuple[Mapping[str, SliceCommit], NumberedCommit]:
     """Commit what has no note yet; slices that others committed meanwhile get a note instead."""
     seen = committed
     for tries in range(1, TRIES + 1):
         pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
         if not pending:
-            return seen.slice_commits, seen.version
+            return seen.slice_commits, NumberedCommit(seen.version, {})
         try:
             with clock.phase("commit"):
-                slice_commits, version = _commit(work, table, seen, batch, pending)
+                slice_commits, done = _commit(work, table, seen, batch, pending)
         except SupersededAttemptError:
             seen = CommittedSlices.read(work, table)
             taken = _describe_takeovers(pending, committed, seen)
@@ -166,7 +166,7 @@ def _commit_or_take_over(
             if not taken:
                 time.sleep(2 ** (tries - 1))
         else:
-            return {**seen.slice_commits, **slice_commits}, version
+            return {**seen.slice_commits, **slice_commits}, done
     raise SupersededAttemptError(
         f"{table} of {', '.join(work.keys)}: other writers were first {TRIES} times",
         remedy="lower max_concurrent_runs in dagster.yaml, or move other writers of this table to another time; "
@@ -184,7 +184,7 @@ def _describe_takeovers(pending: Sequence[Slice], before: CommittedSlices, now: 
 
 def _commit(
     work: Work, table: str, seen: CommittedSlices, batch: RowsToCommit, pending: Sequence[Slice]
-) -> tuple[dict[str, SliceCommit], int]:
+) -> tuple[dict[str, SliceCommit], NumberedCommit]:
     keys = [slice_.key for slice_ in pending]
     attempts = work.ledger.allocate_attempts(keys)
     slice_commits = {slice_.key: batch.build_slice_commit(slice_, attempts[slice_.key]) for slice_ in pending}
@@ -192,7 +192,7 @@ def _commit(
     with batch.around_commit(keys) as ensure_held, take_commit_turn(work, table):
         work.before_commit()
         ensure_held()
-        version = commit_rows(
+        done = commit_rows(
             work,
             table,
             batch.select_rows(attempts),
@@ -202,7 +202,7 @@ def _commit(
             spread=batch.spread,
             tasks=batch.count_tasks(keys),
         )
-    return slice_commits, version
+    return slice_commits, done
 
 
 def commit_rows(
@@ -215,7 +215,7 @@ def commit_rows(
     files: int,
     spread: str,
     tasks: int | None = None,
-) -> int:
+) -> NumberedCommit:
     """Commit slices: their rows replace exactly these slices, in one Delta commit that carries the slice commits (I4).
 
     The caller holds the turn of the table's commits.
@@ -227,9 +227,6 @@ def commit_rows(
         slice_commits: one for each slice.
         committed: the slices in the table when the caller looked: the rows rest on this look.
         files, spread, tasks: as of `write_slices`.
-
-    Returns:
-        The version of the table after the commit.
 
     Raises:
         SupersededAttemptError: another attempt committed since that look; nothing was written.
@@ -363,7 +360,7 @@ def build_reports(
     slice_commits: Mapping[str, SliceCommit],
     notes: Mapping[str, str],
     clock: Clock,
-    version: int,
+    done: NumberedCommit,
 ) -> list[SliceReport]:
     """A report for each slice, in their order, with the rows that the table has now.
 
@@ -373,12 +370,13 @@ def build_reports(
         slice_commits: the table's slice commits, by slice.
         notes: for slices that stay unchanged, the reason.
         clock: seconds by phase.
-        version: the version of the table after the commit; without a commit the version that holds the slices.
+        done: the commit; without one, the version that holds the slices. Slices without a count in it are counted now.
     """
-    rows = work.lake.count_slice_rows(work.stream.name, table, work.keys)
-    cost = measure_write_cost(work, table, version) if set(work.keys) - notes.keys() else {}
+    left = [key for key in work.keys if key not in done.rows]
+    rows = {**(work.lake.count_slice_rows(work.stream.name, table, left) if left else {}), **done.rows}
+    cost = measure_write_cost(work, table, done.version) if set(work.keys) - notes.keys() else {}
     found = [
-        build_report(slice_, slice_commits[slice_.key], rows.get(slice_.key), version, clock, notes)
+        build_report(slice_, slice_commits[slice_.key], rows.get(slice_.key), done.version, clock, notes)
         for slice_ in work.slices
     ]
     found = [one if one.note is not None else replace(one, measures=cost) for one in found]

@@ -84,7 +84,7 @@ def compact(work: Work, table: str, group: FileGroup) -> bool:
                 writer.option("replaceWhere", predicate).save(target.path)
 
         lease.check()
-        version = commit_slices(target, seen, [], work.run, write)
+        version = commit_slices(target, seen, [], work.run, write).version
     ensure_same_rows(work, table, "joining files", before, version)
     return True
 

@@ -211,7 +211,7 @@ def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], 
             work.before_commit()
             return commit_slices(
                 build_target(work, TABLE), seen, records, work.run, partial(_run_statement, work, statement)
-            )
+            ).version
 
 
 def _run_statement(work: Work, statement: str, options: Mapping[str, str]) -> None:

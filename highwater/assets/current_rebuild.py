@@ -236,4 +236,4 @@ def replace_all(work: Work, look: RebuildSnapshot) -> int:
         rows.write.format("delta").mode("overwrite").options(**options).save(path)
 
     with delta_errors(f"current of {work.stream.name}"), take_commit_turn(work, TABLE):
-        return commit_slices(build_target(work, TABLE), look.seen, records, work.run, write, replaces=True)
+        return commit_slices(build_target(work, TABLE), look.seen, records, work.run, write, replaces=True).version

@@ -41,6 +41,7 @@ from highwater.resources.commit_log import read_slice_commits
 from highwater.resources.deleted_topics import find_vanished_error
 from highwater.resources.delta import has_column, query_arrow, read_count, slice_is_one_of
 from highwater.resources.dlq_topics import TopicShape, ensure_dlq_topics
+from highwater.resources.numbered_commits import NumberedCommit
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -93,7 +94,7 @@ def materialise(work: Work) -> list[SliceReport]:
     committed = CommittedSlices.read(work, TABLE)
     open_ = [p for p in work.slices if _needs_publication(decisions[p.key], committed.find_attempt(p.key))]
     require_newer(decisions, {p.key: committed.find_attempt(p.key) for p in open_})
-    clock, version = Clock(), committed.version
+    clock, done = Clock(), NumberedCommit(committed.version, {})
     if open_:
         ensure_table(work, TABLE, COLUMNS, STATISTICS_COLUMNS)
         with clock.phase("publish"):
@@ -105,11 +106,11 @@ def materialise(work: Work) -> list[SliceReport]:
             for slice_ in rejected:
                 sent[slice_.key], read = _publish(work, slice_, decisions[slice_.key], topics)
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
-            version = _commit(work, [decisions[slice_.key] for slice_ in open_], sent, committed, read)
+            done = _commit(work, [decisions[slice_.key] for slice_ in open_], sent, committed, read)
         delete_marks(work, {slice_.key: decisions[slice_.key].attempt for slice_ in rejected})
-    done = {slice_.key for slice_ in open_}
-    notes = {key: _describe_skip_reason(decisions[key]) for key in work.keys if key not in done}
-    return build_reports(work, TABLE, decisions, notes, clock, version)
+    new = {slice_.key for slice_ in open_}
+    notes = {key: _describe_skip_reason(decisions[key]) for key in work.keys if key not in new}
+    return build_reports(work, TABLE, decisions, notes, clock, done)
 
 
 def _needs_publication(decision: SliceCommit, published: int) -> bool:
@@ -396,7 +397,7 @@ def _read_published_copies(table: DeltaTable | None, where: str) -> set[tuple[An
 
 def _commit(
     work: Work, decisions: Sequence[SliceCommit], sent: Mapping[str, int], committed: CommittedSlices, version: int
-) -> int:
+) -> NumberedCommit:
     """Store the origins of all rejects of the slices.
 
     This includes rejects of earlier publications, also from before a rebuild of the lake. They keep the time of their

@@ -200,7 +200,7 @@ class RejectSending:
         with take_commit_turn(work, rejects.TABLE):
             self.version = commit_rows(
                 work, rejects.TABLE, rows, [self.decision], committed, files=files, spread="origin_offset"
-            )
+            ).version
 
     def _build_records(self, batch: Sequence[RejectToSend]) -> list[Record]:
         everywhere = 0 if self._refused else self._limits.everywhere

@@ -31,6 +31,7 @@ from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
 from highwater.reject_reasons import BY_REASON, PERMANENT, REASONS, UNRESOLVED
 from highwater.resources.delta import slice_is_one_of
+from highwater.resources.numbered_commits import NumberedCommit
 from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import read_table_version
@@ -89,7 +90,7 @@ def _follow_decision(
     wrong = _find_unbalanced_slices(work, decisions, committed, published)
     open_ = [key for key in work.keys if key in wrong or committed.find_attempt(key) != decisions[key].attempt]
     require_newer(decisions, {key: committed.find_attempt(key) for key in open_})
-    version = committed.version
+    done = NumberedCommit(committed.version, {})
     if open_:
         read = require_upstream_commits(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
@@ -97,10 +98,10 @@ def _follow_decision(
         for_few = small_slice_settings(work, list_classification_tables(work))
         guarded = session_settings(work.spark, GUARDED if has_expressions(work.stream) else {})
         with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), for_few, guarded:
-            version = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
+            done = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
     slice_commits = {key: _build_slice_commit(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
-    found = build_reports(work, TABLE, slice_commits, notes, clock, version)
+    found = build_reports(work, TABLE, slice_commits, notes, clock, done)
     _ensure_balanced(found, decisions)
     return found
 
@@ -160,7 +161,7 @@ def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Slice
 
 def _commit(
     work: Work, rows: DataFrame, decisions: Sequence[SliceCommit], committed: CommittedSlices, tasks: int | None
-) -> int:
+) -> NumberedCommit:
     slice_commits = [_build_slice_commit(decision) for decision in decisions]
     with take_commit_turn(work, TABLE):
         files = raw.compute_file_count([slice_commit.rows or 0 for slice_commit in slice_commits])

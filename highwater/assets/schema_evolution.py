@@ -219,7 +219,7 @@ def _rewrite(work: Work, table: str, common: Mapping[str, Any]) -> None:
     ]
     rows = read_table_version(work.spark, target.path, seen.version).select(*columns)
     before = count_rows(opened)
-    version = commit_slices(target, seen, [], work.run, partial(_overwrite, rows, target.path))
+    version = commit_slices(target, seen, [], work.run, partial(_overwrite, rows, target.path)).version
     ensure_same_rows(work, table, "widening types", before, version)
     changes = [
         f"{name} from {format_sql_type(stored[name])} to {format_sql_type(kind)}" for name, kind in common.items()

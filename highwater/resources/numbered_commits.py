@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.commit_records import CommitRecord, from_user_metadata, parse_number, replaces_table, to_user_metadata
 from highwater.errors import SupersededAttemptError, UnknownSliceError
@@ -34,6 +34,19 @@ _SESSION = {
     "txnVersion": "spark.databricks.delta.write.txnVersion",
     "userMetadata": "spark.databricks.delta.commitInfo.userMetadata",
 }
+
+
+class NumberedCommit(NamedTuple):
+    """What a table has after a commit.
+
+    Args:
+        version: the version of the table.
+        rows: the rows of each slice that was committed, by slice key, counted in the files of that version; without
+            slices whose record goes without a slice commit.
+    """
+
+    version: int
+    rows: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,7 @@ def commit_slices(
     *,
     replaces: bool = False,
     opened: DeltaTable | None = None,
-) -> int:
+) -> NumberedCommit:
     """Let one write commit some slices, unless another numbered commit came since the table was looked at.
 
     Args:
@@ -157,9 +170,6 @@ def commit_slices(
         write: makes exactly one Delta commit, in the session of the target, with the options that it is given.
         replaces: the write replaces the whole table.
         opened: the table as it was opened for `seen`, for this function alone from now on; opened again if None.
-
-    Returns:
-        The version of the table after the commit.
 
     Raises:
         SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
@@ -184,17 +194,13 @@ def commit_slices(
             found=f"batch {batch} is not in the table's log",
             remedy="nothing to do: the slices are looked at again",
         )
+    rows = count_slice_rows(opened, [one.slice_key for one in records if one.slice_commit is not None])
+    written = [replace(one, version=version, rows=rows.get(one.slice_key, one.rows)) for one in records]
     # The commit is done; without its records the intent stays, and the next run completes them.
     with suppress(SupersededAttemptError):
-        _complete(target, opened, _with_row_counts(opened, [replace(one, version=version) for one in records]), {})
+        _complete(target, opened, written, {})
         target.ledger.intents.close(batch)
-    return version
-
-
-def _with_row_counts(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[CommitRecord]:
-    """The records, with the rows that are in the table."""
-    counted = count_slice_rows(opened, [one.slice_key for one in records if one.slice_commit is not None])
-    return [replace(one, rows=counted.get(one.slice_key, one.rows)) for one in records]
+    return NumberedCommit(version, rows)
 
 
 @contextmanager
