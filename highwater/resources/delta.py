@@ -45,7 +45,8 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
     try:
         with suppress(TableNotFoundError):
             return DeltaTable(path, version)
-        # Asked last: on an object store it is one request more, for each table that a run looks at.
+        # It is absent, was created meanwhile, or lacks the version. To ask this first would be one request more to an
+        # object store, for each table that a run looks at.
         return DeltaTable(path, version) if is_table(path) else None
     except DependencyUnavailableError:
         raise

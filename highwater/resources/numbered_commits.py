@@ -41,8 +41,7 @@ class NumberedCommit(NamedTuple):
 
     Args:
         version: the version of the table.
-        rows: the rows of each slice that was committed, by slice key, counted in the files of that version; without
-            slices whose record goes without a slice commit.
+        rows: by slice key, counted in the files of that version; none for records without a slice commit.
     """
 
     version: int
