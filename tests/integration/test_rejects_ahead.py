@@ -18,6 +18,7 @@ from highwater.assets.dlq_sending import RejectToSend
 from highwater.assets.work import do_nothing
 from highwater.errors import DependencyUnavailableError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.resources.dlq_topics import TopicShape
+from highwater.resources.numbered_commits import NumberedCommit
 from highwater.resources.transactions import PublicationMark
 from tests.helpers.accepted import Event, FakeTransactionLog, Tables
 from tests.helpers.world import STREAM
@@ -249,7 +250,8 @@ def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(
 
         return do
 
-    for name, answer in (("ensure_table", None), ("ensure_dlq_topics", {}), ("_publish", (3, 1)), ("_commit", 1)):
+    answers: dict[str, object] = {"ensure_table": None, "ensure_dlq_topics": {}, "_publish": (3, 1)}
+    for name, answer in {**answers, "_commit": NumberedCommit(1, {})}.items():
         early.monkeypatch.setattr(dlq, name, doing(name, answer))
     early.monkeypatch.setattr("highwater.assets.dlq_marks.delete_groups", doing("delete", {}))
     early.monkeypatch.setattr("highwater.assets.commit.measure_write_cost", lambda *_: {})  # `_commit` wrote nothing
