@@ -105,7 +105,7 @@ def measure_busy_streams(world: World, rounds: int, records: int) -> Result:
         title="Many busy streams",
         method=(
             f"{BUSY_STREAMS} streams with tables get {RECORDS_PER_SECOND} records a second each for {BUSY_MINUTES} "
-            "minutes. Lag is that of the groups `highwater.<stream>`; bounded, its largest value in the last third is "
+            "minutes. The lag of the groups `highwater.<stream>` is bounded if its largest value in the last third is "
             "that of the third before."
         ),
         rows=[Row(f"{BUSY_STREAMS} streams", {LAG: lags, TICK: ticks.planner})],

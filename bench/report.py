@@ -12,8 +12,8 @@ PAGE = RESULTS.parent / "benchmarks.md"
 HEAD = """# Benchmarks
 
 `make bench` writes this page; `make bench ARGS="--only a,d"` measures a part. Broker, Spark and benchmark share 2
-cores, so compare ratios. Variants take turns. Cells are seconds, the median of the rounds; plots reach from the
-fastest round to the slowest, and `docs/benchmarks/` has every round. Bold values miss their goal.
+cores, so compare ratios. Variants take turns. Cells are seconds, the median of the rounds; plots' lines reach from
+the fastest round to the slowest, and `docs/benchmarks/` has every round. Bold values miss their goal.
 """
 # Why goals are missed, by benchmark; shown while one is.
 LIMITS: Mapping[str, str] = MappingProxyType(
@@ -29,7 +29,7 @@ LIMITS: Mapping[str, str] = MappingProxyType(
         "n": "On `events` either query of DuckDB takes 9 to 10 ms longer; the checkpoint still lists removed files.",
         "o": "Each field is checked for type, range, UTF-8, repeated names and digits that a double would lose: "
         "[ADR 28](adr/0028-speed-of-classification.md).",
-        "r": "1.19 where no retry runs beside the backlog.",
+        "r": "Retries run beside the backlog; without them 1.19.",
     }
 )
 

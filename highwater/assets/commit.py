@@ -228,6 +228,9 @@ def commit_rows(
         committed: the slices in the table when the caller looked: the rows rest on this look.
         files, spread, tasks: as of `write_slices`.
 
+    Returns:
+        The version of the table after the commit, and the rows of the slices.
+
     Raises:
         SupersededAttemptError: another attempt committed since that look; nothing was written.
         DependencyUnavailableError: Spark, the ledger or the lake is unavailable.
@@ -373,7 +376,7 @@ def build_reports(
         done: the commit; without one, the version that holds the slices. Slices without a count in it are counted now.
     """
     left = [key for key in work.keys if key not in done.rows]
-    rows = {**(work.lake.count_slice_rows(work.stream.name, table, left) if left else {}), **done.rows}
+    rows = {**work.lake.count_slice_rows(work.stream.name, table, left), **done.rows}
     cost = measure_write_cost(work, table, done.version) if set(work.keys) - notes.keys() else {}
     found = [
         build_report(slice_, slice_commits[slice_.key], rows.get(slice_.key), done.version, clock, notes)

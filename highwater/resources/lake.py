@@ -185,12 +185,12 @@ class Lake:
         return set() if opened is None else list_slices_in_rows(opened)
 
     def count_slice_rows(self, stream: str, table: str, keys: Sequence[str]) -> dict[str, int]:
-        """The rows of slices, counted in a table's files; empty without a table.
+        """The rows of slices, counted in a table's files; empty without a table. Without slices nothing is read.
 
         Raises:
             DependencyUnavailableError: the lake could not be read.
         """
-        opened = self.open_stream_table(stream, table)
+        opened = self.open_stream_table(stream, table) if keys else None
         return {} if opened is None else count_slice_rows(opened, keys)
 
 

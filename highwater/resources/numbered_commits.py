@@ -41,7 +41,7 @@ class NumberedCommit(NamedTuple):
 
     Args:
         version: the version of the table.
-        rows: by slice key, counted in the files of that version; none for records without a slice commit.
+        rows: by slice key, counted in the table after the write; none for records without a slice commit.
     """
 
     version: int
@@ -169,6 +169,9 @@ def commit_slices(
         write: makes exactly one Delta commit, in the session of the target, with the options that it is given.
         replaces: the write replaces the whole table.
         opened: the table as it was opened for `seen`, for this function alone from now on; opened again if None.
+
+    Returns:
+        The version of the table after the commit, and the rows of the slices.
 
     Raises:
         SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
