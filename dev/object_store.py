@@ -78,6 +78,11 @@ class ObjectStore(Server):
         found: dict[str, int] = self._ask("writes")
         return {key: count for key, count in found.items() if part in key}
 
+    def requests(self) -> list[str]:
+        """All requests so far, as method, path and query."""
+        found: list[str] = self._ask("requests")
+        return found
+
     def lose_answers(self, part: str, times: int = 1) -> None:
         """Carry out the next PUTs of a path that holds `part`, and answer them by an error."""
         self._ask("lose_answers", part=part, times=times)

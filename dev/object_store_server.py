@@ -45,6 +45,7 @@ class Door:
         self._conflicts: Counter[str] = Counter()
         self._writes: Counter[str] = Counter()
         self._holds: list[HeldRequest] = []
+        self._requests: list[str] = []
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         key = str(environ["PATH_INFO"])
@@ -53,6 +54,7 @@ class Door:
             answer = self._obey(key.removeprefix(ORDERS), json.loads(environ["wsgi.input"].read(length) or b"{}"))
             start_response("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(answer).encode()]
+        self._requests.append(f"{environ['REQUEST_METHOD']} {key}?{environ.get('QUERY_STRING', '')}")
         if environ["REQUEST_METHOD"] != "PUT":
             return self._moto(environ, start_response)  # type: ignore[no-any-return]
         held = next((one for one in self._holds if not one.key and one.part in key), None)
@@ -66,6 +68,8 @@ class Door:
         return body
 
     def _obey(self, order: str, given: Mapping[str, Any]) -> Any:
+        if order == "requests":
+            return self._requests
         if order == "hold":
             self._holds.append(HeldRequest(given["part"]))
             return len(self._holds) - 1

@@ -16,7 +16,7 @@ from highwater.errors import HighwaterError, LeaseHeldError, SupersededAttemptEr
 from highwater.log_fields import bind_log_fields
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import read_committed_slices
-from highwater.resources.delta import count_slice_rows, read_commit_info
+from highwater.resources.delta import count_slice_rows
 from highwater.resources.numbered_commits import NumberedCommit, Target, close_intents, commit_slices
 from highwater.resources.spark import is_connect
 from highwater.resources.spark_tables import create_table, write_slices
@@ -377,7 +377,7 @@ def build_reports(
     """
     left = [key for key in work.keys if key not in done.rows]
     rows = {**work.lake.count_slice_rows(work.stream.name, table, left), **done.rows}
-    cost = measure_write_cost(work, table, done.version) if set(work.keys) - notes.keys() else {}
+    cost = measure_write_cost(done)
     found = [
         build_report(slice_, slice_commits[slice_.key], rows.get(slice_.key), done.version, clock, notes)
         for slice_ in work.slices
@@ -408,11 +408,9 @@ _COST = {
 }
 
 
-def measure_write_cost(work: Work, table: str, version: int) -> dict[str, float]:
-    """The files and bytes that the commit of a version wrote for all its slices; empty where Delta does not say."""
-    said = read_commit_info(work.lake.build_table_path(work.stream.name, table), version) or {}
-    metrics = said.get("operationMetrics") or {}
-    return {name: float(metrics[key]) for name, keys in _COST.items() for key in keys if key in metrics}
+def measure_write_cost(done: NumberedCommit) -> dict[str, float]:
+    """The files and bytes that a commit wrote for all its slices; empty where Delta does not say."""
+    return {name: float(done.metrics[key]) for name, keys in _COST.items() for key in keys if key in done.metrics}
 
 
 def build_report(

@@ -33,7 +33,7 @@ from highwater.commit_records import CommitRecord
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError
 from highwater.resources.delta import slice_is_one_of
-from highwater.resources.numbered_commits import close_intents, commit_slices, session_options
+from highwater.resources.numbered_commits import NumberedCommit, close_intents, commit_slices, session_options
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import quote_table, read_table_version
 
@@ -154,18 +154,18 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
         require_newer(
             decided.slice_commits, {slice_commit.key: seen.find_attempt(slice_commit.key) for slice_commit in behind}
         )
-        version = seen.version
+        done = NumberedCommit(seen.version, {})
         if behind:
             with clock.phase("commit"):
-                version = _merge(work, decided, behind, seen, lease)
-    cost = measure_write_cost(work, TABLE, version) if behind else {}
+                done = _merge(work, decided, behind, seen, lease)
+    cost = measure_write_cost(done)
     merged = {slice_commit.key for slice_commit in behind}
     found = [
         SliceReport(
             slice_=slice_,
             attempt=decided.find_attempt(slice_.key),
             rows=decided.slice_commits[slice_.key].rows or 0,
-            delta_version=version,
+            delta_version=done.version,
             counts=dict(decided.slice_commits[slice_.key].counts),
             seconds=dict(clock.seconds),
             note=None if slice_.key in merged else "already followed the events",
@@ -183,8 +183,10 @@ def _measure_freshness(decided: SliceCommit) -> dict[str, float]:
     return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
 
 
-def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], seen: TableSlices, lease: Lease) -> int:
-    """Merge slices in one commit; returns the version of the table."""
+def _merge(
+    work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], seen: TableSlices, lease: Lease
+) -> NumberedCommit:
+    """Merge slices in one commit."""
     keys = [slice_commit.key for slice_commit in behind]
     again = [key for key in keys if seen.find_attempt(key)]
     reads_events = again or has_deletes(work, decided.version)
@@ -211,7 +213,7 @@ def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], 
             work.before_commit()
             return commit_slices(
                 build_target(work, TABLE), seen, records, work.run, partial(_run_statement, work, statement)
-            ).version
+            )
 
 
 def _run_statement(work: Work, statement: str, options: Mapping[str, str]) -> None:

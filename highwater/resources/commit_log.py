@@ -29,6 +29,7 @@ from highwater.resources.delta import (
     query,
     quote_text,
     read_commit_info,
+    read_transaction_version,
 )
 from highwater.slice_commits import SliceCommit
 
@@ -286,7 +287,7 @@ def read_number(opened: DeltaTable) -> int:
 
     So a table that was deleted and created again, in milliseconds since 1970, is ahead of every writer of the old one.
     """
-    return int(opened.transaction_version(APP) or opened.metadata().created_time or 0)
+    return read_transaction_version(opened, APP) or int(opened.metadata().created_time or 0)
 
 
 def get_table_id(opened: DeltaTable) -> str:
@@ -386,7 +387,7 @@ def read_tail(opened: DeltaTable, last: int) -> LogTail:
     batches: dict[str, int] = {}
     is_complete = True
     for version in range(opened.version(), last, -1):
-        entry = read_commit_info(str(opened.table_uri), version)
+        entry = read_commit_info(opened, version)
         if entry is None:  # Delta cleans a log from its beginning
             is_complete = False
             break
@@ -416,7 +417,7 @@ def _find_restored_version(opened: DeltaTable, at: int, parameters: Mapping[str,
         return int(parameters["version"])
     path = str(opened.table_uri)
     for version in range(at - 1, -1, -1):
-        if read_commit_info(path, version) is None:
+        if read_commit_info(opened, version) is None:
             break
         if _list_files(path, version) == _list_files(path, at):
             return version

@@ -65,7 +65,6 @@ def add_missing_records(
 
 def _join_files(log: DeltaTable, name: str) -> None:
     """Join the small files of one table's records when they are many: a look at all slices opens each of them."""
-    log.update_incremental()
     file_count = add_actions(log)["partition.table"].to_pylist().count(name)
     if file_count > MAX_FILES:
         compact(log, [("table", "=", name)])

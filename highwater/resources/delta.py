@@ -39,22 +39,33 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
     Raises:
         DependencyUnavailableError: the storage could not be read.
     """
-    from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
+    from highwater.resources.table_pool import POOL
+
     try:
+        if (found := POOL.take(path, version)) is not None:
+            return found
         with suppress(TableNotFoundError):
-            return DeltaTable(path, version)
+            return _open(path, version)
         # It is absent, was created meanwhile, or lacks the version. To ask this first would be one request more to an
         # object store, for each table that a run looks at.
-        return DeltaTable(path, version) if is_table(path) else None
+        return _open(path, version) if is_table(path) else None
     except DependencyUnavailableError:
         raise
     except Exception as error:
         raise _build_unreadable_error([path], error) from error
 
 
-def read_commit_info(path: str, version: int) -> dict[str, Any] | None:
+def _open(path: str, version: int | None) -> DeltaTable:
+    from deltalake import DeltaTable
+
+    from highwater.resources.table_pool import POOL
+
+    return POOL.lend(path, DeltaTable(path)) if version is None else DeltaTable(path, version)
+
+
+def read_commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
     """The description of a commit in the table's log; None where Delta has cleaned the entry away.
 
     Not from `DeltaTable.history`, which counts versions down from the one that was opened. After another commit, or
@@ -63,20 +74,49 @@ def read_commit_info(path: str, version: int) -> dict[str, Any] | None:
     Raises:
         DependencyUnavailableError: the storage could not be read.
     """
-    from deltalake.fs import DeltaStorageHandler
-    from pyarrow.fs import PyFileSystem
+    from highwater.resources.table_pool import HEAD_BYTES, read_entry
 
-    with translate_read_errors(path):
-        files = PyFileSystem(DeltaStorageHandler(path))
+    with translate_read_errors(str(table.table_uri)):
+        entry = _read_entry_head(table, version)
+        if entry is not None and len(entry) == HEAD_BYTES:
+            entry = read_entry(table, version, whole=True)
+    return None if entry is None else next(_find_actions(entry, "commitInfo"), {})
+
+
+def read_transaction_version(table: DeltaTable, app: str) -> int | None:
+    """The version of Delta's transaction that an application committed last; None if it committed none.
+
+    Raises:
+        DependencyUnavailableError: the storage could not be read.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    with translate_read_errors(str(table.table_uri)):
+        # To look it up, all entries since the last checkpoint are read; mostly the newest has it.
+        newest = _find_actions(_read_entry_head(table, table.version()) or b"", "txn")
+        if (found := next((one["version"] for one in newest if one["appId"] == app), None)) is not None:
+            return int(found)
         try:
-            with files.open_input_stream(f"_delta_log/{version:020d}.json") as file:
-                lines = file.read().splitlines()
-        except FileNotFoundError:
-            return None
-    said: dict[str, Any] = next(
-        (json.loads(one)["commitInfo"] for one in lines if one.startswith(b'{"commitInfo"')), {}
-    )
-    return said
+            return table.transaction_version(app)
+        except DeltaError:  # since it was opened, Delta has cleaned entries away that a checkpoint replaces
+            return DeltaTable(table.table_uri, table.version()).transaction_version(app)
+
+
+def _read_entry_head(table: DeltaTable, version: int) -> bytes | None:
+    from highwater.resources.table_pool import LentTable, read_entry
+
+    return table.read_entry(version) if isinstance(table, LentTable) else read_entry(table, version)
+
+
+def _find_actions(entry: bytes, name: str) -> Iterator[dict[str, Any]]:
+    """The actions of a name in an entry of a log, or in its beginning, whose last line may be a part."""
+    from highwater.resources.table_pool import HEAD_BYTES
+
+    lines = entry.split(b"\n")
+    for line in lines[:-1] if len(entry) == HEAD_BYTES else lines:
+        if line.startswith(b'{"%b"' % name.encode()):
+            yield json.loads(line)[name]
 
 
 def is_table(path: str) -> bool:

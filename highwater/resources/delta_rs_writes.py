@@ -17,11 +17,12 @@ from highwater.resources.object_store import ensure_conditional_put
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable, Schema
+    from deltalake import DeltaTable, PostCommitHookProperties, Schema
 
 # Commits between two checkpoints of a table's log. deltalake's own default is 100, and who opens the table reads the
 # entries since the last: with 10, which is Spark's default, an open took half the time, and so did an append.
-CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": "10"})
+CHECKPOINT_INTERVAL = 10
+CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": f"{CHECKPOINT_INTERVAL}"})
 # Each try takes some 50 ms; some ten processes add to one table at once at the most.
 TRIES = 50
 
@@ -161,6 +162,7 @@ def _replace(
                 predicate=predicate,
                 writer_properties=files,
                 commit_properties=once,
+                post_commithook_properties=_build_hooks(read + 1),
             )
         except CommitFailedError:
             if DeltaTable(path).version() == read:
@@ -187,7 +189,7 @@ def append_missing(
         partition_by: the columns that partition it.
 
     Returns:
-        The table as it was opened for them, and the number of rows that were added.
+        The table with them, None where it is absent, and the number of rows that were added.
 
     Raises:
         SupersededAttemptError: others wrote to the table again and again.
@@ -210,7 +212,7 @@ def append_missing(
 
 
 def append_at(table: DeltaTable, rows: pa.Table) -> bool:
-    """Add rows in the version after the one that was opened; False if another commit took it.
+    """Add rows in the version after the one that was opened, which the table has then; False if another commit took it.
 
     Raises:
         DependencyUnavailableError: the storage could not be written.
@@ -218,15 +220,35 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
     from deltalake import CommitProperties, DeltaTable, write_deltalake
     from deltalake.exceptions import CommitFailedError
 
+    from highwater.resources.table_pool import LentTable
+
     read, path = table.version(), str(table.table_uri)
     with translate_write_errors(path):
         try:
-            write_deltalake(table, rows, mode="append", commit_properties=CommitProperties(max_commit_retries=0))
+            write_deltalake(
+                table,
+                rows,
+                mode="append",
+                commit_properties=CommitProperties(max_commit_retries=0),
+                post_commithook_properties=_build_hooks(read + 1),
+            )
         except CommitFailedError:
             if DeltaTable(path).version() == read:
                 raise
             return False
+        if isinstance(table, LentTable):
+            table.follow()
     return True
+
+
+def _build_hooks(version: int) -> PostCommitHookProperties:
+    """What follows the commit of a version: entries that are too old leave the log with its checkpoints alone.
+
+    deltalake looks for them after every commit, and lists the whole log for it.
+    """
+    from deltalake import PostCommitHookProperties
+
+    return PostCommitHookProperties(cleanup_expired_logs=None if (version + 1) % CHECKPOINT_INTERVAL == 0 else False)
 
 
 def compact(table: DeltaTable, partitions: Sequence[tuple[str, str, str]]) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.commit_records import CommitRecord, from_user_metadata, parse_number, replaces_table, to_user_metadata
 from highwater.errors import SupersededAttemptError, UnknownSliceError
 from highwater.resources import commit_log, commit_log_writer
 from highwater.resources.commit_log import APP, TableSlices, get_table_id, read_number
-from highwater.resources.delta import count_slice_rows, query, quote_text, translate_read_errors
+from highwater.resources.delta import count_slice_rows, query, quote_text, read_commit_info, translate_read_errors
 from highwater.resources.spark import close, delta_errors
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ class NumberedCommit(NamedTuple):
     Args:
         version: the version of the table.
         rows: by slice key, counted in the table after the write; none for records without a slice commit.
+        metrics: what the commit wrote, as Delta's log says it; empty without a commit.
     """
 
     version: int
     rows: Mapping[str, int]
+    metrics: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ def commit_slices(
     with suppress(SupersededAttemptError):
         _complete(target, opened, written, {})
         target.ledger.intents.close(batch)
-    return NumberedCommit(version, rows)
+    return NumberedCommit(version, rows, (read_commit_info(opened, version) or {}).get("operationMetrics") or {})
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def read_commit_times(table: DeltaTable, versions: Sequence[int]) -> Mapping[int
     Raises:
         DependencyUnavailableError: the storage could not be read.
     """
-    said = {version: read_commit_info(str(table.table_uri), version) or {} for version in versions}
+    said = {version: read_commit_info(table, version) or {} for version in versions}
     return {
         version: datetime.fromtimestamp(one["timestamp"] / 1000, UTC) if "timestamp" in one else None
         for version, one in said.items()

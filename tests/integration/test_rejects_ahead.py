@@ -254,7 +254,6 @@ def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(
     for name, answer in {**answers, "_commit": NumberedCommit(1, {})}.items():
         early.monkeypatch.setattr(dlq, name, doing(name, answer))
     early.monkeypatch.setattr("highwater.assets.dlq_marks.delete_groups", doing("delete", {}))
-    early.monkeypatch.setattr("highwater.assets.commit.measure_write_cost", lambda *_: {})  # `_commit` wrote nothing
     work, group = early.tables.work(early.slice_), f"highwater.pub.{early.slice_.key}#{early.decision.attempt}"
     if point:
         with pytest.raises(TemporaryError):
