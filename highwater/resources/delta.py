@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,16 @@ READER: Mapping[str, str] = MappingProxyType(
         # deltalake takes a missing count of nulls in a Parquet footer for zero, so `IS NULL` finds no row of such a
         # file (see `highwater.resources.spark.SESSION_CONF`). Files are still chosen by the statistics of Delta's log.
         "datafusion.execution.parquet.pruning": "false",
+    }
+)
+
+
+# A file is some requests, one after the other: sixteen files are read at once.
+READER_OF_OBJECTS: Mapping[str, str] = MappingProxyType(
+    {
+        **READER,
+        "datafusion.execution.target_partitions": "16",
+        "datafusion.optimizer.repartition_file_min_size": f"{64 * 1024}",
     }
 )
 
@@ -206,6 +217,11 @@ def run_query(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
         raise _build_unreadable_error([str(table.table_uri) for table in tables.values()], error) from error
 
 
+# Sessions of DataFusion, which keep the footers of Parquet files that they read. Each thread has its own, since the
+# tables of a query have its names in the session.
+_sessions = threading.local()
+
+
 def _execute_query(tables: Mapping[str, DeltaTable], sql: str) -> Any:
     """The answer as a stream, to be read by pyarrow.
 
@@ -213,10 +229,16 @@ def _execute_query(tables: Mapping[str, DeltaTable], sql: str) -> Any:
     """
     from deltalake import QueryBuilder
 
-    builder = QueryBuilder(dict(READER))
+    is_local = all(find_local_path(str(table.table_uri)) is not None for table in tables.values())
+    kind, reader = ("files", READER) if is_local else ("objects", READER_OF_OBJECTS)
+    session = vars(_sessions).pop(kind, None) or QueryBuilder(dict(reader))
     for name, table in tables.items():
-        builder = builder.register(name, table)
-    return builder.execute(sql)
+        session = session.register(name, table)
+    answer = session.execute(sql)
+    for name in tables:
+        read_columns(session.execute(f'DROP TABLE "{name}"'))
+    vars(_sessions)[kind] = session  # after an error the next query has a new one
+    return answer
 
 
 def add_actions(table: DeltaTable) -> pa.Table:
