@@ -1,4 +1,4 @@
-"""Open tables are used again: what the next holder sees, when a table is opened anew, and what a look costs."""
+"""Open tables are used again: what the next holder sees, when it is opened from its log, and what a look costs."""
 
 from __future__ import annotations
 
