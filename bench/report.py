@@ -21,7 +21,7 @@ LIMITS: Mapping[str, str] = MappingProxyType(
         "b": "`raw` has further columns, compares the record before the slice, and counts its rows after the commit. "
         "[ADR 20](adr/0020-speed-of-raw.md) has what was tried.",
         "c": "One slice plans and commits four tables; [ADR 28](adr/0028-speed-of-classification.md) has its seconds.",
-        "d": "Delta rewrites each file that has a matching key, as a MERGE does.",
+        "d": "Delta rewrites each file that has a matching key, as a plain MERGE does.",
         "f": "New Spark sessions, the tables and the checks: [ADR 36](adr/0036-fixed-cost-of-a-run.md).",
         "h": "The commit that writes the checkpoint takes seconds.",
         "i": "[ADR 28](adr/0028-speed-of-classification.md) has the seconds of each table.",

@@ -229,7 +229,7 @@ def commit_rows(
         files, spread, tasks: as of `write_slices`.
 
     Returns:
-        The version of the table after the commit, and the rows of the slices.
+        As `commit_slices`.
 
     Raises:
         SupersededAttemptError: another attempt committed since that look; nothing was written.

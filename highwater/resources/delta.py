@@ -30,7 +30,7 @@ READER: Mapping[str, str] = MappingProxyType(
 )
 
 
-# A file is some requests, one after the other: sixteen files are read at once.
+# Each file takes several requests in a row, so sixteen files are read at once.
 READER_OF_OBJECTS: Mapping[str, str] = MappingProxyType(
     {
         **READER,

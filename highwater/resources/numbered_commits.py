@@ -174,7 +174,7 @@ def commit_slices(
         opened: the table as it was opened for `seen`, for this function alone from now on; opened again if None.
 
     Returns:
-        The version of the table after the commit, and the rows of the slices.
+        The version of the table after the commit, the rows of the slices, and what Delta says that it wrote.
 
     Raises:
         SupersededAttemptError: another writer was first, or closed the intent; nothing was written.

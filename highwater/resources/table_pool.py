@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
-# More than the tables of a stream, and longer than a run looks at none.
+# A stream has fewer tables, and a run looks at each more often than once a minute.
 IDLE_TABLES = 16
 IDLE_SECONDS = 60.0
 # Of an entry of a log: what says of the commit, and the names of some of its files. One of OPTIMIZE can be very long.
