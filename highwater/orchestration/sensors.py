@@ -73,6 +73,8 @@ ALERT_SECONDS = 45
 # A stream without a condition to report is measured again after this time, or as soon as something of it changes. It
 # takes 0.2 s, so 100 such streams take 4 s of each minute. The shortest thresholds are minutes.
 ALERT_REST = timedelta(minutes=5)
+# With a condition to report: when it ends otherwise than by a run, that is reported after this time.
+ALERTING_REST = timedelta(minutes=2)
 # A tick's message and its log name at most this number of streams; Dagster stores both.
 STREAMS_SHOWN = 20
 # A pace applies to shorter intervals than this. Repair, mirror and alerts were half of the demonstration's ticks and a
@@ -417,6 +419,7 @@ def build_alerts_sensor(
             context.log.info(line)
         lefts = {name: cursor.streams[name] for name in resting}
         lefts |= {name: rests.begin(name, ALERT_REST) for name in done.calm}
+        lefts |= {name: rests.begin(name, ALERTING_REST) for name in done.alerting}
         return dg.SensorResult(skip_reason="; ".join(done.lines), cursor=Cursor(done.begin, "", lefts).to_json())
 
     return tick

@@ -110,6 +110,7 @@ class Guard:
         self.name = name
         self._breakers = breakers
         self._probe = probe
+        self._had_failures = True
 
     def enter(self) -> None:
         """Ensure that the dependency may be asked: it may be by the probe, which is made here.
@@ -120,6 +121,7 @@ class Guard:
         """
         storage = LedgerStorage(self._breakers, self.name)
         if storage.row.state == pybreaker.STATE_CLOSED:
+            self._had_failures = storage.row.failures > 0
             return
         try:
             _build_breaker(storage).call(self._probe)
@@ -132,7 +134,9 @@ class Guard:
             _build_breaker(LedgerStorage(self._breakers, self.name, error.problem)).call(_raise, error)
 
     def record_answer(self) -> None:
-        """Count that it answered."""
+        """Count that it answered; where no failure was counted before it was asked, there is nothing to take back."""
+        if not self._had_failures:
+            return
         with suppress(pybreaker.CircuitBreakerError):
             _build_breaker(LedgerStorage(self._breakers, self.name)).call(_do_nothing)
 

@@ -12,14 +12,17 @@ import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
-# A stream has fewer tables, and a run looks at each more often than once a minute.
-IDLE_TABLES = 16
-IDLE_SECONDS = 60.0
+# The sensors look at the tables of all streams in turn, at each at least once in two minutes while it has work. A table
+# takes 0.1 MB and its files 2 kB each: 200 MB at the most.
+IDLE_TABLES = 1_000
+IDLE_FILES = 50_000
+IDLE_SECONDS = 180.0
 # Of an entry of a log: what says of the commit, and the names of some of its files. One of OPTIMIZE can be very long.
 HEAD_BYTES = 65_536
 
@@ -55,6 +58,7 @@ class _OpenTable:
 
     path: str
     table: DeltaTable
+    files: int = 0
     version: int = -1
     entry: bytes | None = None
     idle_since: float = 0.0
@@ -92,12 +96,14 @@ class TablePool:
     """Open tables that nobody uses at the moment.
 
     Args:
-        size: the most tables that are kept.
+        size: the most tables that are kept, those that were used last.
+        files: the most files that all of these have together.
         idle_seconds: how long one is kept.
     """
 
-    def __init__(self, size: int = IDLE_TABLES, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(self, size: int = IDLE_TABLES, files: int = IDLE_FILES, idle_seconds: float = IDLE_SECONDS) -> None:
         self._size = size
+        self._files = files
         self._idle_seconds = idle_seconds
         self._lock = threading.Lock()
         self._idle: list[_OpenTable] = []
@@ -107,7 +113,7 @@ class TablePool:
 
     def lend(self, path: str, table: DeltaTable) -> LentTable:
         """Let somebody have a table that was just opened; it comes to the pool when they let go of it."""
-        opened = _OpenTable(path, table)
+        opened = _OpenTable(path, table, len(table.file_uris()))
         opened.follow()
         return self._lend(opened)
 
@@ -148,11 +154,17 @@ class TablePool:
                 # A write brings a table to a version whose entry nobody took note of.
                 if opened.entry is not None and opened.table.version() == opened.version:
                     self._idle.append(opened)
-            self._idle = [one for one in self._idle if now - one.idle_since <= self._idle_seconds][-self._size :]
+            self._drop_old(now)
             for at in reversed(range(len(self._idle))):
                 if self._idle[at].path == path and version in {None, self._idle[at].version}:
                     return self._idle.pop(at)
         return None
+
+    def _drop_old(self, now: float) -> None:
+        newest = [one for one in self._idle if now - one.idle_since <= self._idle_seconds][-self._size :]
+        files = accumulate(one.files for one in reversed(newest))
+        many = len([*takewhile(lambda total: total <= self._files, files)])
+        self._idle = newest[len(newest) - many :]
 
 
 POOL = TablePool()

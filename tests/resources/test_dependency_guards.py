@@ -36,7 +36,7 @@ from highwater.resources.dependency_guards import COOL_DOWN, FAILURES, Guard, gu
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.breakers import Dependency
+from highwater.resources.ledger.breakers import Breakers, Dependency
 from tests.helpers.commits import commit_empty
 from tests.helpers.repairing import OPEN, UNDECIDED, UNREAD, Repairing
 from tests.helpers.support import customers, make_stream
@@ -81,6 +81,27 @@ def cool_down(url: str, name: str = KAFKA) -> None:
     """Let the cool-down pass."""
     long_ago = datetime.now(UTC) - COOL_DOWN
     Ledger(url).breakers.change(name, lambda row: replace(row, since=long_ago))
+
+
+def test_an_answer_takes_earlier_failures_back_and_else_asks_the_ledger_once(
+    thing: FakeDependency, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve conditions of a stream's alerts asked it twice each."""
+    for unavailable, failures in ((True, 1), (True, 2), (False, 0), (True, 1), (False, 0)):
+        thing.unavailable = unavailable
+        thing.work()
+        assert Ledger(thing.url).breakers.read_dependency(KAFKA).failures == failures
+    guard, reads = thing.guard(), list[str]()
+    read = Breakers.read_dependency
+
+    def count(breakers: Breakers, name: str) -> Dependency:
+        reads.append(name)
+        return read(breakers, name)
+
+    monkeypatch.setattr(Breakers, "read_dependency", count)
+    with guard_dependencies(guard):
+        thing.ask()
+    assert reads == [KAFKA]
 
 
 def test_while_it_is_open_nobody_asks_and_then_one_does(thing: FakeDependency) -> None:

@@ -232,6 +232,20 @@ def test_tables_are_kept_for_a_while_and_not_too_many(tmp_path: Path, monkeypatc
     assert [pool.take(path) for path in paths] == [None] * 3
 
 
+def test_tables_with_many_files_take_the_place_of_more_tables(tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    pool, paths = TablePool(files=3), [str(tmp_path / f"{n}") for n in range(3)]
+    for path in paths:
+        add(path, 0)
+    add(paths[0], 1)
+    for path in paths:
+        pool.lend(path, DeltaTable(path))
+    assert [pool.take(path) is not None for path in paths] == [False, True, True], "the first has two files of three"
+    pool.lend(paths[0], DeltaTable(paths[0]))
+    assert [pool.take(path) is not None for path in paths] == [True, False, True], "it was used last"
+
+
 def test_the_number_of_a_table_is_known_where_its_log_was_cleaned_since(path: str) -> None:
     """Delta cleans entries that a checkpoint replaces; who opened the table before has not read them all."""
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake

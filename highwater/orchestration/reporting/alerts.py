@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -40,11 +40,13 @@ class TickResult:
         lines: the actions, in sentences.
         begin: the stream that the next tick evaluates first.
         calm: streams that were measured whole, with nothing to report.
+        alerting: streams that were measured whole, with something to report.
     """
 
     lines: list[str]
     begin: str = ""
     calm: Sequence[str] = ()
+    alerting: Sequence[str] = ()
 
 
 def tick(
@@ -80,7 +82,8 @@ def tick(
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
         due = [stream for stream in rotate_streams(streams, begin) if stream.name not in resting]
-        conditions, calm, left = _measure_each(ledger, kafka, lake, due, lines)
+        measured, left = _measure_each(ledger, kafka, lake, due, lines)
+        conditions = measured.conditions
         conditions += [*_measure_dependencies(ledger, streams), *sensors()]
         known = ledger.alerts.read_open()
         conditions += _close_undeclared_alerts(ledger, streams, known.values(), now)
@@ -101,25 +104,34 @@ def tick(
             lines.append(f"sent: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
     if left:
         lines.append(f"{len(left)} streams are measured by the next tick, from {left[0].name} on")
-    return TickResult(lines or [f"{len(open_)} alerts are open"], left[0].name if left else "", calm)
+    begin = left[0].name if left else ""
+    return TickResult(lines or [f"{len(open_)} alerts are open"], begin, measured.calm, measured.alerting)
+
+
+@dataclass
+class _MeasuredStreams:
+    """The conditions of streams; and those that were measured whole, without a condition that is met and with one."""
+
+    conditions: list[Condition] = field(default_factory=list)
+    calm: list[str] = field(default_factory=list)
+    alerting: list[str] = field(default_factory=list)
 
 
 def _measure_each(
     ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], lines: list[str]
-) -> tuple[list[Condition], list[str], Sequence[Stream]]:
-    """The conditions of streams, the streams without one that is met, and the streams for which no time was left."""
+) -> tuple[_MeasuredStreams, Sequence[Stream]]:
+    """What was measured, and the streams for which no time was left."""
     deadline = time.monotonic() + MEASURE_SECONDS
-    conditions: list[Condition] = []
-    calm: list[str] = []
+    measured = _MeasuredStreams()
     for number, stream in enumerate(streams):
         if time.monotonic() > deadline:
-            return conditions, calm, streams[number:]
+            return measured, streams[number:]
         unknown, before = list[tuple[str, str]](), len(lines)
         found = [*_measure_stream(ledger, kafka, lake, stream, lines, unknown)]
-        conditions += [*found, _build_unmeasured_condition(stream, unknown)]
-        if len(lines) == before and not any(one.over for one in found):
-            calm.append(stream.name)
-    return conditions, calm, ()
+        measured.conditions += [*found, _build_unmeasured_condition(stream, unknown)]
+        if len(lines) == before:
+            (measured.alerting if any(one.over for one in found) else measured.calm).append(stream.name)
+    return measured, ()
 
 
 def _build_unmeasured_condition(stream: Stream, why: Sequence[tuple[str, str]]) -> Condition:

@@ -16,6 +16,8 @@ from highwater.topic_rules import find_retention
 
 # For a topic with a retention below the margin: its records are read in their turn for a quarter of that time.
 RETENTION_SHARE = 0.75
+# Of the margin: what is left of it is for the run.
+WAIT_SHARE = 0.1
 
 
 def compute_margin(stream: Stream, retained_for: timedelta) -> timedelta:
@@ -39,6 +41,23 @@ def fetch_endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: Topic
         milliseconds=1
     )
     return kafka.read_offsets_at(topic, max(oldest, 0), state)
+
+
+def compute_longest_wait(kafka: Kafka, stream: Stream, slices: Iterable[Slice], most: timedelta) -> timedelta:
+    """How long unread slices may be left without a look: a tenth of the shortest margin at the most.
+
+    Args:
+        kafka: is asked for the retention of their topics.
+        stream: the declaration.
+        slices: unread ones.
+        most: never longer.
+
+    Raises:
+        TopicAbsentError: a topic does not exist.
+        DependencyUnavailableError: no broker answered in time.
+    """
+    retained = [find_retention(fetch_topic_settings(kafka, topic)) for topic in {slice_.topic for slice_ in slices}]
+    return min([most, *(compute_margin(stream, one) * WAIT_SHARE for one in retained if one is not None)])
 
 
 def list_endangered_slices(

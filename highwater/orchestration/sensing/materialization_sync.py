@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import dagster as dg
 
@@ -12,6 +12,7 @@ from highwater.declaration import Stream
 from highwater.orchestration import metadata
 from highwater.orchestration.asset_keys import METRICS, build_table_key
 from highwater.orchestration.checking.check_rules import SliceAttempts
+from highwater.orchestration.sensing.run_history import select_materialised_slices
 from highwater.resources.delta import count_slice_rows
 from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
@@ -22,7 +23,13 @@ DECISIONS = {"dlq": "rejects", "current": "events"}
 
 
 def read_missing_events(
-    instance: dg.DagsterInstance, lake: Lake, stream: Stream, slices: Sequence[Slice], there: SliceAttempts, most: int
+    instance: dg.DagsterInstance,
+    lake: Lake,
+    stream: Stream,
+    slices: Sequence[Slice],
+    there: SliceAttempts,
+    materialised: Mapping[str, Collection[str]],
+    most: int,
 ) -> list[dg.AssetMaterialization]:
     """Materialisations that the lake proves and Dagster does not hold.
 
@@ -32,6 +39,8 @@ def read_missing_events(
         stream: the stream.
         slices: the slices to compare.
         there: the commits in the tables.
+        materialised: for each table the slices that Dagster held before. Others may have come since, so Dagster is
+            asked for these again.
         most: at most this many.
 
     Raises:
@@ -40,10 +49,10 @@ def read_missing_events(
     found: list[dg.AssetMaterialization] = []
     for table, attempts in there.group_by_table().items():
         key = build_table_key(stream, table)
-        known = instance.get_materialized_partitions(key)
-        some_slices = [slice_ for slice_ in slices if slice_.key in attempts and slice_.key not in known][
-            : most - len(found)
-        ]
+        before = materialised.get(table, ())
+        lacking = [slice_ for slice_ in slices if slice_.key in attempts and slice_.key not in before]
+        known = select_materialised_slices(instance, key, [slice_.key for slice_ in lacking])
+        some_slices = [slice_ for slice_ in lacking if slice_.key not in known][: most - len(found)]
         found += [
             dg.AssetMaterialization(
                 key,

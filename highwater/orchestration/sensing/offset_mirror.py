@@ -38,6 +38,8 @@ AGAIN = timedelta(hours=23)
 # after a slice that is stuck costs nothing. A group that restarts passes 100,000 slices in 50 minutes of ticks.
 FIRST_LOOK = 20
 MAX_PER_TICK = 1_000
+# The end of a run is what moves the offsets. One of several slices commits some of them long before.
+WORKING_REST = timedelta(minutes=1)
 # Longer than a tick lasts, whose requests end by themselves.
 LEASE_SECONDS = 60.0
 
@@ -68,12 +70,14 @@ class OffsetsToMirror:
         mark: beside each of them.
         line: the topic in a sentence.
         complete: whether all that is planned is done.
+        sure: whether each of its partitions could be compared.
     """
 
     offsets: Mapping[int, int]
     mark: MirrorMark
     line: str
     complete: bool = False
+    sure: bool = False
 
 
 def mirror(resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
@@ -101,21 +105,21 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
             kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions]
         )
         wanted: dict[TopicAndPartition, tuple[int, MirrorMark]] = {}
-        idle = True
+        idle = sure = True
         for one in looked:
             has = {p: found[one.topic, p] for p in one.state.partitions if (one.topic, p) in found}
             progress = (
                 _measure_progress(ledger, lake, stream, one, has, now) if one.same else _build_withdrawal(one, has, now)
             )
             lines.append(progress.line)
-            idle = idle and progress.complete
+            idle, sure = idle and progress.complete, sure and progress.sure
             wanted.update({(one.topic, p): (offset, progress.mark) for p, offset in progress.offsets.items()})
         stale = {place: want for place, want in wanted.items() if _is_stale(found.get(place), *want)}
         if stale:
             lease.check()
             commit(kafka, stream.group, stale)
         done = f"committed {len(stale)} offsets of {stream.group}" if stale else "nothing changed"
-        return Tick(lines=[done, *lines], idle=idle)
+        return Tick(lines=[done, *lines], idle=idle, until=now + WORKING_REST if sure else None)
 
 
 def _is_stale(has: GroupOffset | None, offset: int, mark: MirrorMark) -> bool:
@@ -157,11 +161,14 @@ def _measure_progress(
     generations = ledger.topics.list_generations(stream.name, one.topic)
     last = behind[done - 1] if done else known
     offsets = compute_finished_prefix(behind, {slice_.key for slice_ in behind[:done]}, one.planned, generations)
+    sure = not one.state.leaderless_partitions and not one.divergence.unsure
     return OffsetsToMirror(
         _bound_offsets(one, offsets),
         MirrorMark.from_last_slice(one.state.topic_id, last, now),
         _format_progress(one, last, behind[done:], has),
-        complete=done == len(behind) and not one.state.leaderless_partitions and not one.divergence.unsure,
+        complete=sure and done == len(behind),
+        # All that was asked for is done: the next tick goes on.
+        sure=sure and done < MAX_PER_TICK,
     )
 
 

@@ -17,6 +17,7 @@ from highwater.errors import OutOfTurnError
 from highwater.holds import find_obstacle
 from highwater.orchestration.asset_keys import build_table_keys
 from highwater.orchestration.checking.slice_status import read_attempts
+from highwater.orchestration.sensing.run_history import select_materialised_slices
 from highwater.orchestration.sensing.run_requests import Request, group_runs_by_slice
 
 if TYPE_CHECKING:
@@ -181,7 +182,8 @@ def must_wait_for_earlier(
     [first] = ledger.get(keys[:1])
     before = ledger.list_preceding_slices(stream.name, stream.topic, first.ordinal, 1)
     last = build_table_keys(stream)[-1]
-    return any(slice_.key not in instance.get_materialized_partitions(last) for slice_ in before)
+    keys = [slice_.key for slice_ in before]
+    return len(select_materialised_slices(instance, last, keys)) < len(keys)
 
 
 def open_holds(ledger: Ledger, stream: Stream, decided: Collection[str]) -> list[Hold]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,7 +21,7 @@ from highwater.orchestration.dependencies import (
     read_recovery_time,
 )
 from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG, URGENT_PRIORITY
-from highwater.orchestration.sensing.expiring_records import list_endangered_slices
+from highwater.orchestration.sensing.expiring_records import compute_longest_wait, list_endangered_slices
 from highwater.orchestration.sensing.materialization_sync import read_missing_events
 from highwater.orchestration.sensing.ordered_processing import (
     format_turn_lines,
@@ -29,7 +29,11 @@ from highwater.orchestration.sensing.ordered_processing import (
     read_release_times,
     take_turn,
 )
-from highwater.orchestration.sensing.run_history import list_dependency_failures, read_materialised_keys, read_past_runs
+from highwater.orchestration.sensing.run_history import (
+    list_dependency_failures,
+    read_materialised_slices,
+    read_past_runs,
+)
 from highwater.orchestration.sensing.run_requests import (
     RepairRules,
     build_probe_requests,
@@ -54,12 +58,15 @@ if TYPE_CHECKING:
     from highwater.orchestration.checking.check_rules import SliceAttempts
     from highwater.orchestration.sensing.ordered_processing import Turn
     from highwater.orchestration.sensing.run_requests import PastRun, Repair, Request, StoppedSlices
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.resources.ledger.exhausted_slices import ExhaustedSlice, StalledSlice
     from highwater.slices import Slice
 
 RULES = RepairRules()
+# A run that somebody deletes while it is queued ends in no event: its slices are found after this time.
+WORKING_REST = timedelta(minutes=2)
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class _ExaminedSlices:
         unknown_keys: keys that Dagster holds, and by the ledger are no slices of the stream.
         exhausted_slices: the slices that were exhausted when the tick began, wherever the page is.
         stalled_slices: the slices that were left undone again and again when the tick began, likewise.
+        materialised: for each table which of all these Dagster holds as materialised.
         cursor: where the next tick looks.
     """
 
@@ -92,6 +100,7 @@ class _ExaminedSlices:
     unknown_keys: Sequence[str]
     exhausted_slices: Sequence[ExhaustedSlice]
     stalled_slices: Sequence[StalledSlice]
+    materialised: Mapping[str, frozenset[str]]
     cursor: str
 
     @property
@@ -170,8 +179,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     stalled_slices = _record_stalled_slices(
         ledger, stream, seen, gate, decided, {*still, *decided.repair.exhausted_slices}, runs, now
     )
-    live = [slice_ for key, slice_ in seen.slices.items() if key not in seen.retired]
-    forgotten, unreported = _collect_missing_events(instance, ledger, lake, stream, live, seen.there)
+    forgotten, unreported = _collect_missing_events(instance, ledger, lake, stream, seen)
     lines = [
         *format_repair_lines(decided.repair, seen.lost, forgotten, seen.unknown_keys, seen.left),
         *format_stopped_lines(gate.breaker, decided.stopped, gate.unavailable),
@@ -186,16 +194,22 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     ]
     # Each slice that is not done has a line, and so has a breaker that is not closed.
     idle = not lines and not seen.lost and seen.cursor == OLDEST
-    return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, idle=idle)
+    # Nothing but slices that their runs work on, or will: repair has nothing to decide until one of these ends.
+    works = len(lines) == 1 and {*decided.repair.in_flight} == seen.lacking.keys() and seen.cursor == OLDEST
+    until = _compute_next_look(resources.kafka.open(), stream, seen, now) if works else None
+    return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, idle=idle, until=until)
+
+
+def _compute_next_look(kafka: Kafka, stream: Stream, seen: _ExaminedSlices, now: datetime) -> datetime | None:
+    """When slices that runs work on are looked at again if none of these ends; None for the next tick."""
+    try:
+        return now + compute_longest_wait(kafka, stream, seen.unread, WORKING_REST)
+    except HighwaterError:
+        return None
 
 
 def _collect_missing_events(
-    instance: dg.DagsterInstance,
-    ledger: Ledger,
-    lake: Lake,
-    stream: Stream,
-    slices: Sequence[Slice],
-    there: SliceAttempts,
+    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, seen: _ExaminedSlices
 ) -> tuple[list[dg.AssetMaterialization], list[str]]:
     """Materialisations that Dagster lacks, and a line where they could not be made; slices are requested all the same.
 
@@ -203,9 +217,10 @@ def _collect_missing_events(
         DependencyUnavailableError: the lake could not be read.
     """
     most = RULES.slices_per_tick * len(build_table_keys(stream))
+    live = [slice_ for key, slice_ in seen.slices.items() if key not in seen.retired]
     try:
         with guard_dependencies(build_lake_guard(ledger, lake, stream)):
-            return read_missing_events(instance, lake, stream, slices, there, most), []
+            return read_missing_events(instance, lake, stream, live, seen.there, seen.materialised, most), []
     except HighwaterError:
         raise
     except Exception as error:  # noqa: BLE001 - one slice's commit record must not end the repair of all others
@@ -219,7 +234,6 @@ def _look(
     page, cursor = read_next_page(ledger, stream, cursor)
     retired = ledger.retired.list_retired([slice_.key for slice_ in page])
     lost = _select_lost_keys([slice_ for slice_ in page if slice_.key not in retired], order, now)
-    unknown_keys, unmaterialised = _read_unmaterialised(instance, ledger, stream, order)
     exhausted, stalled_slices = (
         ledger.exhausted_slices.read_open(stream.name),
         ledger.stalled_slices.read_open(stream.name),
@@ -227,6 +241,9 @@ def _look(
     # An exhausted or stalled slice that somebody materialised since is done, wherever the page is.
     known_keys = {one.slice_key for one in exhausted[:PAGE]} | {one.slice_key for one in stalled_slices[:PAGE]}
     looked_after = ledger.get(sorted(known_keys))
+    keys = [*order, *(slice_.key for slice_ in (*looked_after, *page))]
+    materialised = read_materialised_slices(instance, stream, keys)
+    unknown_keys, unmaterialised = _read_unmaterialised(ledger, stream, order, materialised.values())
     slices = {slice_.key: slice_ for slice_ in (*unmaterialised, *looked_after, *page)}
     with guard_dependencies(build_lake_guard(ledger, lake, stream)):
         ensure_lake_exists(ledger, lake)
@@ -252,6 +269,7 @@ def _look(
         unknown_keys,
         exhausted,
         stalled_slices,
+        materialised,
         cursor,
     )
 
@@ -381,10 +399,10 @@ def _find_floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | 
 
 
 def _read_unmaterialised(
-    instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
+    ledger: Ledger, stream: Stream, order: Sequence[str], materialised: Iterable[frozenset[str]]
 ) -> tuple[list[str], list[Slice]]:
-    """Keys of no slice of the stream, and slices that Dagster holds as not materialised, the oldest first."""
-    done = read_materialised_keys(instance, stream)
+    """Keys of no slice of the stream, and slices that Dagster lacks in one of its tables, the oldest first."""
+    done = frozenset.intersection(*materialised)
     keys = [key for key in order if key not in done][:PAGE]
     try:
         found = ledger.get(keys)

@@ -1,4 +1,4 @@
-"""The rounds of repair, offset mirror and publisher: a stream with nothing to do rests until it changes."""
+"""The rounds of repair, offset mirror and publisher: a stream with nothing to do now rests until it changes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import dagster as dg
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from highwater.declaration import Stream
 from highwater.orchestration.sensing.dead_workers import end_runs_without_worker
@@ -25,43 +26,46 @@ REST = timedelta(minutes=10)
 REST_JITTER = 0.25
 # Dagster's storage sets the times of runs by its own clock, which may differ from ours.
 CLOCKS = timedelta(minutes=1)
+NONE_ENDED = "-"
 
 
 @dataclass(frozen=True)
 class RestingStream:
-    """A stream in which a complete look found nothing to do.
+    """A stream in which a complete look found nothing to do, or only work of runs that are under way.
 
     Args:
         since: when the look began, in UTC.
         until: when the next look is due at the latest, in UTC.
         revisions: revisions of the stream's plans at that time.
+        ended: names the run that had ended last by then; `-` if none had for a while.
     """
 
     since: datetime
     until: datetime
     revisions: str
+    ended: str = NONE_ENDED
 
     @classmethod
     def parse(cls, cursor: str | None) -> RestingStream | None:
         """The rest that a cursor holds; None if it holds none."""
         try:
-            mark, since, until, revisions = (cursor or "").split(" ")
+            mark, since, until, revisions, ended = (cursor or "").split(" ")
             begins, ends = (datetime.fromtimestamp(int(text), UTC) for text in (since, until))
         except (ValueError, OverflowError, OSError):
             return None
-        return cls(begins, ends, revisions) if mark == "rest" else None
+        return cls(begins, ends, revisions, ended) if mark == "rest" else None
 
     def to_cursor(self) -> str:
-        """The stored form, 43 bytes."""
-        return f"rest {self.since.timestamp():.0f} {self.until.timestamp():.0f} {self.revisions}"
+        """The stored form, 60 bytes."""
+        return f"rest {self.since.timestamp():.0f} {self.until.timestamp():.0f} {self.revisions} {self.ended}"
 
 
 class RestingStreams:
     """The streams at rest, by one question to the ledger and one to Dagster.
 
-    A stream is looked at again when something of it was planned or accepted, when one of its runs began or ended, and
-    when its rest is over. So a change that neither ledger nor Dagster shows, such as a table that was deleted, is found
-    within a rest.
+    A stream is looked at again when something of it was planned or accepted, when one of its runs ended, and when its
+    rest is over. So a change that neither ledger nor Dagster shows, such as a table that was deleted, is found within a
+    rest. A run that begins wakes no stream: what it commits is complete at its end.
 
     Args:
         context: the streams, and their clients.
@@ -76,15 +80,16 @@ class RestingStreams:
         rests = {
             name: rest for name, cursor in context.cursors.items() if (rest := RestingStream.parse(cursor)) is not None
         }
-        ran = _read_last_changes(context.instance, min((one.since for one in rests.values()), default=None))
+        ended = _read_last_ends(context.instance, min((one.since for one in rests.values()), default=None))
         self._at_rest = {
             name
             for name, rest in rests.items()
             # A rest that begins later than now is from before the clock was set back.
             if rest.since - CLOCKS <= context.now < rest.until
-            and rest.revisions == _hash_revisions(self._revisions.get(name, ""))
-            and (ran is not None and ran.get(name, rest.since - CLOCKS) <= rest.since - CLOCKS)
+            and rest.revisions == _hash(self._revisions.get(name, ""))
+            and (ended is not None and ended.get(name, rest.ended) == rest.ended)
         }
+        self._ended = ended or {}
 
     def is_at_rest(self, stream: str) -> bool:
         """Whether nothing of a stream changed since its rest began."""
@@ -93,34 +98,44 @@ class RestingStreams:
     def begin(self, stream: str, lasts: timedelta = REST) -> str:
         """The cursor of a stream in which a complete look found nothing to do."""
         lasts *= random.uniform(1 - REST_JITTER, 1 + REST_JITTER)  # noqa: S311 - no secret depends on it
-        return RestingStream(self._now, self._now + lasts, _hash_revisions(self._revisions.get(stream, ""))).to_cursor()
+        return self.rest_until(stream, self._now + lasts)
+
+    def rest_until(self, stream: str, until: datetime) -> str:
+        """The cursor of a stream that is looked at again at a time, if nothing of it changes before."""
+        revisions = _hash(self._revisions.get(stream, ""))
+        return RestingStream(self._now, until, revisions, self._ended.get(stream, NONE_ENDED)).to_cursor()
 
 
-def _hash_revisions(revisions: str) -> str:
-    """A text of fixed length for the revisions of any number of topics."""
+def _hash(text: str) -> str:
+    """A text of fixed length, for the revisions of any number of topics."""
     from hashlib import sha256
 
-    return sha256(revisions.encode()).hexdigest()[:16]
+    return sha256(text.encode()).hexdigest()[:16]
 
 
-def _read_last_changes(instance: dg.DagsterInstance, since: datetime | None) -> dict[str, datetime] | None:
-    """The last change of a run of each stream, of those that changed since then; None if they are too many to read."""
+def _read_last_ends(instance: dg.DagsterInstance, since: datetime | None) -> dict[str, str] | None:
+    """Which run of each stream ended last, of those that did since then; None if they are too many to read.
+
+    Times are compared with each other alone, since they are set by the clock of Dagster's storage, some of them to the
+    second: so several runs may be the last one together.
+    """
     if since is None:
         return {}
-    records = instance.get_run_records(dg.RunsFilter(updated_after=since - CLOCKS), limit=RECORDS)
+    ended = dg.RunsFilter(statuses=FINISHED_STATUSES, updated_after=since - CLOCKS)
+    records = instance.get_run_records(ended, limit=RECORDS)
     if len(records) == RECORDS:
         return None
-    found: dict[str, datetime] = {}
+    last: dict[str, tuple[datetime, list[str]]] = {}
     for record in records:
-        at = record.update_timestamp
-        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+        at, run = record.update_timestamp, record.dagster_run.run_id
         for name in select_stream_names(record):
-            found[name] = max(at, found.get(name, at))
-    return found
+            newest, runs = last.get(name, (at, []))
+            last[name] = (max(at, newest), [run] if at > newest else [*runs, run] if at == newest else runs)
+    return {name: _hash(f"{at} {sorted(runs)}") for name, (at, runs) in last.items()}
 
 
 class RestingRound:
-    """A round that lets idle streams rest.
+    """A round that lets streams rest that are idle, or that only wait for their runs.
 
     Args:
         context: the streams, and their clients.
@@ -144,7 +159,11 @@ class RestingRound:
         if self._rests.is_at_rest(stream.name):
             return None
         tick = self._look(stream, None if RestingStream.parse(cursor) is not None else cursor)
-        return replace(tick, cursor=self._rests.begin(stream.name)) if tick.idle else tick
+        if tick.idle:
+            return replace(tick, cursor=self._rests.begin(stream.name))
+        if tick.until is not None:
+            return replace(tick, cursor=self._rests.rest_until(stream.name, tick.until))
+        return tick
 
 
 def begin_repair(context: RoundContext) -> RestingRound:

@@ -60,6 +60,7 @@ class Tick:
         cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
         error: the fault that needs a person; the rest of the tick counts all the same.
         idle: whether everything was checked, and no work is left until something changes.
+        until: when to look again unless a run of the stream ends or its plans change before; None for the next tick.
     """
 
     keys: Sequence[str] = ()
@@ -69,6 +70,7 @@ class Tick:
     cursor: str | None = None
     error: PermanentError | None = None
     idle: bool = False
+    until: datetime | None = None
 
     @property
     def message(self) -> str:

@@ -167,11 +167,12 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
                 "".join(seen),
                 outputs.begin,
                 "".join(outputs.calm),
+                "".join(outputs.alerting),
                 [one.stream for one in ledger.alerts.read_open().values()],
             )
         )
         begin = outputs.begin
-    assert found == [("ab", "c", "a", ["b"]), ("cd", "a", "cd", ["b"]), ("ac", "d", "ac", ["b"])]
+    assert found == [("ab", "c", "a", "b", ["b"]), ("cd", "a", "cd", "", ["b"]), ("ac", "d", "ac", "", ["b"])]
 
 
 def test_an_alert_that_cannot_be_measured_has_the_remedy_of_its_error(

@@ -18,7 +18,11 @@ from highwater.errors import DependencyUnavailableError
 from highwater.orchestration.asset_keys import build_table_key
 from highwater.orchestration.sensing import expiring_records as module
 from highwater.orchestration.sensing import repairing
-from highwater.orchestration.sensing.expiring_records import compute_margin, list_endangered_slices
+from highwater.orchestration.sensing.expiring_records import (
+    compute_longest_wait,
+    compute_margin,
+    list_endangered_slices,
+)
 from highwater.orchestration.sensing.repairing import put_first
 from highwater.orchestration.sensing.run_requests import build_first_requests, build_repair_requests
 from highwater.orchestration.sensing.stream_ticks import build_run_requests
@@ -87,6 +91,21 @@ def test_a_slice_with_records_within_the_margin_is_endangered(
     assert list_endangered_slices(kafka, STREAM, [unavailable, *slices]) == expected, (
         "one that cannot be asked keeps back no other"
     )
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [(10 * HOUR, timedelta(minutes=2)), (timedelta(minutes=8), timedelta(seconds=36)), (None, timedelta(minutes=2))],
+    ids=["the most", "a tenth of the margin", "kept for ever"],
+)
+def test_unread_slices_are_looked_at_again_long_before_retention_takes_them(
+    monkeypatch: pytest.MonkeyPatch, stored: timedelta | None, expected: timedelta
+) -> None:
+    kept = "-1" if stored is None else str(stored // timedelta(milliseconds=1))
+    monkeypatch.setattr(module, "fetch_topic_settings", lambda *_: {"retention.ms": Setting(kept, "x")})
+    kafka: Any = FakeHourlyTopic()
+    assert compute_longest_wait(kafka, STREAM, [ONE, TWO], timedelta(minutes=2)) == expected
+    assert compute_longest_wait(kafka, STREAM, [], timedelta(minutes=2)) == timedelta(minutes=2)
 
 
 def test_endangered_slices_are_read_first_and_only_read() -> None:

@@ -30,6 +30,7 @@ from highwater.errors import (
 from highwater.mirroring import GroupOffset, MirrorMark
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.sensing import offset_mirror
+from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
 from highwater.resources import consumer_groups
@@ -123,7 +124,10 @@ class FakeDeployment:
         prove(self.lake, "orders", slices, "raw", "events", "rejects", **changes)
 
     def tick(self, now: datetime = NOW) -> list[str]:
-        return [*offset_mirror.tick(self.ledger, self, self.lake, STREAM, now).lines]  # type: ignore[arg-type]
+        return [*self.look(now).lines]
+
+    def look(self, now: datetime = NOW) -> Tick:
+        return offset_mirror.tick(self.ledger, self, self.lake, STREAM, now)  # type: ignore[arg-type]
 
     def positions(self, topic: str = "orders") -> list[int | None]:
         return [held.offset if (held := self.group.get((topic, p))) else None for p in (0, 1)]
@@ -205,7 +209,8 @@ def test_a_tick_looks_only_behind_what_is_known_to_be_done(played: FakeDeploymen
     assert played.positions() == [600, 600]
     assert len(played.asked) == 20 + 40 + 80
     played.asked.clear()
-    played.tick()
+    look = played.look()
+    assert (look.idle, look.until) == (False, NOW + offset_mirror.WORKING_REST), "until a run ends"
     assert played.asked == [f"orders@{n:07d}" for n in range(60, 80)], "what waits behind it is not looked at"
 
 
@@ -214,8 +219,8 @@ def test_a_long_way_is_gone_in_ticks(played: FakeDeployment, monkeypatch: pytest
     played.open()
     played.settle(played.plan(*range(70)))
     was_committed = []
-    for _ in range(4):
-        played.tick()
+    for goes_on in (True, True, False, False):
+        assert (played.look().until is None) == goes_on
         was_committed.append(played.positions()[0])
     assert was_committed == [300, 600, 700, 700]
     assert len(played.asked) == 70
@@ -296,7 +301,9 @@ def test_a_partition_that_cannot_be_compared_is_left_as_it_is(played: FakeDeploy
     played.tick()
     played.settle(played.plan(1))
     played.divergence = Divergence(unsure={0: "no answer"})
-    assert "not compared now: partitions 0" in "; ".join(played.tick())
+    look = played.look()
+    assert "not compared now: partitions 0" in "; ".join(look.lines)
+    assert (look.idle, look.until) == (False, None), "the next tick compares it"
     assert played.positions() == [10, 20]
     played.divergence = SOUND
     leaderless = PartitionState(None, None, None, None)

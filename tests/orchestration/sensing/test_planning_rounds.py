@@ -521,12 +521,62 @@ def test_an_idle_stream_rests_until_something_changes(
     moved = replace(rest, since=rest.since + ahead, until=rest.until + ahead).to_cursor()
     ours.cursors["repair"] = Cursor(streams={**streams, "s000": moved}).to_json()
     assert visited() == ["s000", "s002"], "the clock was set back by an hour since the rest began"
-    run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
-    ours.instance.add_run(run)
-    assert visited() == ["s001", "s002"], "a run began or ended"
+    for ended in (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED):
+        begun = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.STARTED)
+        ours.instance.add_run(begun)
+        assert visited() == ["s002"], "a run that begins says nothing of its slices"
+        ours.instance.add_run(dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=ended))
+        assert visited() == ["s001", "s002"], "a run ended"
+        assert visited() == ["s002"], "once is enough"
     long_ago = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "").to_cursor()
     ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
     assert visited() == everything, "the rest is over"
+
+
+@pytest.mark.parametrize("sensor", ["repair", "offset_mirror"])
+def test_a_stream_that_waits_for_its_runs_rests_for_as_long_as_its_look_allows(
+    sensor: str, deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, looked = deployed(3), list[str]()
+    untils = {"s000": timedelta(minutes=1), "s001": timedelta(0)}
+
+    def look(*given: Any) -> Tick:
+        [stream] = [one for one in given if isinstance(one, Stream)]
+        looked.append(stream.name)
+        until = untils.get(stream.name)
+        return Tick(lines=["1 being worked on"], until=None if until is None else datetime.now(UTC) + until)
+
+    monkeypatch.setattr(resting_rounds, {"repair": "repair", "offset_mirror": "mirror"}[sensor], look)
+    ours.tick(sensor)
+    looked.clear()
+    ours.tick(sensor)
+    assert sorted(looked) == ["s001", "s002"]
+    rest = resting_rounds.RestingStream.parse(Cursor.parse(ours.cursors[sensor]).streams["s000"])
+    assert rest is not None
+    assert timedelta(seconds=58) <= rest.until - rest.since <= timedelta(seconds=61), "it is no longer by chance"
+
+
+def test_alerts_measure_a_stream_again_by_what_they_found(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, measured = deployed(3), list[str]()
+
+    def measure(*_: object, resting: Collection[str], **__: object) -> alerts.TickResult:
+        measured[:] = sorted({"s000", "s001", "s002"} - {*resting})
+        return alerts.TickResult([], calm=["s000"], alerting=["s001"])
+
+    monkeypatch.setattr(alerts, "tick", measure)
+    monkeypatch.setattr(resting_rounds, "random", SimpleNamespace(uniform=lambda *_: 1.0))
+    ours.tick("alerts")
+    rests = {name: resting_rounds.RestingStream.parse(one) for name, one in cursor_of(ours, "alerts").items()}
+    lasts = {name: rest.until - rest.since for name, rest in rests.items() if rest is not None}
+    assert lasts == {"s000": sensors.ALERT_REST, "s001": sensors.ALERTING_REST}
+    ours.tick("alerts")
+    assert measured == ["s002"], "it could not be measured whole"
+
+
+def cursor_of(deployment: Deployment, sensor: str) -> Mapping[str, str]:
+    return Cursor.parse(deployment.cursors[sensor]).streams
 
 
 def test_streams_that_rest_together_wake_up_apart(
@@ -544,7 +594,7 @@ def test_streams_that_rest_together_wake_up_apart(
 
 
 def test_a_rest_that_cannot_be_read_is_none() -> None:
-    rest = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "abc")
+    rest = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "abc", "def")
     assert resting_rounds.RestingStream.parse(rest.to_cursor()) == rest
     for text in (
         None,
@@ -553,8 +603,9 @@ def test_a_rest_that_cannot_be_read_is_none() -> None:
         "oldest",
         "rest",
         "rest 1 2",
-        "rest a b c",
-        "wait 1 2 c",
-        f"rest {10**30} 2 c",
+        "rest 1 2 c",
+        "rest a b c 0",
+        "wait 1 2 c 0",
+        f"rest {10**30} 2 c 0",
     ):
         assert resting_rounds.RestingStream.parse(text) is None

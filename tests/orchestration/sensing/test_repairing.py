@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 
 from highwater.orchestration.asset_keys import TABLES, build_table_key
 from highwater.orchestration.sensing import dead_workers, repairing, stream_ticks
+from highwater.orchestration.sensing.resting_rounds import RestingStream
 from highwater.orchestration.sensing.rounds import Cursor
 from tests.helpers.sensor_ticks import SOON, end_grace
 from tests.helpers.ticking import Ticking
@@ -32,6 +34,30 @@ def test_a_run_in_flight_keeps_repair_away(planned: Ticking) -> None:
     ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
     requests = ours.tick("repair").run_requests
     assert [r.tags["dagster/asset_partition_range_start"] for r in requests] == [keys[3]]
+
+
+def test_a_stream_whose_slices_all_have_runs_is_left_to_them(planned: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tick looked at each stream of a full queue, and could decide nothing."""
+    monkeypatch.setattr(repairing, "compute_longest_wait", lambda _, __, slices, most: most / len(slices))
+    ours = planned
+    keys, slices = ours.keys(), ours.ledger.list_slices("orders")
+    ours.run(keys[1:], dg.DagsterRunStatus.STARTED)
+
+    def look() -> tuple[int, timedelta | None]:
+        requests = ours.tick("repair").run_requests
+        rest = RestingStream.parse(Cursor.parse(ours.cursors["repair"]).streams.get("orders"))
+        return len(requests), None if rest is None else rest.until - rest.since
+
+    assert look() == (1, None), "one has no run"
+    ours.run(keys[:1], dg.DagsterRunStatus.QUEUED)
+    requests, wait = look()
+    assert requests == 0
+    assert wait is not None
+    assert abs(wait - repairing.WORKING_REST / len(keys)) < timedelta(seconds=2), "all are unread"
+    ours.fill(slices[:1], *[table.name for table in TABLES])
+    ours.cursors["repair"] = None
+    assert look() == (0, None), "Dagster lacks what one brought"
+    assert look()[1] is not None, "and its run is under way"
 
 
 @pytest.mark.slow
