@@ -64,7 +64,7 @@ RETRY_SECONDS = 10
 # A slice of a dead worker is committed within three minutes: 60 s until its lease ends, this interval, and 20 s until
 # the second look.
 REPAIR_SECONDS = 30
-# The longest time before ordinary tools show that a slice is done.
+# The longest time before ordinary tools show that the slices of an ended run are done.
 MIRROR_SECONDS = 30
 # The longest time before a run is requested for the events of a slice that is done.
 PUBLISH_SECONDS = 20
@@ -73,7 +73,8 @@ ALERT_SECONDS = 45
 # A stream without a condition to report is measured again after this time, or as soon as something of it changes. It
 # takes 0.2 s, so 100 such streams take 4 s of each minute. The shortest thresholds are minutes.
 ALERT_REST = timedelta(minutes=5)
-# With a condition to report: when it ends otherwise than by a run, that is reported after this time.
+# With a condition to report: when it ends otherwise than by a run, or another one begins, that is reported after this
+# time and the interval.
 ALERTING_REST = timedelta(minutes=2)
 # A tick's message and its log name at most this number of streams; Dagster stores both.
 STREAMS_SHOWN = 20
@@ -386,14 +387,12 @@ def build_alerts_sensor(
         required_resource_keys={"kafka", "ledger", "lake"},
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        connections, cursor = context.resources, Cursor.parse(context.cursor)
+        connections, cursor, now = context.resources, Cursor.parse(context.cursor), datetime.now(UTC)
         names = [shell.name for shell in SHELLS]
         stopped = find_stopped_sensors(context.instance, names)
         try:
             ledger = connections.ledger.open()
-            rests = RestingStreams(
-                RoundContext(context.instance, connections, streams, cursor.streams, datetime.now(UTC))
-            )
+            rests = RestingStreams(RoundContext(context.instance, connections, streams, cursor.streams, now))
             faulty = {one.stream for one in ledger.sensor_faults.list_all()}
             resting = {s.name for s in streams if rests.is_at_rest(s.name) and s.name not in faulty}
             with limit_time(LIMIT_SECONDS):
@@ -406,7 +405,7 @@ def build_alerts_sensor(
                     sensors=lambda: [
                         *measure_sensors(context.instance, names, list_known_secrets()),
                         *measure_schedules(context.instance, [stream.name for stream in streams]),
-                        *measure_skipped_streams(ledger, streams, names, datetime.now(UTC), stopped),
+                        *measure_skipped_streams(ledger, streams, names, now, stopped),
                         measure_stream_files(files),
                     ],
                     begin=cursor.begin,
@@ -419,7 +418,7 @@ def build_alerts_sensor(
             context.log.info(line)
         lefts = {name: cursor.streams[name] for name in resting}
         lefts |= {name: rests.begin(name, ALERT_REST) for name in done.calm}
-        lefts |= {name: rests.begin(name, ALERTING_REST) for name in done.alerting}
+        lefts |= {name: rests.rest_until(name, now + ALERTING_REST) for name in done.alerting}
         return dg.SensorResult(skip_reason="; ".join(done.lines), cursor=Cursor(done.begin, "", lefts).to_json())
 
     return tick

@@ -78,11 +78,11 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
 
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """
-    tries = context.op_execution_context.retry_number
-    named = bind_log_fields(stream=stream.name, table=table.name, **build_slice_fields(context.partition_keys))
+    tries, keys = context.op_execution_context.retry_number, context.partition_keys  # Dagster's database is asked
+    named = bind_log_fields(stream=stream.name, table=table.name, **build_slice_fields(keys))
     with named, translate_errors(tries, context.resources.spark.interrupt if table.spark else do_nothing):
-        ensure_not_blocked(context.instance, stream, table.name, context.partition_keys)
-        work = _open_work(context, stream, context.partition_keys, spark=table.spark)
+        ensure_not_blocked(context.instance, stream, table.name, keys)
+        work = _open_work(context, stream, keys, spark=table.spark)
         guards = build_step_guards(table.name, work.ledger, work.kafka, work.lake, stream)
         with emit_lineage(work, table, context.run.job_name) as report_lineage:
             with report_to_breaker(work, table.name, tries), guard_dependencies(*guards):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 FAILURES = 3
 # Ticks come every ten seconds, so a recovery is noticed at most 70 seconds later.
 COOL_DOWN = timedelta(seconds=60)
+# A tick's question. Others may have counted failures while a step, which takes longer, was asking.
+SHORT_SECONDS = 5.0
 
 
 class LedgerStorage(pybreaker.CircuitBreakerStorage):
@@ -110,7 +113,7 @@ class Guard:
         self.name = name
         self._breakers = breakers
         self._probe = probe
-        self._had_failures = True
+        self._sound_at = -SHORT_SECONDS
 
     def enter(self) -> None:
         """Ensure that the dependency may be asked: it may be by the probe, which is made here.
@@ -121,7 +124,7 @@ class Guard:
         """
         storage = LedgerStorage(self._breakers, self.name)
         if storage.row.state == pybreaker.STATE_CLOSED:
-            self._had_failures = storage.row.failures > 0
+            self._sound_at = -SHORT_SECONDS if storage.row.failures else time.monotonic()
             return
         try:
             _build_breaker(storage).call(self._probe)
@@ -134,8 +137,8 @@ class Guard:
             _build_breaker(LedgerStorage(self._breakers, self.name, error.problem)).call(_raise, error)
 
     def record_answer(self) -> None:
-        """Count that it answered; where no failure was counted before it was asked, there is nothing to take back."""
-        if not self._had_failures:
+        """Count that it answered. Where no failure was counted a moment ago, there is none to take back."""
+        if time.monotonic() - self._sound_at < SHORT_SECONDS:
             return
         with suppress(pybreaker.CircuitBreakerError):
             _build_breaker(LedgerStorage(self._breakers, self.name)).call(_do_nothing)

@@ -12,17 +12,19 @@ import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 # The sensors look at the tables of all streams in turn, at each at least once in two minutes while it has work. A table
-# takes 0.1 MB and its files 2 kB each: 200 MB at the most.
+# takes 0.1 MB and its files 2 kB each: 200 MB, and what the tables have that were used last, such as all of one stream.
 IDLE_TABLES = 1_000
 IDLE_FILES = 50_000
+LAST_TABLES = 16
 IDLE_SECONDS = 180.0
+# To list the files of a table takes 0.5 µs for each, and a commit adds few.
+COUNTED_EVERY = 20
 # Of an entry of a log: what says of the commit, and the names of some of its files. One of OPTIMIZE can be very long.
 HEAD_BYTES = 65_536
 
@@ -59,6 +61,7 @@ class _OpenTable:
     path: str
     table: DeltaTable
     files: int = 0
+    counted: int = -COUNTED_EVERY
     version: int = -1
     entry: bytes | None = None
     idle_since: float = 0.0
@@ -68,6 +71,8 @@ class _OpenTable:
         if (version := self.table.version()) != self.version:
             self.version = version
             self.entry = read_entry(self.table, version)
+            if abs(version - self.counted) >= COUNTED_EVERY:
+                self.files, self.counted = len(self.table.file_uris()), version
 
 
 class LentTable(DeltaTable):
@@ -97,7 +102,7 @@ class TablePool:
 
     Args:
         size: the most tables that are kept, those that were used last.
-        files: the most files that all of these have together.
+        files: the most files that these have together, without the last few tables, which are kept with any number.
         idle_seconds: how long one is kept.
     """
 
@@ -113,7 +118,7 @@ class TablePool:
 
     def lend(self, path: str, table: DeltaTable) -> LentTable:
         """Let somebody have a table that was just opened; it comes to the pool when they let go of it."""
-        opened = _OpenTable(path, table, len(table.file_uris()))
+        opened = _OpenTable(path, table)
         opened.follow()
         return self._lend(opened)
 
@@ -162,9 +167,13 @@ class TablePool:
 
     def _drop_old(self, now: float) -> None:
         newest = [one for one in self._idle if now - one.idle_since <= self._idle_seconds][-self._size :]
-        files = accumulate(one.files for one in reversed(newest))
-        many = len([*takewhile(lambda total: total <= self._files, files)])
-        self._idle = newest[len(newest) - many :]
+        kept, files = newest[-LAST_TABLES:], 0
+        for one in reversed(newest[:-LAST_TABLES]):
+            # A table with too many leaves the room to others.
+            if files + one.files <= self._files:
+                files += one.files
+                kept.insert(0, one)
+        self._idle = kept
 
 
 POOL = TablePool()

@@ -31,7 +31,7 @@ def add(
 def test_runs_of_other_streams_hide_none(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many streams the failures of the last hour fell out: the waits began again, and no slice was exhausted."""
     monkeypatch.setattr(run_history, "RECORDS", 2)
-    monkeypatch.setattr(run_history, "RECORDS_OF_ALL", 2)
+    monkeypatch.setattr(run_history, "ENDED_RECORDS", 2)
     with dg.DagsterInstance.ephemeral() as instance:
         taken = {add(instance, {**NAMED, PARTITION: key}) for key in KEYS[:3]}
         taken.add(add(instance, {PARTITION: KEYS[3]}, "__ASSET_JOB", ["raw"]))  # from the page of the assets

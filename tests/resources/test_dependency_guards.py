@@ -102,6 +102,12 @@ def test_an_answer_takes_earlier_failures_back_and_else_asks_the_ledger_once(
     with guard_dependencies(guard):
         thing.ask()
     assert reads == [KAFKA]
+    monkeypatch.setattr(dependency_guards, "SHORT_SECONDS", 0.0)
+    with guard_dependencies(thing.guard()):
+        thing.unavailable = True
+        assert thing.work() == "away", "another one asks while this one takes its time"
+        thing.unavailable = False
+    assert Ledger(thing.url).breakers.read_dependency(KAFKA).failures == 0
 
 
 def test_while_it_is_open_nobody_asks_and_then_one_does(thing: FakeDependency) -> None:

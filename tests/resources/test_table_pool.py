@@ -232,18 +232,39 @@ def test_tables_are_kept_for_a_while_and_not_too_many(tmp_path: Path, monkeypatc
     assert [pool.take(path) for path in paths] == [None] * 3
 
 
-def test_tables_with_many_files_take_the_place_of_more_tables(tmp_path: Path) -> None:
+def test_a_table_with_too_many_files_leaves_its_room_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deltalake import DeltaTable
 
-    pool, paths = TablePool(files=3), [str(tmp_path / f"{n}") for n in range(3)]
+    monkeypatch.setattr(table_pool, "LAST_TABLES", 1)
+    pool, paths = TablePool(files=2), [str(tmp_path / f"{n}") for n in range(4)]
     for path in paths:
         add(path, 0)
-    add(paths[0], 1)
+    for number in (1, 2):
+        add(paths[1], number)
     for path in paths:
         pool.lend(path, DeltaTable(path))
-    assert [pool.take(path) is not None for path in paths] == [False, True, True], "the first has two files of three"
-    pool.lend(paths[0], DeltaTable(paths[0]))
-    assert [pool.take(path) is not None for path in paths] == [True, False, True], "it was used last"
+    assert [pool.take(path) is not None for path in paths] == [True, False, True, True], "the second has three files"
+    pool.lend(paths[1], DeltaTable(paths[1]))
+    assert pool.take(paths[1]) is not None, "whatever was used last is kept"
+    assert [pool.take(path) is not None for path in paths] == [False, True, True, True], "two others have room"
+
+
+def test_files_are_counted_while_a_table_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that is looked at all the time is never opened again."""
+    from deltalake import DeltaTable
+
+    monkeypatch.setattr(table_pool, "LAST_TABLES", 1)
+    monkeypatch.setattr(table_pool, "COUNTED_EVERY", 3)
+    pool, grows, other = TablePool(files=3), str(tmp_path / "grows"), str(tmp_path / "other")
+    for path in (grows, other):
+        add(path, 0)
+        pool.lend(path, DeltaTable(path))
+    kept = []
+    for number in range(1, 5):
+        add(grows, number)
+        kept.append(pool.take(grows) is not None)
+        assert pool.take(other) is not None
+    assert kept == [True, True, True, False], "four files were counted in version 3"
 
 
 def test_the_number_of_a_table_is_known_where_its_log_was_cleaned_since(path: str) -> None:

@@ -192,11 +192,12 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
             else []
         ),
     ]
-    # Each slice that is not done has a line, and so has a breaker that is not closed.
-    idle = not lines and not seen.lost and seen.cursor == OLDEST
-    # Nothing but slices that their runs work on, or will: repair has nothing to decide until one of these ends.
-    works = len(lines) == 1 and {*decided.repair.in_flight} == seen.lacking.keys() and seen.cursor == OLDEST
-    until = _compute_next_look(resources.kafka.open(), stream, seen, now) if works else None
+    # Whatever needs a further look has a line, but for slices of an ordered stream that wait for their turn.
+    idle = not lines and not seen.lacking and not seen.lost and seen.cursor == OLDEST
+    # Only slices that their runs work on, or will: repair has nothing to decide until one of these ends.
+    works = bool(seen.lacking) and seen.lacking.keys() <= list_in_flight(runs)
+    quiet = not seen.lost and len(lines) == bool(decided.repair.in_flight)
+    until = _compute_next_look(resources.kafka.open(), stream, seen, now) if works and quiet else None
     return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, idle=idle, until=until)
 
 

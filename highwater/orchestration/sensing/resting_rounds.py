@@ -26,46 +26,50 @@ REST = timedelta(minutes=10)
 REST_JITTER = 0.25
 # Dagster's storage sets the times of runs by its own clock, which may differ from ours.
 CLOCKS = timedelta(minutes=1)
-NONE_ENDED = "-"
+# In a cursor, for what is not there.
+NONE = "-"
 
 
 @dataclass(frozen=True)
 class RestingStream:
-    """A stream in which a complete look found nothing to do, or only work of runs that are under way.
+    """A stream in which a look found nothing to do, or only work of runs that are under way.
 
     Args:
         since: when the look began, in UTC.
         until: when the next look is due at the latest, in UTC.
         revisions: revisions of the stream's plans at that time.
         ended: names the run that had ended last by then; `-` if none had for a while.
+        place: the cursor of the look itself; `-` for none.
     """
 
     since: datetime
     until: datetime
     revisions: str
-    ended: str = NONE_ENDED
+    ended: str = NONE
+    place: str = NONE
 
     @classmethod
     def parse(cls, cursor: str | None) -> RestingStream | None:
         """The rest that a cursor holds; None if it holds none."""
         try:
-            mark, since, until, revisions, ended = (cursor or "").split(" ")
+            mark, since, until, revisions, ended, place = (cursor or "").split(" ")
             begins, ends = (datetime.fromtimestamp(int(text), UTC) for text in (since, until))
         except (ValueError, OverflowError, OSError):
             return None
-        return cls(begins, ends, revisions, ended) if mark == "rest" else None
+        return cls(begins, ends, revisions, ended, place) if mark == "rest" else None
 
     def to_cursor(self) -> str:
-        """The stored form, 60 bytes."""
-        return f"rest {self.since.timestamp():.0f} {self.until.timestamp():.0f} {self.revisions} {self.ended}"
+        """The stored form, some 70 bytes."""
+        times = f"{self.since.timestamp():.0f} {self.until.timestamp():.0f}"
+        return f"rest {times} {self.revisions} {self.ended} {self.place}"
 
 
 class RestingStreams:
     """The streams at rest, by one question to the ledger and one to Dagster.
 
-    A stream is looked at again when something of it was planned or accepted, when one of its runs ended, and when its
-    rest is over. So a change that neither ledger nor Dagster shows, such as a table that was deleted, is found within a
-    rest. A run that begins wakes no stream: what it commits is complete at its end.
+    A stream is looked at again when something of it was planned or accepted, when one of its runs ended, a minute after
+    that, and when its rest is over. So a change that neither ledger nor Dagster shows, such as a table that was
+    deleted, is found within a rest. A run that begins wakes no stream.
 
     Args:
         context: the streams, and their clients.
@@ -77,16 +81,15 @@ class RestingStreams:
     def __init__(self, context: RoundContext) -> None:
         self._now = context.now
         self._revisions = context.resources.ledger.open().topics.read_revisions()
-        rests = {
-            name: rest for name, cursor in context.cursors.items() if (rest := RestingStream.parse(cursor)) is not None
-        }
+        parsed = {name: RestingStream.parse(cursor) for name, cursor in context.cursors.items()}
+        self._before = {name: rest for name, rest in parsed.items() if rest is not None}
+        # A rest that begins later than now is from before the clock was set back.
+        rests = {name: rest for name, rest in self._before.items() if rest.since - CLOCKS <= context.now < rest.until}
         ended = _read_last_ends(context.instance, min((one.since for one in rests.values()), default=None))
         self._at_rest = {
             name
             for name, rest in rests.items()
-            # A rest that begins later than now is from before the clock was set back.
-            if rest.since - CLOCKS <= context.now < rest.until
-            and rest.revisions == _hash(self._revisions.get(name, ""))
+            if rest.revisions == _hash(self._revisions.get(name, ""))
             and (ended is not None and ended.get(name, rest.ended) == rest.ended)
         }
         self._ended = ended or {}
@@ -95,15 +98,22 @@ class RestingStreams:
         """Whether nothing of a stream changed since its rest began."""
         return stream in self._at_rest
 
-    def begin(self, stream: str, lasts: timedelta = REST) -> str:
+    def begin(self, stream: str, lasts: timedelta = REST, place: str | None = None) -> str:
         """The cursor of a stream in which a complete look found nothing to do."""
         lasts *= random.uniform(1 - REST_JITTER, 1 + REST_JITTER)  # noqa: S311 - no secret depends on it
-        return self.rest_until(stream, self._now + lasts)
+        return self.rest_until(stream, self._now + lasts, place)
 
-    def rest_until(self, stream: str, until: datetime) -> str:
-        """The cursor of a stream that is looked at again at a time, if nothing of it changes before."""
+    def rest_until(self, stream: str, until: datetime, place: str | None = None) -> str:
+        """The cursor of a stream that is looked at again at a time, if nothing of it changes before.
+
+        Some of what follows from a run's end comes seconds later: what repair records of it, a commit that its killed
+        worker began, another run's end that bears an earlier time. So the first rest after an end is a short one.
+        """
+        before, ended = self._before.get(stream), self._ended.get(stream, NONE)
+        if before is None or ended not in {NONE, before.ended}:
+            until = min(until, self._now + CLOCKS)
         revisions = _hash(self._revisions.get(stream, ""))
-        return RestingStream(self._now, until, revisions, self._ended.get(stream, NONE_ENDED)).to_cursor()
+        return RestingStream(self._now, until, revisions, ended, place or NONE).to_cursor()
 
 
 def _hash(text: str) -> str:
@@ -116,8 +126,8 @@ def _hash(text: str) -> str:
 def _read_last_ends(instance: dg.DagsterInstance, since: datetime | None) -> dict[str, str] | None:
     """Which run of each stream ended last, of those that did since then; None if they are too many to read.
 
-    Times are compared with each other alone, since they are set by the clock of Dagster's storage, some of them to the
-    second: so several runs may be the last one together.
+    Ends are compared with each other alone, since their times are by the clocks of workers and of Dagster's storage.
+    Some are to the second: so several runs may be the last one together.
     """
     if since is None:
         return {}
@@ -158,11 +168,12 @@ class RestingRound:
         """Look at the stream unless it rests; raises what the look does."""
         if self._rests.is_at_rest(stream.name):
             return None
-        tick = self._look(stream, None if RestingStream.parse(cursor) is not None else cursor)
+        rest = RestingStream.parse(cursor)
+        tick = self._look(stream, cursor if rest is None else None if rest.place == NONE else rest.place)
         if tick.idle:
-            return replace(tick, cursor=self._rests.begin(stream.name))
+            return replace(tick, cursor=self._rests.begin(stream.name, place=tick.cursor))
         if tick.until is not None:
-            return replace(tick, cursor=self._rests.rest_until(stream.name, tick.until))
+            return replace(tick, cursor=self._rests.rest_until(stream.name, tick.until, tick.cursor))
         return tick
 
 

@@ -25,8 +25,9 @@ from highwater.resources.ledger.engine import KEYS_PER_STATEMENT
 MEMORY = timedelta(days=1)
 # Runs that are asked for at once: some megabytes of memory.
 RECORDS = 2_000
-# More runs than these are not read of all streams to find those of one: 2,000 take 0.2 s, and the 150 of a stream 0.02.
-RECORDS_OF_ALL = 300
+# More ended runs than these are not read of all streams to find those of one: 2,000 take 0.2 s, and the 150 of a stream
+# 0.02 s.
+ENDED_RECORDS = 300
 # Dagster's daemon starts a retry within seconds; after so long it is taken for lost.
 RETRY_GRACE = timedelta(minutes=5)
 # Ticks ask of the same runs again and again, for an hour while a slice waits: a megabyte of memory.
@@ -86,9 +87,10 @@ def _read_run_records(instance: dg.DagsterInstance, stream: Stream, **filters: A
     a backfill requested by assets, which have no tag. An older run with neither, such as one of a user's own job over
     the stream's assets, is then not found.
     """
-    newest = instance.get_run_records(dg.RunsFilter(**filters), limit=RECORDS_OF_ALL)
+    most = RECORDS if "statuses" in filters else ENDED_RECORDS
+    newest = instance.get_run_records(dg.RunsFilter(**filters), limit=most)
     yield from newest
-    if len(newest) == RECORDS_OF_ALL:
+    if len(newest) == most:
         yield from _iterate_pages(instance, dg.RunsFilter(**filters, tags={STREAM_TAG: stream.name}))
         yield from _iterate_pages(instance, dg.RunsFilter(**filters, job_name=IMPLICIT_ASSET_JOB_NAME))
 

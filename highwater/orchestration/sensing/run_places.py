@@ -26,10 +26,11 @@ _BEGUN = [*_IN_PROGRESS, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILUR
 # Runs that are read to find a place: among them are publications and retries.
 _LOOKED_AT = 100
 _NONE = -1
-# Runs of main topics that wait, for each that may run at once. A run takes 8 s and more, so three of them last 24 s:
-# longer than from one tick of the planner to the next, so that no place stays free. More would only wait, for slices
-# that were cut too early: for 40 busy streams 125 runs waited, and a tick of the planner took a minute.
-QUEUED_PER_PLACE = 3
+# Runs of main topics that wait, for each that may run at once. A run takes 8 s and more, so two of them last about as
+# long as it is from one tick of the planner to the next: 10 s, and up to 5 until the daemon looks. Runs of a backlog
+# take longer. More would only wait, for slices that were cut too early: for 40 busy streams 125 runs waited, and a tick
+# of the planner took a minute.
+QUEUED_PER_PLACE = 2
 # Turns of new slices before a run of tiers. Behind all new slices a retry would wait for the end of every backlog. A
 # stream has one run of tiers at a time, so while the queue is full it has at most one for ten of new slices.
 TURNS_BEFORE_RETRIES = 10

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # The planner looks back so far beyond its own plans, and further where Dagster lacks some of these.
 LOOK_BACK = 20
 # Repair asks the lake for this many slices that Dagster lacks, and for as many of all in turn: 100,000 slices are
-# compared in less than two hours of ticks.
+# compared in less than two hours of ticks, or in seven while all that is not done is left to runs under way.
 PAGE = 500
 # The cursor that begins again; Dagster takes an empty one for "as it was".
 OLDEST = "oldest"

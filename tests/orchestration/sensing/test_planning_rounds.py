@@ -496,6 +496,7 @@ def test_an_idle_stream_rests_until_something_changes(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, looked = deployed(3), list[str]()
+    monkeypatch.setattr(resting_rounds, "random", SimpleNamespace(uniform=lambda *_: 1.0))
 
     def look(_: object, __: object, stream: Stream, cursor: str | None) -> Tick:
         del cursor
@@ -515,6 +516,9 @@ def test_an_idle_stream_rests_until_something_changes(
     ours.tick("planner")
     assert visited() == everything, "slices were planned"
     assert visited() == ["s002"]
+    ours.cursors["repair"] = end_rest(ours, "s000", "s001")
+    assert visited() == everything
+    assert find_rest(ours, "s001") == resting_rounds.REST
     streams = Cursor.parse(ours.cursors["repair"]).streams
     rest, ahead = resting_rounds.RestingStream.parse(streams["s000"]), timedelta(hours=1)
     assert rest is not None
@@ -527,10 +531,63 @@ def test_an_idle_stream_rests_until_something_changes(
         assert visited() == ["s002"], "a run that begins says nothing of its slices"
         ours.instance.add_run(dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=ended))
         assert visited() == ["s001", "s002"], "a run ended"
-        assert visited() == ["s002"], "once is enough"
+        assert visited() == ["s002"]
+        assert find_rest(ours, "s001") == timedelta(minutes=1), "what follows from an end comes seconds later"
+    ours.cursors["repair"] = end_rest(ours, "s001")
+    assert visited() == ["s001", "s002"]
+    assert find_rest(ours, "s001") == resting_rounds.REST
     long_ago = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "").to_cursor()
     ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
     assert visited() == everything, "the rest is over"
+
+
+def find_rest(deployment: Deployment, stream: str, sensor: str = "repair") -> timedelta | None:
+    rest = resting_rounds.RestingStream.parse(cursor_of(deployment, sensor).get(stream))
+    return None if rest is None else rest.until - rest.since
+
+
+def end_rest(deployment: Deployment, *names: str) -> str:
+    """The cursor of repair after the rests of these streams."""
+    streams = {**cursor_of(deployment, "repair")}
+    for name in names:
+        rest = resting_rounds.RestingStream.parse(streams[name])
+        assert rest is not None
+        streams[name] = replace(rest, until=rest.since - timedelta(seconds=1)).to_cursor()
+    return Cursor(streams=streams).to_json()
+
+
+def test_a_look_goes_on_after_a_rest_where_it_was(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more slices than a page each rest began with the first page again."""
+    ours, places = deployed(1), list[str | None]()
+
+    def look(_: object, __: object, ___: object, cursor: str | None) -> Tick:
+        places.append(cursor)
+        return Tick(cursor=f"s000@000000{len(places)}", until=datetime.now(UTC) + timedelta(minutes=1))
+
+    monkeypatch.setattr(resting_rounds, "repair", look)
+    for _ in range(3):
+        ours.tick("repair")
+        ours.cursors["repair"] = end_rest(ours, "s000")
+    assert places == [None, "s000@0000001", "s000@0000002"]
+
+
+def test_a_stream_whose_visits_fail_does_not_keep_the_others_awake(
+    deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rest of long ago made all runs since then be read, which were too many."""
+    ours, seen = deployed(2), list[datetime | None]()
+
+    def read(_: object, since: datetime | None) -> dict[str, str]:
+        seen.append(since)
+        return {}
+
+    monkeypatch.setattr(resting_rounds, "_read_last_ends", read)
+    long_ago = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "").to_cursor()
+    ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
+    ours.tick("repair")
+    assert seen == [None]
 
 
 @pytest.mark.parametrize("sensor", ["repair", "offset_mirror"])
@@ -538,7 +595,7 @@ def test_a_stream_that_waits_for_its_runs_rests_for_as_long_as_its_look_allows(
     sensor: str, deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, looked = deployed(3), list[str]()
-    untils = {"s000": timedelta(minutes=1), "s001": timedelta(0)}
+    untils = {"s000": timedelta(seconds=40), "s001": timedelta(seconds=-2)}
 
     def look(*given: Any) -> Tick:
         [stream] = [one for one in given if isinstance(one, Stream)]
@@ -551,9 +608,9 @@ def test_a_stream_that_waits_for_its_runs_rests_for_as_long_as_its_look_allows(
     looked.clear()
     ours.tick(sensor)
     assert sorted(looked) == ["s001", "s002"]
-    rest = resting_rounds.RestingStream.parse(Cursor.parse(ours.cursors[sensor]).streams["s000"])
+    rest = find_rest(ours, "s000", sensor)
     assert rest is not None
-    assert timedelta(seconds=58) <= rest.until - rest.since <= timedelta(seconds=61), "it is no longer by chance"
+    assert timedelta(seconds=38) <= rest <= timedelta(seconds=50), "it is no longer by chance"
 
 
 def test_alerts_measure_a_stream_again_by_what_they_found(
@@ -568,11 +625,17 @@ def test_alerts_measure_a_stream_again_by_what_they_found(
     monkeypatch.setattr(alerts, "tick", measure)
     monkeypatch.setattr(resting_rounds, "random", SimpleNamespace(uniform=lambda *_: 1.0))
     ours.tick("alerts")
-    rests = {name: resting_rounds.RestingStream.parse(one) for name, one in cursor_of(ours, "alerts").items()}
-    lasts = {name: rest.until - rest.since for name, rest in rests.items() if rest is not None}
-    assert lasts == {"s000": sensors.ALERT_REST, "s001": sensors.ALERTING_REST}
+    assert [find_rest(ours, name, "alerts") for name in ("s000", "s001", "s002")] == [
+        timedelta(minutes=1),
+        timedelta(minutes=1),
+        None,
+    ]
     ours.tick("alerts")
     assert measured == ["s002"], "it could not be measured whole"
+    monkeypatch.setattr(resting_rounds, "CLOCKS", timedelta(hours=1))
+    ours.cursors["alerts"] = None
+    ours.tick("alerts")
+    assert [find_rest(ours, name, "alerts") for name in ("s000", "s001")] == [sensors.ALERT_REST, sensors.ALERTING_REST]
 
 
 def cursor_of(deployment: Deployment, sensor: str) -> Mapping[str, str]:
@@ -582,19 +645,22 @@ def cursor_of(deployment: Deployment, sensor: str) -> Mapping[str, str]:
 def test_streams_that_rest_together_wake_up_apart(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, drawn = deployed(3), iter([0.75, 1.0, 1.25])
+    ours, drawn = deployed(3), iter([1.0] * 3)
     monkeypatch.setattr(resting_rounds, "repair", lambda *_: Tick(idle=True))
     draw = SimpleNamespace(uniform=lambda low, high: min(max(next(drawn), low), high))
     monkeypatch.setattr(resting_rounds, "random", draw)
     ours.tick("repair")
-    rests = map(resting_rounds.RestingStream.parse, Cursor.parse(ours.cursors["repair"]).streams.values())
+    drawn = iter([0.75, 1.0, 1.25])
+    ours.cursors["repair"] = end_rest(ours, "s000", "s001", "s002")
+    ours.tick("repair")
+    rests = map(resting_rounds.RestingStream.parse, cursor_of(ours, "repair").values())
     assert sorted(rest.until - rest.since for rest in rests if rest is not None) == [
         resting_rounds.REST * share for share in (0.75, 1.0, 1.25)
     ]
 
 
 def test_a_rest_that_cannot_be_read_is_none() -> None:
-    rest = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "abc", "def")
+    rest = resting_rounds.RestingStream(NOW, NOW + resting_rounds.REST, "abc", "def", "orders@0000001")
     assert resting_rounds.RestingStream.parse(rest.to_cursor()) == rest
     for text in (
         None,
@@ -603,9 +669,9 @@ def test_a_rest_that_cannot_be_read_is_none() -> None:
         "oldest",
         "rest",
         "rest 1 2",
-        "rest 1 2 c",
-        "rest a b c 0",
-        "wait 1 2 c 0",
-        f"rest {10**30} 2 c 0",
+        "rest 1 2 c 0",
+        "rest a b c 0 -",
+        "wait 1 2 c 0 -",
+        f"rest {10**30} 2 c 0 -",
     ):
         assert resting_rounds.RestingStream.parse(text) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +15,12 @@ from highwater.orchestration.asset_keys import TABLES, build_table_key
 from highwater.orchestration.sensing import dead_workers, repairing, stream_ticks
 from highwater.orchestration.sensing.resting_rounds import RestingStream
 from highwater.orchestration.sensing.rounds import Cursor
+from highwater.slices import Slice
+from tests.helpers import holding
+from tests.helpers.breaking import open_repairing
+from tests.helpers.repairing import FOUR, ONE, THREE, TWO, Repairing, open_breaker
 from tests.helpers.sensor_ticks import SOON, end_grace
+from tests.helpers.support import make_stream
 from tests.helpers.ticking import Ticking
 
 
@@ -58,6 +63,37 @@ def test_a_stream_whose_slices_all_have_runs_is_left_to_them(planned: Ticking, m
     ours.cursors["repair"] = None
     assert look() == (0, None), "Dagster lacks what one brought"
     assert look()[1] is not None, "and its run is under way"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_needs_a_look_itself_gets_one_in_the_next_tick(
+    ordered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repairing, "compute_longest_wait", lambda _, __, ___, most: most)
+    with open_repairing(tmp_path, holding.STREAM if ordered else make_stream("orders"), in_raw=0) as ours:
+
+        def look() -> tuple[bool, timedelta | None]:
+            begin = datetime.now(UTC)
+            _, tick = ours.tick()
+            return tick.idle, None if tick.until is None else round_to_minutes(tick.until - begin)
+
+        assert look() == (False, None)
+        run(ours, ONE, TWO, THREE)
+        assert look() == (False, None), "the last one has no run"
+        run(ours, FOUR)
+        assert look() == (False, timedelta(minutes=2)), "all have runs"
+        open_breaker(ours.ledger)
+        assert look() == (False, None), "the breaker's time ends without a run"
+
+
+def run(repairing: Repairing, *slices: Slice) -> None:
+    for slice_ in slices:
+        tags = {"dagster/partition": slice_.key, "highwater/stream": "orders"}
+        repairing.instance.add_run(dg.DagsterRun("orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
+
+
+def round_to_minutes(lasts: timedelta) -> timedelta:
+    return timedelta(minutes=round(lasts / timedelta(minutes=1)))
 
 
 @pytest.mark.slow

@@ -81,8 +81,8 @@ def test_the_queue_has_room_for_some_runs_of_main_topics_for_each_that_may_run(
         for stream, status in (("a", QUEUED), ("a", QUEUED), ("b", QUEUED), ("b", STARTED), ("others", QUEUED)):
             add(limited, stream, "0", status)
         add(limited, "a", "0", dg.DagsterRunStatus.NOT_STARTED)
-        assert read_queue(limited, ["a", "b"]) == RunQueue({"a": 2, "b": 1}, 3)
-        assert read_queue(limited, []) == RunQueue({}, 6)
+        assert read_queue(limited, ["a", "b"]) == RunQueue({"a": 2, "b": 1}, 1)
+        assert read_queue(limited, []) == RunQueue({}, 4)
         for _ in range(4):
             add(limited, "b", "0", QUEUED)
         assert read_queue(limited, ["a", "b"]).room == 0
