@@ -29,7 +29,6 @@ LIMITS: Mapping[str, str] = MappingProxyType(
         "n": "On `events` either query of DuckDB takes 9 to 10 ms longer; the checkpoint still lists removed files.",
         "o": "Each field is checked for type, range, UTF-8, repeated names and digits that a double would lose: "
         "[ADR 28](adr/0028-speed-of-classification.md).",
-        "r": "Retries run beside the backlog; without them 1.19.",
     }
 )
 
