@@ -7,12 +7,16 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from highwater.orchestration.asset_keys import TABLES, build_table_key
+from highwater.orchestration.checking.slice_status import read_attempts
 from highwater.orchestration.sensing import dead_workers, repairing, stream_ticks
+from highwater.orchestration.sensing.materialization_sync import read_missing_events
+from highwater.orchestration.sensing.repairing import repair
 from highwater.orchestration.sensing.resting_rounds import RestingStream
 from highwater.orchestration.sensing.rounds import Cursor
 from highwater.slices import Slice
@@ -78,12 +82,41 @@ def test_what_needs_a_look_itself_gets_one_in_the_next_tick(
             return tick.idle, None if tick.until is None else round_to_minutes(tick.until - begin)
 
         assert look() == (False, None)
-        run(ours, ONE, TWO, THREE)
+        run(ours, ONE)
+        assert look() == (False, None), "three have no run"
+        run(ours, TWO, THREE)
         assert look() == (False, None), "the last one has no run"
         run(ours, FOUR)
         assert look() == (False, timedelta(minutes=2)), "all have runs"
         open_breaker(ours.ledger)
         assert look() == (False, None), "the breaker's time ends without a run"
+
+
+def test_pages_follow_each_other_in_ticks_where_nothing_is_left_to_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repairing, "compute_longest_wait", lambda _, __, ___, most: most)
+    monkeypatch.setattr(stream_ticks, "PAGE", 2)
+    with open_repairing(tmp_path, slices=(ONE, TWO, THREE), in_raw=0) as ours:
+        seen = repairing._look
+
+        def look(*given: Any) -> Any:
+            return replace(seen(*given), lacking={}, lost=[])
+
+        monkeypatch.setattr(repairing, "_look", look)
+        first = ours.tick()[1]
+        assert (first.idle, first.until, first.cursor) == (False, None, TWO.key)
+        last = repair(ours.instance, ours.resources, ours.stream, first.cursor)
+        assert (last.idle, last.cursor) == (True, stream_ticks.OLDEST)
+
+
+def test_what_dagster_got_since_the_look_is_not_reported_again(tmp_path: Path) -> None:
+    with open_repairing(tmp_path, in_raw=2) as ours:
+        there = read_attempts(ours.lake, ours.stream, [ONE.key, TWO.key])
+        key = build_table_key(ours.stream, "raw")
+        ours.instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=ONE.key))
+        found = read_missing_events(ours.instance, ours.lake, ours.stream, [ONE, TWO], there, {}, 10)
+        assert [(event.asset_key, event.partition) for event in found] == [(key, TWO.key)]
 
 
 def run(repairing: Repairing, *slices: Slice) -> None:
