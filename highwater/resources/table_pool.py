@@ -23,7 +23,7 @@ IDLE_TABLES = 1_000
 IDLE_FILES = 50_000
 LAST_TABLES = 16
 IDLE_SECONDS = 180.0
-# To list the files of a table takes 0.5 µs for each, and a commit adds few.
+# To list the files of a table takes 0.6 µs for each, and a commit adds few.
 COUNTED_EVERY = 20
 # Of an entry of a log: what says of the commit, and the names of some of its files. One of OPTIMIZE can be very long.
 HEAD_BYTES = 65_536
