@@ -71,6 +71,7 @@ PATIENCE_MS = "10000"
 LONGEST_TIERED_FETCH_MS = "5000"
 # After each poll Spark asks the broker where the log begins and ends, and waits for either answer. With Kafka's default
 # of 500 records that was nearly half of a read. A poll is of one fetch, so its bytes are bounded as well.
+# Larger fetches had no effect.
 RECORDS_PER_POLL = "10000"
 # Each time that the planner or another run is first, losses are worked out again.
 TRIES = 5

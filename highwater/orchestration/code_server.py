@@ -71,7 +71,8 @@ def fork_workers(module: str) -> None:
     """Let Dagster's server in this process fork the workers of its runs.
 
     The process that they are forked from starts at once and again when it ended. It has no thread of Python's and no
-    connection. With a Dagster whose server cannot be changed so, each worker is a new Python, as Dagster starts it.
+    connection; OpenBLAS and jemalloc handle forks. With a Dagster whose server cannot be changed so, each worker is a
+    new Python, as Dagster starts it.
     """
     from dagster._grpc import server
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 Stage = Callable[["Work"], "list[SliceReport]"]
-# The stage that goes on beside another one: both rest on the events, and neither on the other.
+# The stage that goes on beside another one: both rest on the events, and neither on the other. Begun in the step of
+# `current`, `rejects` follows every check that blocks it.
 BESIDE = {"current": "rejects"}
 
 
@@ -78,7 +79,8 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
 
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """
-    tries, keys = context.op_execution_context.retry_number, context.partition_keys  # Dagster's database is asked
+    # Each look at the keys asks Dagster's database.
+    tries, keys = context.op_execution_context.retry_number, context.partition_keys
     named = bind_log_fields(stream=stream.name, table=table.name, **build_slice_fields(keys))
     with named, translate_errors(tries, context.resources.spark.interrupt if table.spark else do_nothing):
         ensure_not_blocked(context.instance, stream, table.name, keys)

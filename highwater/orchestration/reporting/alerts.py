@@ -83,8 +83,7 @@ def tick(
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
         due = [stream for stream in rotate_streams(streams, begin) if stream.name not in resting]
         measured, left = _measure_each(ledger, kafka, lake, due, lines)
-        conditions = measured.conditions
-        conditions += [*_measure_dependencies(ledger, streams), *sensors()]
+        conditions = [*measured.conditions, *_measure_dependencies(ledger, streams), *sensors()]
         known = ledger.alerts.read_open()
         conditions += _close_undeclared_alerts(ledger, streams, known.values(), now)
         open_ = update_alerts(known, conditions, now)
@@ -130,7 +129,8 @@ def _measure_each(
         found = [*_measure_stream(ledger, kafka, lake, stream, lines, unknown)]
         measured.conditions += [*found, _build_unmeasured_condition(stream, unknown)]
         if len(lines) == before:
-            (measured.alerting if any(one.over for one in found) else measured.calm).append(stream.name)
+            whole = measured.alerting if any(one.over for one in found) else measured.calm
+            whole.append(stream.name)
     return measured, ()
 
 

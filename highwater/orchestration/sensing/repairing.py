@@ -195,9 +195,10 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     # Whatever needs a further look has a line, but for slices of an ordered stream that wait for their turn.
     idle = not lines and not seen.lacking and not seen.lost and seen.cursor == OLDEST
     # Only slices that their runs work on, or will: repair has nothing to decide until one of these ends.
-    works = bool(seen.lacking) and seen.lacking.keys() <= list_in_flight(runs)
-    quiet = not seen.lost and len(lines) == bool(decided.repair.in_flight)
-    until = _compute_next_look(resources.kafka.open(), stream, seen, now) if works and quiet else None
+    is_left_to_runs = bool(seen.lacking) and seen.lacking.keys() <= list_in_flight(runs)
+    has_other_lines = len(lines) > (1 if decided.repair.in_flight else 0)
+    rests = is_left_to_runs and not has_other_lines and not seen.lost
+    until = _compute_next_look(resources.kafka.open(), stream, seen, now) if rests else None
     return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, idle=idle, until=until)
 
 

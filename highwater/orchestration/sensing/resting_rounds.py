@@ -24,7 +24,8 @@ from highwater.orchestration.sensing.stream_ticks import Tick
 REST = timedelta(minutes=10)
 # Rests differ by this fraction, so that streams which began together do not stay together.
 REST_JITTER = 0.25
-# Dagster's storage sets the times of runs by its own clock, which may differ from ours.
+# The clocks of workers and of Dagster's storage, which set the times of runs, may differ by this from ours. As long
+# after the end of a run there is what follows from it.
 CLOCKS = timedelta(minutes=1)
 # In a cursor, for what is not there.
 NONE = "-"
@@ -39,14 +40,14 @@ class RestingStream:
         until: when the next look is due at the latest, in UTC.
         revisions: revisions of the stream's plans at that time.
         ended: names the run that had ended last by then; `-` if none had for a while.
-        place: the cursor of the look itself; `-` for none.
+        place: the cursor of the look itself.
     """
 
     since: datetime
     until: datetime
     revisions: str
     ended: str = NONE
-    place: str = NONE
+    place: str | None = None
 
     @classmethod
     def parse(cls, cursor: str | None) -> RestingStream | None:
@@ -56,12 +57,12 @@ class RestingStream:
             begins, ends = (datetime.fromtimestamp(int(text), UTC) for text in (since, until))
         except (ValueError, OverflowError, OSError):
             return None
-        return cls(begins, ends, revisions, ended, place) if mark == "rest" else None
+        return cls(begins, ends, revisions, ended, None if place == NONE else place) if mark == "rest" else None
 
     def to_cursor(self) -> str:
         """The stored form, some 70 bytes."""
         times = f"{self.since.timestamp():.0f} {self.until.timestamp():.0f}"
-        return f"rest {times} {self.revisions} {self.ended} {self.place}"
+        return f"rest {times} {self.revisions} {self.ended} {self.place or NONE}"
 
 
 class RestingStreams:
@@ -113,7 +114,7 @@ class RestingStreams:
         if before is None or ended not in {NONE, before.ended}:
             until = min(until, self._now + CLOCKS)
         revisions = _hash(self._revisions.get(stream, ""))
-        return RestingStream(self._now, until, revisions, ended, place or NONE).to_cursor()
+        return RestingStream(self._now, until, revisions, ended, place).to_cursor()
 
 
 def _hash(text: str) -> str:
@@ -169,7 +170,7 @@ class RestingRound:
         if self._rests.is_at_rest(stream.name):
             return None
         rest = RestingStream.parse(cursor)
-        tick = self._look(stream, cursor if rest is None else None if rest.place == NONE else rest.place)
+        tick = self._look(stream, cursor if rest is None else rest.place)
         if tick.idle:
             return replace(tick, cursor=self._rests.begin(stream.name, place=tick.cursor))
         if tick.until is not None:
