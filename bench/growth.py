@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,7 +90,7 @@ def _build_key_rows(world: World, keys: int) -> DataFrame:
 def _fill(world: World, bed: Bed, keys: int) -> None:
     """Make a `current` with a given number of keys, and a table with the same keys for the peer."""
     path = bed.lake.build_table_path(bed.stream.name, current.TABLE)
-    create_table(world.spark, path, current.build_sql_columns(bed.stream), current.STATISTICS_COLUMNS, nullcontext)
+    create_table(world.spark, path, current.build_sql_columns(bed.stream), current.STATISTICS_COLUMNS)
     metadata = to_user_metadata([CommitRecord(f"{TOPIC}@0000000", 1, keys, "filled")], 0)
     _build_key_rows(world, keys).write.format("delta").mode("append").option("userMetadata", metadata).save(path)
     _build_key_rows(world, keys).write.format("delta").save(bed.lake.build_table_path("peer", "current"))
@@ -102,7 +101,7 @@ def _commit_events(world: World, bed: Bed, keys: int) -> list[Slice]:
     some_slices = [_build_slice(bed, n) for n in range(1, SLICES + 1)]
     bed.ledger.add(some_slices)
     path = bed.lake.build_table_path(bed.stream.name, events.TABLE)
-    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.STATISTICS_COLUMNS, nullcontext)
+    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.STATISTICS_COLUMNS)
     newest = max(1, keys // 100)
     # Two seeds: with one, the keys of both halves would be the same wherever `newest` divides `keys`.
     uniform, hot = f"pmod(xxhash64(id, 1), {keys})", f"{keys - newest} + pmod(xxhash64(id, 2), {newest})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from bench.harness import Result, Row, Target, alternate, measure_seconds
@@ -126,7 +125,7 @@ def _fill(world: World, bed: Bed, keys: int, slices: int) -> None:
     ]
     bed.ledger.add(some_slices)
     path = bed.lake.build_table_path(bed.stream.name, events.TABLE)
-    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.STATISTICS_COLUMNS, nullcontext)
+    create_table(world.spark, path, events.build_sql_columns(bed.stream), events.STATISTICS_COLUMNS)
     rows = world.spark.range(share * slices).selectExpr(
         f"concat('{TOPIC}@', lpad(CAST(id DIV {share} AS STRING), 7, '0')) AS slice",
         f"'{TOPIC}' AS origin_topic", "0 AS origin_generation", "0 AS origin_partition", "id AS origin_offset",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -16,9 +16,8 @@ from highwater.errors import HighwaterError, LeaseHeldError, SupersededAttemptEr
 from highwater.log_fields import bind_log_fields
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import read_committed_slices
-from highwater.resources.delta import count_slice_rows
+from highwater.resources.delta import ADDED_BYTES, count_slice_rows
 from highwater.resources.numbered_commits import NumberedCommit, Target, close_intents, commit_slices
-from highwater.resources.spark import is_connect
 from highwater.resources.spark_tables import create_table, write_slices
 from highwater.tables import COMMENTS
 
@@ -294,16 +293,6 @@ def release_quietly(release: Callable[[], object], work: Work) -> None:
         work.log(f"Spark could not release cached rows: {type(error).__name__}")
 
 
-def lock_commits(work: Work, table: str) -> AbstractContextManager[object]:
-    """Keeps other Spark drivers out while this one commits, where the lake needs it.
-
-    Two JVMs on local files once both believed that they wrote the same version; a Connect server is one JVM.
-    """
-    if not work.lake.takes_one_driver or is_connect(work.spark):
-        return nullcontext()
-    return take_commit_turn(work, table)
-
-
 def take_commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> AbstractContextManager[Lease]:
     """Writers of one table take turns, so that none has to write again because another one was first.
 
@@ -320,7 +309,7 @@ def build_turn_name(stream: str, table: str) -> str:
 def ensure_table(
     work: Work, table: str, columns: str, searched: Sequence[str], properties: Mapping[str, str] = MappingProxyType({})
 ) -> DeltaTable | None:
-    """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
+    """Create a table of the stream if it is absent, or add what columns it lacks.
 
     The intents that dead runs left open are closed, so that the caller's first read finds their records.
 
@@ -334,7 +323,6 @@ def ensure_table(
         path,
         columns,
         searched,
-        partial(lock_commits, work, table),
         comment=COMMENTS.get(table),
         properties={**of_stream, **properties},
     )
@@ -397,14 +385,14 @@ def log_reports(work: Work, found: Sequence[SliceReport], clock: Clock) -> None:
             work.log(f"{report.slice_.key}: {report.note}")
 
 
-# Operation metrics of a commit in Delta's log, by the names under which Dagster plots them.
+# Operation metrics of a commit in Delta's log, by Spark and by delta-rs, by the names under which Dagster plots them.
 _COST = {
-    "write/rows_inserted": ("numTargetRowsInserted",),
-    "write/rows_updated": ("numTargetRowsUpdated",),
-    "write/rows_deleted": ("numTargetRowsDeleted",),
-    "write/rows_copied": ("numTargetRowsCopied", "numCopiedRows"),
-    "write/bytes": ("numTargetBytesAdded", "numOutputBytes"),
-    "write/files": ("numTargetFilesAdded", "numFiles"),
+    "write/rows_inserted": ("numTargetRowsInserted", "num_target_rows_inserted"),
+    "write/rows_updated": ("numTargetRowsUpdated", "num_target_rows_updated"),
+    "write/rows_deleted": ("numTargetRowsDeleted", "num_target_rows_deleted"),
+    "write/rows_copied": ("numTargetRowsCopied", "numCopiedRows", "num_target_rows_copied"),
+    "write/bytes": ("numTargetBytesAdded", "numOutputBytes", ADDED_BYTES),
+    "write/files": ("numTargetFilesAdded", "numFiles", "num_target_files_added"),
 }
 
 

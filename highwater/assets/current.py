@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from highwater.assets import commit, events
+from highwater.assets import commit, events, small_merge
 from highwater.assets.commit import (
     Clock,
     build_target,
@@ -24,9 +24,10 @@ from highwater.assets.commit import (
 )
 from highwater.assets.events import require_upstream_commits
 from highwater.assets.fields import build_column_type
-from highwater.assets.origins import MILLISECONDS, TIMESTAMP
+from highwater.assets.origins import TIMESTAMP
 from highwater.assets.parsing import find_version_type, quote_column, select_column_fields
 from highwater.assets.schema_evolution import adapt_types, with_added_fields
+from highwater.assets.small_merge import PRECEDENCE
 from highwater.assets.small_slices import small_slice_settings
 from highwater.assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord
@@ -99,10 +100,7 @@ def build_precedence(alias: str = "") -> str:
     Args:
         alias: the table's alias with a dot after it.
     """
-    return (
-        f"struct({alias}version, -{alias}{MILLISECONDS}, -{alias}origin_partition, "
-        f"-{alias}origin_offset, -{alias}origin_generation)"
-    )
+    return f"struct({', '.join(f'{alias}{name}' if greater else f'-{alias}{name}' for name, greater in PRECEDENCE)})"
 
 
 def materialise(work: Work) -> list[SliceReport]:
@@ -187,33 +185,38 @@ def _merge(
     work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], seen: TableSlices, lease: Lease
 ) -> NumberedCommit:
     """Merge slices in one commit."""
-    keys = [slice_commit.key for slice_commit in behind]
+    keys, target = [slice_commit.key for slice_commit in behind], build_target(work, TABLE)
+    records = [
+        CommitRecord(slice_commit.key, slice_commit.attempt, slice_commit.rows, batch="") for slice_commit in behind
+    ]
+
+    def commit_by(write: Callable[[Mapping[str, str]], object]) -> NumberedCommit:
+        lease.check()
+        with take_commit_turn(work, TABLE):
+            work.before_commit()
+            return commit_slices(target, seen, records, work.run, write)
+
     again = [key for key in keys if seen.find_attempt(key)]
     reads_events = again or has_deletes(work, decided.version)
+    if not reads_events:
+        winners = small_merge.find_winners(work, target, decided.version, keys, searched=STATISTICS_COLUMNS)
+        if winners is not None:
+            return commit_by(partial(small_merge.merge, target, winners, seen.number))
     tables = [
         work.lake.build_table_path(work.stream.name, name)
         for name in (TABLE, *([events.TABLE] if reads_events else []))
     ]
     with small_slice_settings(work, tables), delta_errors(f"current of {work.stream.name}"):
         names = _list_common_columns(work, decided.version)
-        rows = _read_events(work, decided.version, names)
+        found = _read_events(work, decided.version, names)
         if again:
-            source, actions = _recompute_winners(work, rows, keys, again, seen), _REPLACE
+            source, actions = _recompute_winners(work, found, keys, again, seen), _REPLACE
         elif reads_events:
-            source, actions = _with_earlier_deletes(work, rows, keys), _UPSERT_OR_DELETE
+            source, actions = _with_earlier_deletes(work, found, keys), _UPSERT_OR_DELETE
         else:
-            source, actions = select_winners(rows.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT
+            source, actions = select_winners(found.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT
         source.createOrReplaceTempView(_SOURCE)
-        statement = _build_merge_statement(work, names, actions)
-        lease.check()
-        records = [
-            CommitRecord(slice_commit.key, slice_commit.attempt, slice_commit.rows, batch="") for slice_commit in behind
-        ]
-        with take_commit_turn(work, TABLE):
-            work.before_commit()
-            return commit_slices(
-                build_target(work, TABLE), seen, records, work.run, partial(_run_statement, work, statement)
-            )
+        return commit_by(partial(_run_statement, work, _build_merge_statement(work, names, actions)))
 
 
 def _run_statement(work: Work, statement: str, options: Mapping[str, str]) -> None:

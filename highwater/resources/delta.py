@@ -94,6 +94,26 @@ def read_commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
     return None if entry is None else next(_find_actions(entry, "commitInfo"), {})
 
 
+# The bytes that a commit added, among the metrics of one by delta-rs, which leaves them out.
+ADDED_BYTES = "num_target_bytes_added"
+
+
+def read_commit_metrics(table: DeltaTable, version: int) -> dict[str, Any]:
+    """What a commit wrote, as the table's log says it; empty where it does not.
+
+    Raises:
+        DependencyUnavailableError: the storage could not be read.
+    """
+    metrics: dict[str, Any] = (read_commit_info(table, version) or {}).get("operationMetrics") or {}
+    if "num_target_files_added" not in metrics:
+        return metrics
+    from highwater.resources.table_pool import read_entry
+
+    with translate_read_errors(str(table.table_uri)):
+        added = _find_actions(read_entry(table, version, whole=True) or b"", "add")
+    return {**metrics, ADDED_BYTES: sum(one["size"] for one in added)}
+
+
 def read_transaction_version(table: DeltaTable, app: str) -> int | None:
     """The version of Delta's transaction that an application committed last; None if it committed none.
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 # entries since the last: with 10, which is Spark's default, an open took half the time, and so did an append.
 CHECKPOINT_INTERVAL = 10
 CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": f"{CHECKPOINT_INTERVAL}"})
+# What the commit of a MERGE says that changed no row.
+NOTHING_MERGED: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(("num_target_rows_inserted", "num_target_rows_updated", "num_target_files_added"), 0)
+)
 # Each try takes some 50 ms; some ten processes add to one table at once at the most.
 TRIES = 50
 
@@ -239,6 +244,62 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
         if isinstance(table, LentTable):
             table.follow()
     return True
+
+
+def merge_rows(table: DeltaTable, rows: pa.Table, newer: str, options: Mapping[str, str]) -> None:
+    """Merge rows into a table by their key in one commit, which takes the version after the opened one.
+
+    There is a commit of that version afterwards: this one, or that of another writer who was first. The caller looks.
+
+    Args:
+        table: as it was opened.
+        rows: one for each key, with all columns of the table.
+        newer: the condition in SQL that such a row `s` replaces the row `t` of the table.
+        options: `txnAppId`, `txnVersion` and `userMetadata` of the commit, as Spark's writer takes them.
+
+    Raises:
+        DependencyUnavailableError: the storage could not be written.
+    """
+    from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties
+    from deltalake.exceptions import DeltaError
+
+    from highwater.resources.table_pool import LentTable
+
+    read, path = table.version(), str(table.table_uri)
+    transaction = Transaction(options["txnAppId"], int(options["txnVersion"]))
+    with translate_write_errors(path):
+        try:
+            commit = partial(CommitProperties, max_commit_retries=0, app_transactions=[transaction])
+            carried = {"userMetadata": options["userMetadata"]}
+            (
+                table.merge(
+                    rows,
+                    "t.key = s.key",
+                    source_alias="s",
+                    target_alias="t",
+                    writer_properties=WriterProperties(compression="SNAPPY"),
+                    commit_properties=commit(custom_metadata=carried),
+                    post_commithook_properties=_build_hooks(read + 1),
+                )
+                .when_matched_update_all(newer)
+                .when_not_matched_insert_all()
+                .execute()
+            )
+            if table.version() == read:  # no row is newer, so delta-rs committed nothing
+                table.create_write_transaction(
+                    [],
+                    "append",
+                    table.schema(),
+                    commit_properties=commit(custom_metadata={**carried, "operationMetrics": dict(NOTHING_MERGED)}),
+                    post_commithook_properties=_build_hooks(read + 1),
+                )
+        except (DeltaError, OSError):
+            # Also an error after the commit: its answer was lost, or the checkpoint that follows it failed.
+            if DeltaTable(path).version() == read:
+                raise
+        else:
+            if isinstance(table, LentTable):
+                table.follow()
 
 
 def _build_hooks(version: int) -> PostCommitHookProperties:

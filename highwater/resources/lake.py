@@ -47,11 +47,6 @@ class Lake:
         """The path of a table that streams look things up in; `table` is its path below the root."""
         return f"{self.root}/{table}"
 
-    @property
-    def takes_one_driver(self) -> bool:
-        """Whether the log store separates only the writers of one JVM, as it does on local files."""
-        return "://" not in self.root or self.root.startswith("file:")
-
     def is_root_missing(self) -> bool:
         """Whether the root is a folder of this machine that does not exist; never true of a lake with a URI."""
         local = find_local_path(self.root)

@@ -18,7 +18,7 @@ from highwater.commit_records import CommitRecord, from_user_metadata, parse_num
 from highwater.errors import SupersededAttemptError, UnknownSliceError
 from highwater.resources import commit_log, commit_log_writer
 from highwater.resources.commit_log import APP, TableSlices, get_table_id, read_number
-from highwater.resources.delta import count_slice_rows, query, quote_text, read_commit_info, translate_read_errors
+from highwater.resources.delta import count_slice_rows, query, quote_text, read_commit_metrics, translate_read_errors
 from highwater.resources.spark import close, delta_errors
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def commit_slices(
     with suppress(SupersededAttemptError):
         _complete(target, opened, written, {})
         target.ledger.intents.close(batch)
-    return NumberedCommit(version, rows, (read_commit_info(opened, version) or {}).get("operationMetrics") or {})
+    return NumberedCommit(version, rows, read_commit_metrics(opened, version))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A lake on S3: the settings of Spark for it, and the refusal of writers that could lose a commit."""
+"""Where Spark puts the log of a lake's tables, and the refusal of writers that could lose a commit."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SCHEME = "s3a"
 LOG_STORE = "highwater.delta.ConditionalS3LogStore"
 LOG_STORE_SETTING = f"spark.delta.logStore.{SCHEME}.impl"
+FILE_LOG_STORE = "highwater.delta.LinkedFileLogStore"
+FILE_LOG_STORE_SETTING = "spark.delta.logStore.file.impl"
 
 # Beginning of the message of `LOG_STORE` for a store that ignores the condition of a PUT.
 UNSAFE = "HIGHWATER_UNSAFE_STORE"
@@ -91,6 +93,18 @@ def ensure_log_store(session: SparkSession, lake: str) -> None:
             found=found or "Delta's default, io.delta.storage.S3SingleDriverLogStore",
             remedy=f"start Spark with this setting, and {CLASS_REMEDY}",
         )
+
+
+def replaces_no_commit(session: SparkSession, lake: str) -> bool:
+    """Whether no commit of a session replaces one of another process at the same moment, such as delta-rs in ours.
+
+    Args:
+        session: a session of this process or of a Connect server; one for S3 was looked at by `ensure_log_store`.
+        lake: the lake's root.
+    """
+    if "://" in lake and not lake.startswith("file:"):
+        return is_s3(lake)
+    return session.conf.get(FILE_LOG_STORE_SETTING, None) == FILE_LOG_STORE
 
 
 def ensure_conditional_put(path: str) -> None:

@@ -20,7 +20,15 @@ from highwater.errors import (
     SupersededAttemptError,
     TopicTruncatedError,
 )
-from highwater.resources.object_store import CLASS_REMEDY, LOG_STORE, LOG_STORE_SETTING, STORE_REMEDY, UNSAFE
+from highwater.resources.object_store import (
+    CLASS_REMEDY,
+    FILE_LOG_STORE,
+    FILE_LOG_STORE_SETTING,
+    LOG_STORE,
+    LOG_STORE_SETTING,
+    STORE_REMEDY,
+    UNSAFE,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,8 +44,9 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
         # PySpark notes the line of each column for its errors: under a profiler a second of a slice's events. The lines
         # are ours and say nothing to the reader of an error.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # Delta loads the class at the first commit to a table on S3, and reads no session's setting of it.
+        # Delta loads the class at the first commit to a table at such a place, and reads no session's setting of it.
         LOG_STORE_SETTING: LOG_STORE,
+        FILE_LOG_STORE_SETTING: FILE_LOG_STORE,
     }
 )
 
@@ -111,7 +120,9 @@ _S3_UNAVAILABLE = re.compile(
     r"|NoAwsCredentialsException|ExpiredToken|UnknownStoreException|UnknownHostException: .*(?:s3a:|awssdk)"
     r"|The log entry \S+ could not be written|object store at \S+ could not be probed"
 )
-_NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): {re.escape(LOG_STORE)}")
+_NO_LOG_STORE = re.compile(
+    rf"(ClassNotFoundException|NoClassDefFoundError): ({re.escape(LOG_STORE)}|{re.escape(FILE_LOG_STORE)})"
+)
 # Spark has time-outs of its own, as for a broadcast.
 _KAFKA_UNAVAILABLE = re.compile(
     r"kafka\.common\.errors\.\w*TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException"

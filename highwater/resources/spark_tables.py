@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-# Taken around a commit; what it guards against is `highwater.assets.commit`'s to know.
-Lock = Callable[[], AbstractContextManager[object]]
 # Runs that change a table at once: one that was too late finds the change at its second try.
 CHANGE_TRIES = 3
 # The catalog that Delta follows (`highwater.resources.spark.STATIC_CONF`).
@@ -45,7 +42,6 @@ def create_table(
     path: str,
     columns: str,
     searched: Sequence[str],
-    lock: Lock,
     *,
     comment: str | None = None,
     properties: Mapping[str, str] = MappingProxyType({}),
@@ -59,7 +55,6 @@ def create_table(
         path: where it lies.
         columns: the columns in SQL.
         searched: the columns with minimum and maximum in each file's statistics, so that readers skip files.
-        lock: keeps out commits to the table from another driver; it is taken when columns are to be added.
         comment: the comment of a table that is created.
         properties: table properties of a table that is created, beside those of Delta.
 
@@ -73,14 +68,9 @@ def create_table(
     elif not (lacking := _select_missing_columns(opened, columns)):
         return opened
     for tries in range(1, CHANGE_TRIES + 1):
-        if not lacking:
+        if not lacking or _add_columns(spark, path, lacking, last=tries == CHANGE_TRIES):
             break
-        with lock():
-            # Another run may have added them meanwhile.
-            if (lacking := _list_missing_columns(path, columns)) and _add_columns(
-                spark, path, lacking, last=tries == CHANGE_TRIES
-            ):
-                break
+        lacking = _list_missing_columns(path, columns)  # another run may have added them
     return None
 
 

@@ -307,6 +307,10 @@ def test_connect_clients_and_the_server_are_killed_in_turn(series: Series) -> No
     keys = planned(series, 2)
     kill_clients(series, keys[:1], [("raw:read", "events:logged", "current:files")])
     kill_server(series, keys[1:], ["raw:logged"])
+    kill_clients(series, keys[1:], [("current:logged",)])
+    log = Path(series.deployment.lake.build_table_path("orders", "current")) / "_delta_log"
+    engines = [entry for entry in log.glob("*.json") if '"engineInfo":"delta-rs' in entry.read_text()]
+    assert len(engines) > 1, "beside the first entry, the MERGE of the client that was killed"
     finished(series, keys)
 
 

@@ -140,7 +140,7 @@ def test_a_late_entry_never_replaces_the_one_of_another_driver(
 ) -> None:
     """The first driver's PUT of an entry was late, and overwrote the entry that the second had committed meanwhile."""
     path = f"{bucket}/lake/orders/rounds"
-    create_table(first, path, "n BIGINT", ["n"], nullcontext)
+    create_table(first, path, "n BIGINT", ["n"])
     for number in range(rounds):
         with store.holding(log_of(path)) as held:
             join = in_background(lambda number=number: add(first, path, 2 * number))  # type: ignore[misc]
@@ -173,7 +173,7 @@ def test_a_late_entry_of_deltalake_is_refused_too(store: ObjectStore, bucket: st
 def test_an_entry_whose_answer_is_lost_is_known_again(store: ObjectStore, bucket: str, first: SparkSession) -> None:
     """The SDK repeats such a PUT, is refused by its own entry, and the rows would be written a second time."""
     path = f"{bucket}/lake/orders/once"
-    create_table(first, path, "n BIGINT", ["n"], nullcontext)
+    create_table(first, path, "n BIGINT", ["n"])
     store.lose_answers(log_of(path))
     add(first, path, 7)
     assert numbers(path) == [7]
@@ -184,7 +184,7 @@ def test_an_entry_is_put_again_while_another_request_for_it_is_under_way(
     store: ObjectStore, bucket: str, first: SparkSession
 ) -> None:
     path = f"{bucket}/lake/orders/again"
-    create_table(first, path, "n BIGINT", ["n"], nullcontext)
+    create_table(first, path, "n BIGINT", ["n"])
     store.conflict(log_of(path), times=2)
     add(first, path, 7)
     assert numbers(path) == [7]

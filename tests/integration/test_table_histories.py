@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -120,7 +119,7 @@ def test_a_table_is_made_where_one_that_made_it_was_killed(spark: SparkSession, 
     path = tmp_path / "raw"
     (path / "_delta_log").mkdir(parents=True)
     (path / "_delta_log" / ".00000000000000000000.json.tmp").write_text("half")
-    create_table(spark, str(path), raw.COLUMNS, raw.STATISTICS_COLUMNS, nullcontext)
+    create_table(spark, str(path), raw.COLUMNS, raw.STATISTICS_COLUMNS)
     assert spark.read.format("delta").load(str(path)).count() == 0
     assert [*read_rows(str(path))] == []
 

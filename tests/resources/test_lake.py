@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,7 +229,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
             _add_column(path, "second")
 
     columns = "slice STRING, first STRING, second STRING"
-    create_table(FakeSparkBehindOthers(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
+    create_table(FakeSparkBehindOthers(), path, columns, ["slice"])  # type: ignore[arg-type]
     assert [statement.split("COLUMNS ")[1] for statement in asked] == [
         "(first STRING, second STRING)",
         "(second STRING)",
@@ -246,29 +245,7 @@ def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> 
 
     path, columns = lake.build_table_path(STREAM, TABLE), "slice STRING, first STRING"
     with pytest.raises(RuntimeError, match="no space"):
-        create_table(FakeRefusingSpark(), path, columns, ["slice"], nullcontext)  # type: ignore[arg-type]
-
-
-class RecordingSpark:
-    """Spark and the lock of a table's commits, as they are asked; others add columns while the lock is waited for."""
-
-    def __init__(self, path: str, *ahead: str) -> None:
-        self.path, self.ahead, self.asked = path, ahead, list[str]()
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        self.asked.append("lock")
-        for name in self.ahead:
-            _add_column(self.path, name)
-        yield
-        self.asked.append("unlock")
-
-    def sql(self, statement: str) -> None:
-        self.asked.append(statement.partition(" TABLE ")[0] + statement.partition(" COLUMNS")[2])
-
-    def have(self, columns: str) -> list[str]:
-        create_table(self, self.path, columns, ["slice"], self.lock)  # type: ignore[arg-type]
-        return self.asked
+        create_table(FakeRefusingSpark(), path, columns, ["slice"])  # type: ignore[arg-type]
 
 
 def test_one_of_many_concurrent_drivers_creates_the_table(tmp_path: Path) -> None:
@@ -293,29 +270,6 @@ def _make_together(paths: list[str], together: Barrier) -> None:
     for path in paths:
         together.wait(60)
         create(path, pa.schema([("slice", pa.string())]), description="what it rests on")
-
-
-def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: Lake) -> None:
-    """A driver beside it that wrote the same version of the table would lose its commit."""
-    added = RecordingSpark(lake.build_table_path(STREAM, TABLE)).have("slice STRING, first STRING")
-    assert added == ["lock", "ALTER (first STRING)", "unlock"]
-
-
-def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_path: Path) -> None:
-    ledger, held = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), []
-
-    class FakeLeaseReader:
-        """Spark in a driver of its own; looks at the ledger at each statement."""
-
-        def sql(self, statement: str) -> None:
-            held.append(set(ledger.read_leases()))
-
-    spark: Any = FakeLeaseReader()
-    kafka: Any = None
-    work = Work(make_stream("orders"), (), spark, lake, ledger, kafka, print)
-    ensure_table(work, TABLE, "slice STRING, first STRING", ["slice"])
-    assert held == [{"commit orders/raw"}]
-    assert not ledger.read_leases()
 
 
 def test_a_table_is_handed_on_as_it_was_opened_if_nothing_was_committed_since(lake: Lake, tmp_path: Path) -> None:
@@ -352,15 +306,12 @@ def test_a_commit_to_a_table_that_was_created_again_meanwhile_is_superseded(lake
     assert len(ledger.intents.list_for_table(STREAM, TABLE)) == 1, "the next run closes it"
 
 
-def test_a_table_that_lacks_nothing_takes_no_lock(lake: Lake) -> None:
-    assert RecordingSpark(lake.build_table_path(STREAM, TABLE)).have("slice STRING") == []
-
-
-def test_columns_added_while_waiting_for_the_lock_are_not_added_again(lake: Lake) -> None:
+def test_a_table_that_lacks_nothing_asks_nothing_of_spark(lake: Lake) -> None:
+    nothing: Any = None
     path = lake.build_table_path(STREAM, TABLE)
-    both = "slice STRING, first STRING, second STRING"
-    assert RecordingSpark(path, "first").have(both) == ["lock", "ALTER (second STRING)", "unlock"]
-    assert RecordingSpark(path, "second").have(both) == ["lock", "unlock"]
+    assert create_table(nothing, path, "slice STRING", ["slice"]) is not None
+    _add_column(path, "first")
+    assert create_table(nothing, path, "slice STRING, first STRING", ["slice"]) is not None
 
 
 def _add_column(path: str, name: str) -> None:

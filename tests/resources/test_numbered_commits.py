@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.assets import current, dlq, events, raw, rejects
+from highwater.assets import current, dlq, events, raw, rejects, small_merge
 from highwater.assets.commit import build_target
 from highwater.commit_records import (
     parse_number,
@@ -41,10 +42,26 @@ def written(module_bench: Bench) -> Bench:
     return module_bench
 
 
-@pytest.fixture
-def planned(written: Bench, tmp_path: Path) -> Bench:
-    """The two slices, for a test that changes their tables."""
+@pytest.fixture(params=["spark", "delta-rs"])
+def planned(written: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Bench:
+    """The two slices, for a test that changes their tables; `current` is merged by one of the two engines."""
+    if request.param == "spark":
+        monkeypatch.setattr(small_merge, "find_winners", lambda *_, **__: None)
     return written.copy(tmp_path)
+
+
+# What happens to a write; it gets the write, and the options of its commit.
+Around = Callable[[Callable[[], object], Mapping[str, str]], object]
+
+
+def patch_writes(patched: pytest.MonkeyPatch, around: Around) -> None:
+    """Put something around the writes of `current`, by either engine."""
+
+    def write(real: Callable[..., object], *given: Any) -> object:
+        return around(partial(real, *given), given[-1])
+
+    for module, name in ((current, "_run_statement"), (small_merge, "merge")):
+        patched.setattr(module, name, partial(write, vars(module)[name]))
 
 
 class Killed(BaseException):
@@ -67,17 +84,16 @@ def open_intents(bench: Bench) -> list[Intent]:
     return bench.ledger.intents.list_for_table(bench.stream.name, "current")
 
 
-def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, slice_: Slice) -> Callable[[], None]:
+def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, slice_: Slice) -> Callable[[], object]:
     """Let a run of a slice die between its intent and its write; returns the write as it would come later."""
-    late: list[Callable[[], None]] = []
+    late: list[Callable[[], object]] = []
 
-    def die(work: Any, statement: str, options: Any) -> None:
-        late.append(lambda: merge(work, statement, options))
+    def die(write: Callable[[], object], _: Mapping[str, str]) -> None:
+        late.append(write)
         raise Killed
 
-    merge = current._run_statement
     with monkeypatch.context() as patched:
-        patched.setattr(current, "_run_statement", die)
+        patch_writes(patched, die)
         with pytest.raises(Killed):
             current.materialise(bench.work(slice_))
     [_] = open_intents(bench)
@@ -293,16 +309,15 @@ def test_an_intent_without_a_write_is_no_record_where_the_log_was_cleaned(
 def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that hung for longer than its lease finds its number taken, and commits nothing under it."""
     bench, [first, _] = planned, planned.ledger.list_slices(planned.stream.name)
-    real = current._run_statement
     closed: list[int] = []
 
-    def closed_meanwhile(work: Any, statement: str, options: Any) -> None:
+    def closed_meanwhile(write: Callable[[], object], options: Mapping[str, str]) -> None:
         if not closed:
             closed.append(int(options["txnVersion"]))
-            numbered_commits.close_intents(build_target(work, "current"))
-        real(work, statement, options)
+            numbered_commits.close_intents(build_target(bench.work(first), "current"))
+        write()
 
-    monkeypatch.setattr(current, "_run_statement", closed_meanwhile)
+    patch_writes(monkeypatch, closed_meanwhile)
     [report] = current.materialise(bench.work(first))
     assert report.note is None, "its second try committed"
     assert number_in(bench) == closed[0] + 1

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import client_reads, discards_table, dlq_marks, erasures_table
-from highwater.assets.commit import LEASE_SECONDS, build_turn_name, lock_commits
+from highwater.assets.commit import LEASE_SECONDS, build_turn_name
 from highwater.assets.compaction import compact
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.metrics import TABLE as METRICS
@@ -289,8 +289,7 @@ def _join(task: _Task) -> None:
     """Join the small files of a table without partitions."""
     if select_partitions_to_compact(list_partitions(task.table)):
         if not task.dry_run:
-            with lock_commits(task.work, task.name):
-                join_files(task.work.spark, task.path)
+            join_files(task.work.spark, task.path)
         task.compacted += 1
 
 
