@@ -24,8 +24,8 @@ class _Running:
 class ConcurrentStages:
     """At most one stage that works beside another one.
 
-    Both need sessions of their own, since a stage sets its session. What fails here is not reported: the step of the
-    stage finds no result, takes the slices through the stage itself, and reports what fails then.
+    A stage sets its session up, so the other one needs a session of its own for that. What fails here is not reported:
+    the step of the stage finds no result, takes the slices through the stage itself, and reports what fails then.
     """
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -132,16 +133,23 @@ def lease_merges(work: Work) -> AbstractContextManager[Lease]:
     return work.ledger.lease(f"merge {work.stream.name}/{TABLE}", seconds=commit.LEASE_SECONDS, wait=WAIT_SECONDS)
 
 
-def close_open_intents(work: Work) -> None:
-    """Close the intents that dead runs left open; the caller holds the lease of merges."""
-    if work.ledger.intents.list_for_table(work.stream.name, TABLE):
+def close_open_intents(work: Work) -> bool:
+    """Close the intents that dead runs left open; the caller holds the lease of merges.
+
+    Returns:
+        Whether there were any.
+    """
+    found = bool(work.ledger.intents.list_for_table(work.stream.name, TABLE))
+    if found:
         with take_commit_turn(work, TABLE):
             close_intents(build_target(work, TABLE))
+    return found
 
 
 def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     with lease_merges(work) as lease:
-        close_open_intents(work)
+        # A merge that did not end before is left to Spark: delta-rs may refuse what Spark merges.
+        is_second_try = close_open_intents(work)
         decided = require_upstream_commits(work, events.TABLE)
         seen = work.lake.load_commits(work.stream.name, TABLE, work.keys)
         behind = [
@@ -155,7 +163,7 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
         done = NumberedCommit(seen.version, {})
         if behind:
             with clock.phase("commit"):
-                done = _merge(work, decided, behind, seen, lease)
+                done = _merge(work, decided, behind, seen, lease, by_spark=is_second_try)
     cost = measure_write_cost(done)
     merged = {slice_commit.key for slice_commit in behind}
     found = [
@@ -182,9 +190,15 @@ def _measure_freshness(decided: SliceCommit) -> dict[str, float]:
 
 
 def _merge(
-    work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], seen: TableSlices, lease: Lease
+    work: Work,
+    decided: CommittedSlices,
+    behind: Sequence[SliceCommit],
+    seen: TableSlices,
+    lease: Lease,
+    *,
+    by_spark: bool,
 ) -> NumberedCommit:
-    """Merge slices in one commit."""
+    """Merge slices in one commit, which is Spark's if it must be."""
     keys, target = [slice_commit.key for slice_commit in behind], build_target(work, TABLE)
     records = [
         CommitRecord(slice_commit.key, slice_commit.attempt, slice_commit.rows, batch="") for slice_commit in behind
@@ -198,10 +212,12 @@ def _merge(
 
     again = [key for key in keys if seen.find_attempt(key)]
     reads_events = again or has_deletes(work, decided.version)
-    if not reads_events:
+    if not reads_events and not by_spark:
         winners = small_merge.find_winners(work, target, decided.version, keys, searched=STATISTICS_COLUMNS)
         if winners is not None:
             return commit_by(partial(small_merge.merge, target, winners, seen.number))
+    # The number of a MERGE's commit is a setting of its session.
+    work = replace(work, spark=work.open_own_session()) if work.open_own_session else work
     tables = [
         work.lake.build_table_path(work.stream.name, name)
         for name in (TABLE, *([events.TABLE] if reads_events else []))

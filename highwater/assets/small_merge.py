@@ -1,7 +1,7 @@
 """A few winners are merged into a small `current` by delta-rs in the run's own process, without a Spark job."""
 
-# Of a slice of 1,000 records Spark's MERGE takes 1.9 s, nearly all of it for planning and for its jobs. What follows
-# here is the same rule on the same rows; what delta-rs would do otherwise than Spark is left to Spark.
+# Spark's MERGE of a slice of 1,000 records takes 1.9 s, nearly all of it for planning and its jobs. delta-rs follows
+# the same rule on the same rows; Spark gets all that the two would do differently.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from highwater.assets.origins import MILLISECONDS
 from highwater.resources.commit_log import ensure_all_rows_seen, read_number
 from highwater.resources.delta import add_actions, query, quote_column, run_query, slice_is_one_of
 from highwater.resources.delta_rs_writes import merge_rows
-from highwater.resources.object_store import replaces_no_commit
+from highwater.resources.object_store import has_exclusive_log_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 32 * 2**20
 MAX_TEXT_BYTES = 64 * 2**20
 
-# What decides between two rows of a key, one after the other, and whether the greater value wins.
+# The columns that decide between two rows of a key, one after the other, and whether the greater value wins.
 PRECEDENCE: Sequence[tuple[str, bool]] = (
     ("version", True),
     (MILLISECONDS, False),
@@ -52,9 +52,10 @@ _TYPES = frozenset({"string", "boolean", "integer", "long", "float", "double", "
 # Versions of the protocol without any feature but appendOnly and invariants, and with a list of them.
 _PLAIN, _WITH_LIST = (1, 2), (3, 7)
 
-# Spark before 4.0 refuses earlier times in files that Spark did not write; INT96, as a person's OPTIMIZE writes it, is
-# read by delta-rs as nanoseconds, which overflow in 2262.
-_FIRST, _LAST = ((datetime(year, 1, 2, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) for year in (1900, 2200))
+# Spark before 4.0 refuses earlier times in files that Spark did not write.
+_FIRST = datetime(1900, 1, 2, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+# The names of delta-rs's own columns in a MERGE begin with it.
+_OF_DELTA_RS = "__delta_rs_"
 
 
 def find_winners(
@@ -75,7 +76,7 @@ def find_winners(
     """
     if sum(slice_.offsets for slice_ in work.slices) > small_slices.MAX_OFFSETS:
         return None
-    if not replaces_no_commit(work.spark, work.lake.root):
+    if not has_exclusive_log_store(work.spark, work.lake.root):
         return None
     opened = target.open_table()
     source = work.lake.open_existing_table(work.stream.name, events.TABLE, events_version)
@@ -124,11 +125,11 @@ def _build_newer() -> str:
 
 
 def _list_plain_columns(opened: DeltaTable, source: DeltaTable) -> list[str] | None:
-    """The columns of `current` that are copied from events; None if one is not there, of another type, or nested."""
+    """The columns that `current` takes from events; None if one is not there, of another type, or not for delta-rs."""
     wanted, there = _read_types(opened), _read_types(source)
     wanted.pop("updated_by_slice")
     same = all(there.get(name) == kind and (kind in _TYPES or "decimal" in kind) for name, kind in wanted.items())
-    return [*wanted] if same else None
+    return [*wanted] if same and not any(name.startswith(_OF_DELTA_RS) for name in wanted) else None
 
 
 def _read_types(opened: DeltaTable) -> dict[str, str]:
@@ -163,16 +164,15 @@ def _is_small(opened: DeltaTable, keys: Collection[str]) -> bool:
 
 
 def _has_plain_values(opened: DeltaTable, names: Sequence[str], where: str) -> bool:
-    """Whether rows have little text, and no time that a reader of the file that delta-rs writes could mistake."""
+    """Whether rows have little text, and no time that a reader of the file that delta-rs writes could refuse."""
     kinds = _read_types(opened)
     texts = [f"sum(octet_length({quote_column(name)}))" for name in names if kinds[name] == "string"]
-    days = [f"arrow_cast({quote_column(name)}, 'Int32')" for name in names if kinds[name] == "date"]
-    times = [f"arrow_cast({quote_column(name)}, 'Int64')" for name in names if kinds[name].startswith("timestamp")]
-    measures = [*texts, *[f"{side}({one})" for one in (*days, *times) for side in ("min", "max")]]
-    columns = ", ".join(f"{measure} AS m{at}" for at, measure in enumerate(measures))
+    days = [f"min(arrow_cast({quote_column(name)}, 'Int32'))" for name in names if kinds[name] == "date"]
+    times = [f"min(arrow_cast({quote_column(name)}, 'Int64'))" for name in names if kinds[name].startswith("timestamp")]
+    columns = ", ".join(f"{measure} AS m{at}" for at, measure in enumerate([*texts, *days, *times]))
     [row] = query(opened, f"SELECT {columns} FROM t WHERE {where}")
     found = [*row.values()]
-    lengths, bounds = found[: len(texts)], found[len(texts) :]
-    units = [timedelta(days=1)] * 2 * len(days) + [timedelta(microseconds=1)] * 2 * len(times)
-    is_plain = all(at is None or _FIRST // one <= at <= _LAST // one for at, one in zip(bounds, units, strict=True))
+    lengths, firsts = found[: len(texts)], found[len(texts) :]
+    units = [timedelta(days=1)] * len(days) + [timedelta(microseconds=1)] * len(times)
+    is_plain = all(at is None or at >= _FIRST // one for at, one in zip(firsts, units, strict=True))
     return is_plain and sum(length or 0 for length in lengths) <= MAX_TEXT_BYTES

@@ -46,7 +46,8 @@ class Work:
     The slices are taken together: one read, one commit. `log` gets progress as plain sentences. `before_commit` raises
     when what the commit rests on holds no more, such as a lease. `run` is the run's id, empty outside of Dagster.
     `classified` is what the stages of a run share; without it each classifies records by itself. `schemas` finds the
-    schemas of the configured registry, by number or GUID; None where none is configured.
+    schemas of the configured registry, by number or GUID; None where none is configured. `open_own_session` opens a
+    session for what sets its session up, where another stage uses `spark` at the same time.
     """
 
     stream: Stream
@@ -60,6 +61,7 @@ class Work:
     run: str = ""
     classified: SharedFrames | None = None
     schemas: Callable[[int | str], Schema | None] | None = None
+    open_own_session: Callable[[], SparkSession] | None = None
 
     @property
     def keys(self) -> list[str]:

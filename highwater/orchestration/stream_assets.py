@@ -110,7 +110,7 @@ def _run_stage(context: dg.AssetExecutionContext, table: str, work: "Work") -> "
     if concurrent is None or table not in BESIDE or not _may_go_beside(context, BESIDE[table], work):
         return load_stage(table)(work)
     concurrent.start(BESIDE[table], load_stage(BESIDE[table]), work)
-    found = load_stage(table)(replace(work, spark=context.resources.spark.get_second_session()))
+    found = load_stage(table)(replace(work, open_own_session=context.resources.spark.get_second_session))
     concurrent.wait()
     return found
 

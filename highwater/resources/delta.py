@@ -99,7 +99,7 @@ ADDED_BYTES = "num_target_bytes_added"
 
 
 def read_commit_metrics(table: DeltaTable, version: int) -> dict[str, Any]:
-    """What a commit wrote, as the table's log says it; empty where it does not.
+    """The metrics of a commit, as the table's log has them; empty where it has none.
 
     Raises:
         DependencyUnavailableError: the storage could not be read.

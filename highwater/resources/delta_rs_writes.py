@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 # entries since the last: with 10, which is Spark's default, an open took half the time, and so did an append.
 CHECKPOINT_INTERVAL = 10
 CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": f"{CHECKPOINT_INTERVAL}"})
-# What the commit of a MERGE says that changed no row.
+# The metrics of a MERGE that changed no row.
 NOTHING_MERGED: Mapping[str, int] = MappingProxyType(
-    dict.fromkeys(("num_target_rows_inserted", "num_target_rows_updated", "num_target_files_added"), 0)
+    {
+        **dict.fromkeys([f"num_target_rows_{done}" for done in ("inserted", "updated", "deleted", "copied")], 0),
+        "num_target_files_added": 0,
+    }
 )
 # Each try takes some 50 ms; some ten processes add to one table at once at the most.
 TRIES = 50

@@ -26,7 +26,10 @@ FILE_LOG_STORE_SETTING = "spark.delta.logStore.file.impl"
 # Beginning of the message of `LOG_STORE` for a store that ignores the condition of a PUT.
 UNSAFE = "HIGHWATER_UNSAFE_STORE"
 STORE_REMEDY = "use a store with conditional PUT, such as Amazon S3; docs/deployment/s3.md says how to try another"
-CLASS_REMEDY = f"put {OWN_JAR} on the class path of Spark's driver or Connect server, as docs/deployment/s3.md says"
+CLASS_REMEDY = (
+    f"put {OWN_JAR} on the class path of Spark's driver or Connect server, as docs/configuration.md says, and for S3 "
+    "docs/deployment/s3.md"
+)
 
 _S3A = f"spark.hadoop.fs.{SCHEME}"
 _OTHER_SCHEMES = ("s3", "s3n")
@@ -95,16 +98,22 @@ def ensure_log_store(session: SparkSession, lake: str) -> None:
         )
 
 
-def replaces_no_commit(session: SparkSession, lake: str) -> bool:
-    """Whether no commit of a session replaces one of another process at the same moment, such as delta-rs in ours.
+def has_exclusive_log_store(session: SparkSession, lake: str) -> bool:
+    """Whether commits of a session fail where another process, such as delta-rs in ours, wrote the same entry.
 
     Args:
         session: a session of this process or of a Connect server; one for S3 was looked at by `ensure_log_store`.
         lake: the lake's root.
+
+    Raises:
+        DependencyUnavailableError: Spark does not answer.
     """
     if "://" in lake and not lake.startswith("file:"):
         return is_s3(lake)
-    return session.conf.get(FILE_LOG_STORE_SETTING, None) == FILE_LOG_STORE
+    from highwater.resources.spark import delta_errors
+
+    with delta_errors(lake):
+        return session.conf.get(FILE_LOG_STORE_SETTING, None) == FILE_LOG_STORE
 
 
 def ensure_conditional_put(path: str) -> None:

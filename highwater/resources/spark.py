@@ -287,7 +287,7 @@ def translate_error(what: str, text: str) -> HighwaterError | None:
 
 
 def _translate_unsafe_write(what: str, text: str) -> HighwaterError | None:
-    """The refusals of a commit to S3 that could overwrite another one."""
+    """The refusals of a commit that could overwrite another one."""
     if found := re.search(UNSAFE, text):
         return ConfigurationError(f"{what} was not written", found=_find_line(text, found), remedy=STORE_REMEDY)
     if found_class := _NO_LOG_STORE.search(text):

@@ -57,7 +57,7 @@ class SessionRuns(StageRuns):
             if name == "events":
                 self.frames.keep(FRAMES, {})
             in_step = threading.current_thread() is threading.main_thread()
-            self.sessions[name] = (work.spark, in_step)
+            self.sessions[name] = (work.open_own_session() if work.open_own_session else work.spark, in_step)
             if name in self.fail_once and not in_step:
                 self.fail_once.remove(name)
                 raise OSError("the disk")

@@ -111,6 +111,26 @@ def test_a_hint_is_replaced(jvm: Any, log: Path, tmp_path: Path) -> None:
     assert (log / "_last_checkpoint").read_text() == "second\n"
 
 
+def test_a_hint_that_another_process_replaced_is_read(jvm: Any, log: Path, tmp_path: Path) -> None:
+    """Hadoop keeps checksums beside its files, and refuses a file that delta-rs wrote in the place of one."""
+    store = Store(jvm, log)
+    store.write("_last_checkpoint", lines_of(tmp_path, "first\n"), overwrite=True)
+    assert [file.name for file in log.iterdir()] == ["_last_checkpoint"]
+    by_hadoop = Store(jvm, log, "io.delta.storage.LocalLogStore")
+    by_hadoop.write("_last_checkpoint", lines_of(tmp_path, "second\n"), overwrite=True)
+    (log / "_last_checkpoint").write_text("third\n")
+    with pytest.raises(Py4JJavaError, match="ChecksumException"):
+        by_hadoop.read("_last_checkpoint")
+    assert store.read("_last_checkpoint") == ["third"]
+    store.write("_last_checkpoint", lines_of(tmp_path, "fourth\n"), overwrite=True)
+    assert by_hadoop.read("_last_checkpoint") == ["fourth"]
+
+
+def test_an_entry_that_is_not_there_is_absent(jvm: Any, log: Path) -> None:
+    with pytest.raises(Py4JJavaError, match=r"java\.io\.FileNotFoundException"):
+        Store(jvm, log).read("0.json")
+
+
 def test_a_log_without_a_folder_is_absent(jvm: Any, log: Path, tmp_path: Path) -> None:
     log.rmdir()
     with pytest.raises(Py4JJavaError, match=r"java\.io\.FileNotFoundException"):

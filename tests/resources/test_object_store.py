@@ -34,11 +34,14 @@ from highwater.resources.jars import OWN_JAR
 from highwater.resources.lake import Lake
 from highwater.resources.local_spark import SERVER
 from highwater.resources.object_store import (
+    FILE_LOG_STORE,
+    FILE_LOG_STORE_SETTING,
     LOG_STORE,
     LOG_STORE_SETTING,
     build_s3a_conf,
     ensure_conditional_put,
     ensure_log_store,
+    has_exclusive_log_store,
     is_s3,
     refuse_weakening,
     remove_left_probes,
@@ -95,10 +98,11 @@ def test_a_scheme_that_hadoop_does_not_open_is_refused() -> None:
     assert "s3a://my-bucket/lake" in refused.value.remedy
 
 
-def test_a_session_without_the_log_store_is_refused() -> None:
-    def session(**conf: str) -> SparkSession:
-        return cast("SparkSession", SimpleNamespace(conf=conf))
+def session(**conf: str) -> SparkSession:
+    return cast("SparkSession", SimpleNamespace(conf=conf))
 
+
+def test_a_session_without_the_log_store_is_refused() -> None:
     assert STATIC_CONF[LOG_STORE_SETTING] == LOG_STORE, "a session in the run's own process has it"
     ensure_log_store(session(**{LOG_STORE_SETTING: LOG_STORE}), "s3a://lake")
     ensure_log_store(session(), "/lake")
@@ -303,6 +307,23 @@ def test_a_lake_on_s3_without_boto3_is_refused(monkeypatch: pytest.MonkeyPatch) 
         ensure_conditional_put(f"s3a://none-{uuid.uuid4().hex}/orders/raw")
 
 
+@pytest.mark.parametrize(
+    ("lake", "store", "exclusive"),
+    [
+        ("/mnt/lake", FILE_LOG_STORE, True),
+        ("file:///mnt/lake", FILE_LOG_STORE, True),
+        ("/mnt/lake", None, False),
+        ("/mnt/lake", "io.delta.storage.LocalLogStore", False),
+        ("s3a://lake", None, True),
+        ("abfss://lake@x", FILE_LOG_STORE, False),
+        ("gs://lake", FILE_LOG_STORE, False),
+    ],
+)
+def test_only_known_log_stores_keep_the_commits_of_two_processes(lake: str, store: str | None, exclusive: bool) -> None:
+    given = session(**({} if store is None else {FILE_LOG_STORE_SETTING: store}))
+    assert has_exclusive_log_store(given, lake) == exclusive
+
+
 # The jar
 
 
@@ -311,7 +332,7 @@ def test_the_jar_is_of_the_sources_beside_it() -> None:
         names = jar.namelist()
         said = jar.read(java_classes.MANIFEST).decode()
     assert said == java_classes.build_manifest(), "run python -m dev.java_classes"
-    assert {f"{name.replace('.', '/')}.class" for name in (LOG_STORE, SERVER)} <= {*names}
+    assert {f"{name.replace('.', '/')}.class" for name in (LOG_STORE, FILE_LOG_STORE, SERVER)} <= {*names}
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Maintenance of a stream: join small files, remove old files, rows and keys; as a command and a job."""
 
-# All of it is safe beside runs: files are compacted by commits like any others, which take turns with those of runs or
-# give way, and no file goes that a run or an unfinished retry may read.
+# All of it is safe beside runs: files are compacted by commits like any others, which take turns with those of runs or,
+# in tables without slices, give way; and no file goes that a run or an unfinished retry may read.
 
 from __future__ import annotations
 
