@@ -326,13 +326,13 @@ def _measure_micro_batch_seconds(world: World, stream: Any, records: int) -> flo
 
 
 def _take(world: World, bed: Bed, some_slices: list[Slice]) -> None:
-    """The steps of a run, which opens a session for the stage that goes on beside another one."""
+    """The steps of a run, which opens a session for a MERGE of Spark beside another stage."""
     work = replace(world.work(bed, some_slices), classified=SharedFrames())
     raw.materialise(work)
     events.materialise(work)
     concurrent = ConcurrentStages()
     concurrent.start("rejects", rejects.materialise, work)
-    current.materialise(replace(work, spark=prepare(world.spark.newSession())))
+    current.materialise(replace(work, open_own_session=lambda: prepare(world.spark.newSession())))
     assert concurrent.take("rejects", work) is not None
 
 

@@ -631,7 +631,7 @@ def test_spark_merges_the_same_and_both_write_one_table(tmp_path: Path, spark: S
     """Slices in turn by either engine into one table, and all of them by Spark into another."""
     some = random.Random(7)
     mixed, plain = Merging(tmp_path / "mixed", spark), Merging(tmp_path / "plain", spark)
-    for number in range(24):  # with checkpoints of both
+    for number in range(12):  # with checkpoints of both
         rows = [
             row_of(
                 some.choice("abcdefgh"),
@@ -653,9 +653,9 @@ def test_spark_merges_the_same_and_both_write_one_table(tmp_path: Path, spark: S
         assert shown == len(mixed.rows())
     [_, *commits] = sorted((Path(mixed.target.path) / "_delta_log").glob("*.json"))
     engines = ["delta-rs" if '"engineInfo":"delta-rs' in entry.read_text() else "spark" for entry in commits]
-    assert engines == ["delta-rs", "spark"] * 12
+    assert engines == ["delta-rs", "spark"] * 6
     with (Path(mixed.target.path) / "_delta_log" / "_last_checkpoint").open() as hint:
-        assert json.load(hint)["version"] >= 20
+        assert json.load(hint)["version"] == 10
 
 
 def merge_by_spark(merging: Merging, work: Work) -> None:

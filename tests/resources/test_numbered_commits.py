@@ -325,6 +325,21 @@ def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatc
 
 
 @pytest.mark.slow
+def test_only_a_merge_of_spark_has_a_session_of_its_own(planned: Bench, request: pytest.FixtureRequest) -> None:
+    """To open one takes longer than to merge a small slice without it."""
+    [first, _] = planned.ledger.list_slices(planned.stream.name)
+    opened: list[str] = []
+
+    def open_session() -> Any:
+        opened.append("session")
+        return planned.spark
+
+    current.materialise(planned.work(first, open_own_session=open_session))
+    assert versions_of(planned) == {"o1": 1}
+    assert opened == (["session"] if "spark" in request.node.name else [])
+
+
+@pytest.mark.slow
 def test_a_restored_current_is_brought_up_to_date(planned: Bench) -> None:
     """By version and by time; RESTORE reclaims rows, and neither the number of a commit nor its fence."""
     bench, [first, second] = planned, planned.ledger.list_slices(planned.stream.name)
