@@ -15,6 +15,7 @@ from highwater.resources.commit_log import ensure_all_rows_seen, read_number
 from highwater.resources.delta import add_actions, query, quote_column, run_query, slice_is_one_of
 from highwater.resources.delta_rs_writes import merge_rows
 from highwater.resources.object_store import has_exclusive_log_store
+from highwater.resources.spark import delta_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,12 +73,13 @@ def find_winners(
 
     Raises:
         IncompleteReadError: not all events could be read.
-        DependencyUnavailableError: the lake could not be read.
+        DependencyUnavailableError: the lake could not be read, or Spark does not answer.
     """
     if sum(slice_.offsets for slice_ in work.slices) > small_slices.MAX_OFFSETS:
         return None
-    if not has_exclusive_log_store(work.spark, work.lake.root):
-        return None
+    with delta_errors(target.path):
+        if not has_exclusive_log_store(work.spark, work.lake.root):
+            return None
     opened = target.open_table()
     source = work.lake.open_existing_table(work.stream.name, events.TABLE, events_version)
     mine = slice_is_one_of(keys)

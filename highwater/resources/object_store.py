@@ -104,16 +104,10 @@ def has_exclusive_log_store(session: SparkSession, lake: str) -> bool:
     Args:
         session: a session of this process or of a Connect server; one for S3 was looked at by `ensure_log_store`.
         lake: the lake's root.
-
-    Raises:
-        DependencyUnavailableError: Spark does not answer.
     """
     if "://" in lake and not lake.startswith("file:"):
         return is_s3(lake)
-    from highwater.resources.spark import delta_errors
-
-    with delta_errors(lake):
-        return session.conf.get(FILE_LOG_STORE_SETTING, None) == FILE_LOG_STORE
+    return session.conf.get(FILE_LOG_STORE_SETTING, None) == FILE_LOG_STORE
 
 
 def ensure_conditional_put(path: str) -> None:
