@@ -336,7 +336,7 @@ def test_only_a_merge_of_spark_has_a_session_of_its_own(planned: Bench, request:
 
     current.materialise(planned.work(first, open_own_session=open_session))
     assert versions_of(planned) == {"o1": 1}
-    assert opened == (["session"] if "spark" in request.node.name else [])
+    assert opened == (["session"] if "[spark]" in request.node.name else [])
 
 
 @pytest.mark.slow
