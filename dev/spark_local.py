@@ -87,8 +87,8 @@ def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
         # The defaults of 50 and 200 cost seconds a commit on a machine of few cores.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.shuffle.partitions": "4",
-        # On local files Hadoop starts a program for each mode of a file that it writes. Without Delta's checksum files
-        # 25 `chmod` a slice are left.
+        # On local files Hadoop starts a program to set the mode of each file that it writes: Delta's checksum files are
+        # left out.
         "spark.databricks.delta.writeChecksumFile.enabled": "false",
         # What would be listed for those files is looked up by a job of its own at a table's first commit.
         "spark.databricks.delta.allFilesInCrc.enabled": "false",

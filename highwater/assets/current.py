@@ -114,13 +114,15 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyUnavailableError: Spark, the ledger or the lake is unavailable; nothing was committed, or the next run
             completes it.
     """
+    # A merge that did not end before is left to Spark: delta-rs may refuse what Spark merges.
+    did_not_end = bool(work.ledger.intents.list_for_table(work.stream.name, TABLE))
     work = with_added_fields(work)
     ensure_table(work, TABLE, build_sql_columns(work.stream), STATISTICS_COLUMNS)
     adapt_types(work, TABLE, build_sql_columns(work.stream))
     clock = Clock()
     for tries in range(1, TRIES + 1):
         try:
-            return _follow_events(work, clock)
+            return _follow_events(work, clock, by_spark=did_not_end or tries > 1)
         except SupersededAttemptError:
             if tries == TRIES:
                 raise
@@ -133,23 +135,16 @@ def lease_merges(work: Work) -> AbstractContextManager[Lease]:
     return work.ledger.lease(f"merge {work.stream.name}/{TABLE}", seconds=commit.LEASE_SECONDS, wait=WAIT_SECONDS)
 
 
-def close_open_intents(work: Work) -> bool:
-    """Close the intents that dead runs left open; the caller holds the lease of merges.
-
-    Returns:
-        Whether there were any.
-    """
-    found = bool(work.ledger.intents.list_for_table(work.stream.name, TABLE))
-    if found:
+def close_open_intents(work: Work) -> None:
+    """Close the intents that dead runs left open; the caller holds the lease of merges."""
+    if work.ledger.intents.list_for_table(work.stream.name, TABLE):
         with take_commit_turn(work, TABLE):
             close_intents(build_target(work, TABLE))
-    return found
 
 
-def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
+def _follow_events(work: Work, clock: Clock, *, by_spark: bool) -> list[SliceReport]:
     with lease_merges(work) as lease:
-        # A merge that did not end before is left to Spark: delta-rs may refuse what Spark merges.
-        is_second_try = close_open_intents(work)
+        close_open_intents(work)
         decided = require_upstream_commits(work, events.TABLE)
         seen = work.lake.load_commits(work.stream.name, TABLE, work.keys)
         behind = [
@@ -163,7 +158,7 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
         done = NumberedCommit(seen.version, {})
         if behind:
             with clock.phase("commit"):
-                done = _merge(work, decided, behind, seen, lease, by_spark=is_second_try)
+                done = _merge(work, decided, behind, seen, lease, by_spark=by_spark)
     cost = measure_write_cost(done)
     merged = {slice_commit.key for slice_commit in behind}
     found = [

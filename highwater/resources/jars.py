@@ -21,7 +21,7 @@ from highwater.errors import PermanentError, TemporaryError
 from highwater.resources.java import find_java
 
 LOCK = Path(__file__).with_name("jars.lock")
-# Our own classes: Delta's log stores, and the Connect server. Compiled by `python -m dev.java_classes` from the
+# Our own classes: log stores for Delta, and the Connect server. Compiled by `python -m dev.java_classes` from the
 # sources beside it.
 OWN_JAR = Path(__file__).parent / "java_classes" / "highwater.jar"
 HEADER = "# set group:artifact:version sha256 - written by `make jars-lock`\n"

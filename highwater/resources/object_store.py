@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, ConfigurationError, DependencyUnavailableError
+from highwater.resources.delta import find_local_path
 from highwater.resources.jars import OWN_JAR
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ LOG_STORE = "highwater.delta.ConditionalS3LogStore"
 LOG_STORE_SETTING = f"spark.delta.logStore.{SCHEME}.impl"
 FILE_LOG_STORE = "highwater.delta.LinkedFileLogStore"
 FILE_LOG_STORE_SETTING = "spark.delta.logStore.file.impl"
+LOG_STORES = (LOG_STORE, FILE_LOG_STORE)
 
 # Beginning of the message of `LOG_STORE` for a store that ignores the condition of a PUT.
 UNSAFE = "HIGHWATER_UNSAFE_STORE"
@@ -105,7 +107,7 @@ def has_exclusive_log_store(session: SparkSession, lake: str) -> bool:
         session: a session of this process or of a Connect server; one for S3 was looked at by `ensure_log_store`.
         lake: the lake's root.
     """
-    if "://" in lake and not lake.startswith("file:"):
+    if find_local_path(lake) is None:
         return is_s3(lake)
     return session.conf.get(FILE_LOG_STORE_SETTING, None) == FILE_LOG_STORE
 

@@ -26,6 +26,7 @@ from highwater.resources.object_store import (
     FILE_LOG_STORE_SETTING,
     LOG_STORE,
     LOG_STORE_SETTING,
+    LOG_STORES,
     STORE_REMEDY,
     UNSAFE,
 )
@@ -120,9 +121,7 @@ _S3_UNAVAILABLE = re.compile(
     r"|NoAwsCredentialsException|ExpiredToken|UnknownStoreException|UnknownHostException: .*(?:s3a:|awssdk)"
     r"|The log entry \S+ could not be written|object store at \S+ could not be probed"
 )
-_NO_LOG_STORE = re.compile(
-    rf"(ClassNotFoundException|NoClassDefFoundError): ({re.escape(LOG_STORE)}|{re.escape(FILE_LOG_STORE)})"
-)
+_NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): ({'|'.join(map(re.escape, LOG_STORES))})")
 # Spark has time-outs of its own, as for a broadcast.
 _KAFKA_UNAVAILABLE = re.compile(
     r"kafka\.common\.errors\.\w*TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.resources.jars import LOCK, read_lock
-from highwater.resources.object_store import LOG_STORE, ensure_log_store, is_s3
+from highwater.resources.object_store import LOG_STORE, LOG_STORES, ensure_log_store, is_s3
 from highwater.resources.spark import SESSION_CONF, STATIC_CONF, TIMESTAMPS, is_connect, translate_error
 from highwater.resources.spark_places import parse_address
 
@@ -172,8 +172,8 @@ def explain_error(problem: str, error: Exception, settings: Settings) -> Highwat
     # A Connect client has the causes apart from the text.
     server_trace = getattr(error, "getStackTrace", lambda: None)
     text = f"{text}\n{server_trace() or ''}".rstrip()
-    # A stack trace may hold words that mean something else, but the log store's class has a remedy of its own.
-    if LOG_STORE not in text and (lacking := find_missing_jar(text)):
+    # A stack trace may hold words that mean something else, but a class of our log stores has a remedy of its own.
+    if not any(store in text for store in LOG_STORES) and (lacking := find_missing_jar(text)):
         return ConfigurationError(
             problem,
             stored=f"a class path with {lacking[0]}",

@@ -325,6 +325,28 @@ def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatc
 
 
 @pytest.mark.slow
+def test_a_merge_that_delta_rs_refuses_is_left_to_spark(
+    written: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next try would be refused again, and the stream's table would stay behind for ever."""
+    bench = written.copy(tmp_path)
+    [first, second] = bench.ledger.list_slices(bench.stream.name)
+
+    def refuse(*_: Any) -> None:
+        raise DependencyUnavailableError("delta-rs cannot plan it", remedy="none")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(small_merge, "merge", refuse)
+        with pytest.raises(DependencyUnavailableError, match="cannot plan it"):
+            current.materialise(bench.work(first))
+        current.materialise(bench.work(first))
+    assert versions_of(bench) == {"o1": 1}
+    assert open_intents(bench) == []
+    current.materialise(bench.work(second))
+    assert versions_of(bench) == {"o1": 2}
+
+
+@pytest.mark.slow
 def test_only_a_merge_of_spark_has_a_session_of_its_own(planned: Bench, request: pytest.FixtureRequest) -> None:
     """To open one takes longer than to merge a small slice without it."""
     [first, _] = planned.ledger.list_slices(planned.stream.name)

@@ -9,7 +9,7 @@ import pytest
 
 from highwater.errors import ConfigurationError, DependencyUnavailableError, HighwaterError
 from highwater.resources import spark_checks
-from highwater.resources.object_store import LOG_STORE, LOG_STORE_SETTING
+from highwater.resources.object_store import FILE_LOG_STORE, LOG_STORE, LOG_STORE_SETTING
 from highwater.resources.spark import SESSION_CONF, STATIC_CONF
 from highwater.settings import Settings
 from tests.helpers.fake_session import FakeSession
@@ -101,9 +101,12 @@ def test_a_jar_that_spark_and_the_lake_need_is_named(fault: str, jar: str) -> No
         assert part in caught.value.remedy
 
 
-def test_the_class_of_the_log_store_has_a_remedy_of_its_own() -> None:
+@pytest.mark.parametrize(("store", "settings"), [(LOG_STORE, S3), (FILE_LOG_STORE, LOCAL)])
+def test_the_class_of_a_log_store_has_a_remedy_of_its_own(store: str, settings: Settings) -> None:
+    """Also where the trace below it has words that would name another jar."""
+    fault = f"java.lang.ClassNotFoundException: {store}\n\tat org.apache.spark.sql.delta.DeltaLog"
     with pytest.raises(ConfigurationError, match=r"cannot load the log store .*highwater\.jar"):
-        spark_checks.check_lake(fake(faults={"delta": f"java.lang.ClassNotFoundException: {LOG_STORE}"}), S3)
+        spark_checks.check_lake(fake(faults={"delta": fault}), settings)
 
 
 def test_a_table_that_is_not_there_is_what_the_lake_should_answer() -> None:

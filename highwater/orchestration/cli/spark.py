@@ -42,7 +42,7 @@ def serve_spark(deployment: Deployment, host: str, port: int, given: Sequence[st
 def fetch_jars(deployment: Deployment, to: Path | None) -> None:
     """Fetch the jars of Delta, of the Kafka connector and of S3 into jars/spark of a folder.
 
-    Each jar is compared with a recorded checksum. The log stores of Delta come from the package itself. Runs on
+    Each jar is compared with a recorded checksum. Our log stores for Delta come from the package itself. Runs on
     a local master take the jars from HIGHWATER_HOME; a Spark server or a cluster gets a copy.
     """
     from highwater.resources.jars import copy_own_jar, ensure_jars
