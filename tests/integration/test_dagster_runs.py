@@ -139,7 +139,11 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
                 slices = [row["slice"] for row in read_rows(deployment.lake.build_table_path("orders", source))]
                 rows = slices.count(record.partition_key)
                 assert metadata["dagster/partition_row_count"].value == rows
-                assert "note" in metadata or int(float(str(metadata["write/bytes"].value))) > 0
+                cost = {name: float(str(one.value)) for name, one in metadata.items() if name.startswith("write/")}
+                # Nothing is written of events that are all older than the rows of their keys.
+                changed = [cost.get(f"write/rows_{done}") for done in ("inserted", "updated")]
+                idle = "note" in metadata or (stage.name == "current" and not any(changed))
+                assert idle or cost["write/bytes"] > 0
                 assert metadata["lag_at_planning"].value == planned[record.partition_key].lag
 
 
