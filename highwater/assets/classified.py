@@ -18,11 +18,13 @@ class _CachedRows:
     Args:
         rows: the records.
         published: the attempts whose rejects were published by then, by slice key: what they sent is left to the DLQ.
+        few: whether the memory of this process holds them.
         attempts: the attempts that were committed of them, by slice key.
     """
 
     rows: DataFrame
     published: Mapping[str, int]
+    few: bool
     attempts: dict[str, int] = field(default_factory=dict)
 
 
@@ -40,14 +42,20 @@ class SharedFrames:
         """Whether there are rows."""
         return bool(self._cached)
 
-    def keep(self, rows: DataFrame, published: Mapping[str, int]) -> None:
+    @property
+    def are_few(self) -> bool:
+        """Whether the memory of this process holds all of the rows."""
+        return all(one.few for one in self._cached)
+
+    def keep(self, rows: DataFrame, published: Mapping[str, int], *, few: bool = False) -> None:
         """Keep records which Spark holds (`persist`) until `release`.
 
         Args:
             rows: the records of some slices.
             published: for each of these slices the attempt whose rejects were published; 0 for none.
+            few: whether the memory of this process holds them.
         """
-        self._cached.append(_CachedRows(rows, published))
+        self._cached.append(_CachedRows(rows, published, few))
 
     def record_attempts(self, attempts: Mapping[str, int]) -> None:
         """Note the attempts that were committed of what was kept last."""

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+from highwater.assets import small_writes
 from highwater.assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord, with_slice_commit
 from highwater.errors import HighwaterError, LeaseHeldError, SupersededAttemptError
@@ -17,8 +17,11 @@ from highwater.log_fields import bind_log_fields
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import read_committed_slices
 from highwater.resources.delta import ADDED_BYTES, count_slice_rows
+from highwater.resources.delta_rs_writes import commit_no_rows, takes_writes
 from highwater.resources.numbered_commits import NumberedCommit, Target, close_intents, commit_slices
-from highwater.resources.spark_tables import create_table, write_slices
+from highwater.resources.object_store import has_exclusive_log_store
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import create_table, read_table_version, write_slices
 from highwater.tables import COMMENTS
 
 if TYPE_CHECKING:
@@ -81,6 +84,10 @@ class RowsToCommit(Protocol):
     @property
     def spread(self) -> str:
         """The column that spreads a slice over files."""
+
+    @property
+    def few(self) -> bool:
+        """Whether the memory of this process holds the rows."""
 
     def build_slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
         """The slice commit that goes with a slice's rows."""
@@ -200,6 +207,7 @@ def _commit(
             files=batch.count_files(keys),
             spread=batch.spread,
             tasks=batch.count_tasks(keys),
+            few=batch.few,
         )
     return slice_commits, done
 
@@ -207,13 +215,14 @@ def _commit(
 def commit_rows(
     work: Work,
     table: str,
-    rows: DataFrame,
+    rows: DataFrame | None,
     slice_commits: Sequence[SliceCommit],
     committed: CommittedSlices,
     *,
     files: int,
     spread: str,
     tasks: int | None = None,
+    few: bool = False,
 ) -> NumberedCommit:
     """Commit slices: their rows replace exactly these slices, in one Delta commit that carries the slice commits (I4).
 
@@ -222,10 +231,11 @@ def commit_rows(
     Args:
         work: the connections.
         table: the table's name.
-        rows: the rows, with the table's columns.
+        rows: the rows, with the table's columns; None if there are none.
         slice_commits: one for each slice.
         committed: the slices in the table when the caller looked: the rows rest on this look.
         files, spread, tasks: as of `write_slices`.
+        few: whether the memory of this process holds the rows.
 
     Returns:
         As `commit_slices`.
@@ -242,7 +252,16 @@ def commit_rows(
     ensure_unchanged(table, committed, seen, keys)
     # Without rows to replace Delta need not look for any. That there are none, records and a look must say both.
     replace = any(one.rows != 0 for one in seen.records.values()) or any(count_slice_rows(opened, keys).values())
-    write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
+    with delta_errors(target.path):
+        by_delta_rs = not replace and (rows is None or few) and has_exclusive_log_store(work.spark, work.lake.root)
+
+    def write(options: Mapping[str, str]) -> None:
+        if by_delta_rs and rows is None and takes_writes(opened):
+            commit_no_rows(opened, options)
+        elif not by_delta_rs or rows is None or not small_writes.append(opened, rows, options):
+            made = read_table_version(work.spark, target.path, opened.version()).limit(0) if rows is None else rows
+            write_slices(target.path, made, keys, options, replace=replace, files=files, spread=spread, tasks=tasks)
+
     base = CommitRecord("", 0, None, batch="")
     records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
     return commit_slices(target, seen, records, work.run, write, opened=opened)
@@ -392,7 +411,7 @@ _COST = {
     "write/rows_deleted": ("numTargetRowsDeleted", "num_target_rows_deleted"),
     "write/rows_copied": ("numTargetRowsCopied", "numCopiedRows", "num_target_rows_copied"),
     "write/bytes": ("numTargetBytesAdded", "numOutputBytes", ADDED_BYTES),
-    "write/files": ("numTargetFilesAdded", "numFiles", "num_target_files_added"),
+    "write/files": ("numTargetFilesAdded", "numFiles", "num_target_files_added", "num_added_files"),
 }
 
 

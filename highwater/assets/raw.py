@@ -223,6 +223,7 @@ class _KafkaRows:
     spread: str = "offset"
     run: str = ""
     release_rows: Callable[[], None] = do_nothing
+    few: bool = False  # how many bytes they are is not known before they are read
 
     def build_slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
         lost = slice_.offsets - self.left[slice_.key].offsets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -94,11 +95,14 @@ def _follow_decision(
     if open_:
         read = require_upstream_commits(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
-        rows, tasks = _build_rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
-        for_few = small_slice_settings(work, list_classification_tables(work))
-        guarded = session_settings(work.spark, GUARDED if has_expressions(work.stream) else {})
-        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), for_few, guarded:
-            done = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
+        mine = [decisions[key] for key in open_]
+        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), ExitStack() as settings:
+            rows, held = None, False
+            if with_rejects := [decision for decision in mine if decision.counts["rejects"]]:
+                rows, held = _build_rows(work, with_rejects, read.version, decided.version, published)
+                settings.enter_context(small_slice_settings(work, list_classification_tables(work)))
+                settings.enter_context(session_settings(work.spark, GUARDED if has_expressions(work.stream) else {}))
+            done = _commit(work, rows, mine, committed, held=held)
     slice_commits = {key: _build_slice_commit(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
     found = build_reports(work, TABLE, slice_commits, notes, clock, done)
@@ -160,34 +164,39 @@ def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Slice
 
 
 def _commit(
-    work: Work, rows: DataFrame, decisions: Sequence[SliceCommit], committed: CommittedSlices, tasks: int | None
+    work: Work, rows: DataFrame | None, decisions: Sequence[SliceCommit], committed: CommittedSlices, *, held: bool
 ) -> NumberedCommit:
     slice_commits = [_build_slice_commit(decision) for decision in decisions]
     with take_commit_turn(work, TABLE):
         files = raw.compute_file_count([slice_commit.rows or 0 for slice_commit in slice_commits])
         return commit_rows(
-            work, TABLE, rows, slice_commits, committed, files=files, spread="origin_offset", tasks=tasks
+            work,
+            TABLE,
+            rows,
+            slice_commits,
+            committed,
+            files=files,
+            spread="origin_offset",
+            tasks=1 if held else None,
+            few=held and work.classified is not None and work.classified.are_few,
         )
 
 
 def _build_rows(
     work: Work, decisions: Sequence[SliceCommit], raw_version: int, events_version: int, published: CommittedSlices
-) -> tuple[DataFrame, int | None]:
-    """The rejects of decisions, as this run classified them, or else what their events left over.
+) -> tuple[DataFrame, bool]:
+    """The rejects of decisions that have some, as this run classified them, or else what their events left over.
 
-    The second value is the number of tasks that read them, None where that is for Spark to find out.
+    The second value is whether Spark holds them.
     """
     from pyspark.sql import functions as F
 
-    with_rejects = [d for d in decisions if d.counts["rejects"]]
-    if not with_rejects:
-        return work.spark.createDataFrame([], COLUMNS), 1
-    held = _select_classified_rejects(work, with_rejects, published)
+    held = _select_classified_rejects(work, decisions, published)
     found = held
     if found is None:
-        found = _classify_again(work, with_rejects, raw_version, events_version, published)
+        found = _classify_again(work, decisions, raw_version, events_version, published)
     rows = found.select(
-        *build_origin_columns({d.key: d.attempt for d in with_rejects}),
+        *build_origin_columns({d.key: d.attempt for d in decisions}),
         "reason",
         "rule",
         F.col("reason").isin(sorted(PERMANENT)).alias("permanent"),
@@ -197,7 +206,7 @@ def _build_rows(
         F.coalesce("first_failed_at", F.current_timestamp()).alias("first_failed_at"),
         F.col(COPIED_AT).alias(PUBLISHED_AT),
     )
-    return rows, None if held is None else 1
+    return rows, held is not None
 
 
 def _select_classified_rejects(

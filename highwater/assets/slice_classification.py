@@ -33,6 +33,7 @@ from highwater.assets.parsing import (
     select_column_fields,
 )
 from highwater.assets.retraction_guard import block_sending, ensure_no_retraction, list_exposed_slices
+from highwater.assets.small_slices import are_few
 from highwater.assets.work import Work, do_nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 # Among the counts of a slice: events whose record has another key than theirs.
 OTHER_KEYS = "other_keys"
+# Bytes of the records' keys and values, and of the headers of rejects.
+PAYLOAD_BYTES = "payload_bytes"
 # A record's columns beside its origin.
 PAYLOAD = ("key", "value", "headers")
 
@@ -70,6 +73,7 @@ class ClassifiedSlices:
         measured: the numbers of the split, by slice.
         seen: further inputs of the decision.
         exposed: slices with events that may still be sent until they are reprocessed.
+        few: whether the memory of this process holds the rows.
         spread: the column that spreads a slice over files.
     """
 
@@ -78,6 +82,7 @@ class ClassifiedSlices:
     measured: Mapping[str, Mapping[str, int]]
     seen: Seen
     exposed: Collection[str]
+    few: bool
     spread: str = "origin_offset"
 
     def build_slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
@@ -173,14 +178,15 @@ def classify_slices(
         version = work.lake.open_existing_table(work.stream.name, raw.TABLE).version()
         rows = with_origins(work, read_raw_rows(work, slices, version), slices, seen, published.slice_commits)
         rows, measured = _classify_and_measure(work, with_fate(work, rows, slices, seen, published), slices)
+        few = are_few(slices, sum(row[PAYLOAD_BYTES] or 0 for row in measured.values()))
         if work.classified is not None:
-            work.classified.keep(rows, {slice_.key: published.find_attempt(slice_.key) for slice_ in slices})
+            work.classified.keep(rows, {slice_.key: published.find_attempt(slice_.key) for slice_ in slices}, few=few)
         try:
             # Chosen before the publication log is read: no other slice is published after that read.
             open_ = list_exposed_slices(work, committed.slice_commits)
             _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
             made = ClassifiedSlices(
-                work, rows, {key: _select_counts(row) for key, row in measured.items()}, seen, open_
+                work, rows, {key: _select_counts(row) for key, row in measured.items()}, seen, open_, few
             )
             _ensure_decidable(made, committed, slices, measured)
         except BaseException:
@@ -288,11 +294,18 @@ def _select_needed_columns(stream: Stream, rows: DataFrame) -> DataFrame:
         F.col("held_next_topic"),
         F.coalesce("held_first_failed_at", "first_failed_at").alias("first_failed_at"),
         *[F.when(F.col("reason").isNotNull(), F.col(name)).alias(name) for name in PAYLOAD],
+        F.expr(_PAYLOAD_BYTES).alias(PAYLOAD_BYTES),
         *([holds_slice(stream).alias(HOLDS)] if stream.ordered else []),
         *([has_other_key(stream).alias(OTHER_KEYS)] if needs_key_count(stream) else []),
         *(["deleted"] if stream.deletes else []),
         *fields,
     )
+
+
+_PAYLOAD_BYTES = """
+coalesce(length(key), 0) + coalesce(length(value), 0) + if(reason IS NULL, 0,
+  coalesce(aggregate(headers, 0, (sum, one) -> sum + length(one.key) + coalesce(length(one.value), 0)), 0))
+"""
 
 
 def choose_rule() -> Column:
@@ -350,11 +363,12 @@ def _aggregate_by_rule(stream: Stream, rows: DataFrame) -> DataFrame:
         *([F.count_if(accepted & F.col("deleted")).alias("deletes")] if stream.deletes else ()),
         F.min(time).alias("first_event_us"),
         F.max(time).alias("last_event_us"),
+        F.sum(PAYLOAD_BYTES).alias(PAYLOAD_BYTES),
     )
 
 
 def _select_counts(row: Mapping[str, Any]) -> dict[str, int]:
-    return {name: value for name, value in row.items() if isinstance(value, int) and name != HOLDS}
+    return {name: value for name, value in row.items() if isinstance(value, int) and name not in {HOLDS, PAYLOAD_BYTES}}
 
 
 def build_event_columns(stream: Stream) -> list[Column]:

@@ -13,7 +13,7 @@ from highwater.assets import events, small_slices
 from highwater.assets.origins import MILLISECONDS
 from highwater.resources.commit_log import ensure_all_rows_seen, read_number
 from highwater.resources.delta import add_actions, query, quote_column, run_query, slice_is_one_of
-from highwater.resources.delta_rs_writes import merge_rows
+from highwater.resources.delta_rs_writes import merge_rows, takes_writes
 from highwater.resources.object_store import has_exclusive_log_store
 from highwater.resources.spark import delta_errors
 
@@ -38,20 +38,7 @@ PRECEDENCE: Sequence[tuple[str, bool]] = (
     ("origin_generation", False),
 )
 
-# Table properties that delta-rs follows, or that say nothing to a writer, and features of tables that it writes.
-_PROPERTIES = frozenset(
-    {
-        "delta.checkpointInterval",
-        "delta.dataSkippingStatsColumns",
-        "delta.deletedFileRetentionDuration",
-        "delta.enableExpiredLogCleanup",
-        "delta.logRetentionDuration",
-    }
-)
-_FEATURES = frozenset({"timestampNtz"})
 _TYPES = frozenset({"string", "boolean", "integer", "long", "float", "double", "date", "timestamp", "timestamp_ntz"})
-# Versions of the protocol without any feature but appendOnly and invariants, and with a list of them.
-_PLAIN, _WITH_LIST = (1, 2), (3, 7)
 
 # Spark before 4.0 refuses earlier times in files that Spark did not write.
 _FIRST = datetime(1900, 1, 2, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)
@@ -75,7 +62,7 @@ def find_winners(
         IncompleteReadError: not all events could be read.
         DependencyUnavailableError: the lake could not be read, or Spark does not answer.
     """
-    if sum(slice_.offsets for slice_ in work.slices) > small_slices.MAX_OFFSETS:
+    if not small_slices.are_few(work.slices):
         return None
     with delta_errors(target.path):
         if not has_exclusive_log_store(work.spark, work.lake.root):
@@ -141,15 +128,9 @@ def _read_types(opened: DeltaTable) -> dict[str, str]:
 
 def _takes_writes(opened: DeltaTable, searched: Sequence[str]) -> bool:
     """Whether nothing in a table asks of its writers what delta-rs would not do."""
-    protocol, properties = opened.protocol(), opened.metadata().configuration
-    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
-    versions = (protocol.min_reader_version, protocol.min_writer_version)
-    return (
-        (versions == _PLAIN or (versions == _WITH_LIST and features <= _FEATURES))
-        and {name for name in properties if name.startswith("delta.")} <= _PROPERTIES
-        # delta-rs writes statistics of decimals as inexact numbers, and without the property those of all columns.
-        and properties.get("delta.dataSkippingStatsColumns") == ",".join(searched)
-    )
+    # delta-rs writes statistics of decimals as inexact numbers, and without the property those of all columns.
+    found = opened.metadata().configuration.get("delta.dataSkippingStatsColumns")
+    return takes_writes(opened) and found == ",".join(searched)
 
 
 def _is_small(opened: DeltaTable, keys: Collection[str]) -> bool:

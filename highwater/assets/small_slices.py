@@ -15,11 +15,14 @@ from highwater.resources.spark_tables import AS_PLANNED
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
+    from highwater.slices import Slice
 
 # A slice through all tables, in seconds, with generated code and without (2 cores, `orders`, medians): 8.3 and 6.0 of
 # 1,000 records, 7.1 and 5.4 of 10,000, 9.3 and 8.3 of 40,000, where classifying alone is slower already. Where the code
 # is compiled already: 3.7 and 3.4 of 1,000, 4.4 and 4.7 of 10,000.
 MAX_OFFSETS = 20_000
+# Limit for the keys and values of records that a process holds.
+MAX_BYTES = 64 * 2**20
 # Limit for a table that is read beside them, such as `current` by its MERGE.
 MAX_ROWS = 100_000
 
@@ -34,6 +37,16 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
+def are_few(slices: Sequence[Slice], size: int = 0) -> bool:
+    """Whether slices have few records.
+
+    Args:
+        slices: the slices.
+        size: the bytes of their records, where a process holds them.
+    """
+    return sum(slice_.offsets for slice_ in slices) <= MAX_OFFSETS and size <= MAX_BYTES
+
+
 @contextmanager
 def small_slice_settings(work: Work, tables: Sequence[str] = ()) -> Iterator[None]:
     """Run the block's queries with settings for few records where they read few.
@@ -42,7 +55,7 @@ def small_slice_settings(work: Work, tables: Sequence[str] = ()) -> Iterator[Non
         work: the slices, and the session.
         tables: the paths of the tables that are read beyond the slices' own rows.
     """
-    few = sum(slice_.offsets for slice_ in work.slices) <= MAX_OFFSETS and all(map(_has_few_rows, tables))
+    few = are_few(work.slices) and all(map(_has_few_rows, tables))
     with session_settings(work.spark, SETTINGS if few else {}):
         yield
 

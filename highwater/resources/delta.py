@@ -105,7 +105,7 @@ def read_commit_metrics(table: DeltaTable, version: int) -> dict[str, Any]:
         DependencyUnavailableError: the storage could not be read.
     """
     metrics: dict[str, Any] = (read_commit_info(table, version) or {}).get("operationMetrics") or {}
-    if "num_target_files_added" not in metrics:
+    if not metrics.keys() & {"num_target_files_added", "num_added_files"}:
         return metrics
     from highwater.resources.table_pool import read_entry
 

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from highwater.resources.object_store import ensure_conditional_put
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from deltalake import DeltaTable, PostCommitHookProperties, Schema
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 
 # Commits between two checkpoints of a table's log. deltalake's own default is 100, and who opens the table reads the
 # entries since the last: with 10, which is Spark's default, an open took half the time, and so did an append.
@@ -31,6 +30,23 @@ NOTHING_MERGED: Mapping[str, int] = MappingProxyType(
         "num_target_files_added": 0,
     }
 )
+# Those of an append of no row, by Spark's names.
+_NOTHING_APPENDED: Mapping[str, int] = MappingProxyType(
+    dict.fromkeys(["numFiles", "numOutputRows", "numOutputBytes"], 0)
+)
+# Table properties that delta-rs follows, or that say nothing to a writer, and features of tables that it writes.
+_PROPERTIES = frozenset(
+    {
+        "delta.checkpointInterval",
+        "delta.dataSkippingStatsColumns",
+        "delta.deletedFileRetentionDuration",
+        "delta.enableExpiredLogCleanup",
+        "delta.logRetentionDuration",
+    }
+)
+_FEATURES = frozenset({"timestampNtz"})
+# Versions of the protocol without any feature but appendOnly and invariants, and with a list of them.
+_PLAIN, _WITH_LIST = (1, 2), (3, 7)
 # Each try takes some 50 ms; some ten processes add to one table at once at the most.
 TRIES = 50
 
@@ -249,6 +265,15 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
     return True
 
 
+def takes_writes(table: DeltaTable) -> bool:
+    """Whether nothing in a table asks of its writers what delta-rs would not do."""
+    protocol, properties = table.protocol(), table.metadata().configuration
+    features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+    versions = (protocol.min_reader_version, protocol.min_writer_version)
+    is_plain = versions == _PLAIN or (versions == _WITH_LIST and features <= _FEATURES)
+    return is_plain and {name for name in properties if name.startswith("delta.")} <= _PROPERTIES
+
+
 def merge_rows(table: DeltaTable, rows: pa.Table, newer: str, options: Mapping[str, str]) -> None:
     """Merge rows into a table by their key in one commit, which takes the version after the opened one.
 
@@ -263,39 +288,105 @@ def merge_rows(table: DeltaTable, rows: pa.Table, newer: str, options: Mapping[s
     Raises:
         DependencyUnavailableError: the storage could not be written.
     """
-    from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties
+    from deltalake import WriterProperties
+
+    read = table.version()
+    with _ensure_next_version(table):
+        (
+            table.merge(
+                rows,
+                "t.key = s.key",
+                source_alias="s",
+                target_alias="t",
+                writer_properties=WriterProperties(compression="SNAPPY"),
+                commit_properties=_build_commit(options),
+                post_commithook_properties=_build_hooks(read + 1),
+            )
+            .when_matched_update_all(newer)
+            .when_not_matched_insert_all()
+            .execute()
+        )
+        if table.version() == read:  # no row is newer, so delta-rs committed nothing
+            _append_nothing(table, options, NOTHING_MERGED)
+
+
+def append_rows(table: DeltaTable, rows: pa.Table, options: Mapping[str, str]) -> bool:
+    """Append rows in one commit, which takes the version after the opened one.
+
+    If another writer was first, there is a commit of that version too, and none of this one: the caller looks.
+
+    Args:
+        table: as it was opened.
+        rows: with all columns of the table, in their order.
+        options: as of `merge_rows`.
+
+    Returns:
+        False if delta-rs refused the rows: nothing was committed.
+
+    Raises:
+        DependencyUnavailableError: the storage could not be written.
+    """
+    from deltalake import DeltaTable, WriterProperties, write_deltalake
+    from deltalake.exceptions import CommitFailedError, DeltaError
+
+    read, path = table.version(), str(table.table_uri)
+    with _ensure_next_version(table):
+        try:
+            write_deltalake(
+                table,
+                rows,
+                mode="append",
+                writer_properties=WriterProperties(compression="SNAPPY"),
+                commit_properties=_build_commit(options),
+                post_commithook_properties=_build_hooks(read + 1),
+            )
+        except CommitFailedError:
+            raise
+        except DeltaError:
+            if DeltaTable(path).version() != read:
+                raise
+            return False
+    return True
+
+
+def commit_no_rows(table: DeltaTable, options: Mapping[str, str]) -> None:
+    """Commit what a commit carries, and no row, as `merge_rows` does."""
+    with _ensure_next_version(table):
+        _append_nothing(table, options, _NOTHING_APPENDED)
+
+
+def _append_nothing(table: DeltaTable, options: Mapping[str, str], metrics: Mapping[str, int]) -> None:
+    table.create_write_transaction(
+        [],
+        "append",
+        table.schema(),
+        commit_properties=_build_commit(options, operationMetrics=dict(metrics)),
+        post_commithook_properties=_build_hooks(table.version() + 1),
+    )
+
+
+def _build_commit(options: Mapping[str, str], **described: Any) -> CommitProperties:
+    from deltalake import CommitProperties, Transaction
+
+    return CommitProperties(
+        max_commit_retries=0,
+        app_transactions=[Transaction(options["txnAppId"], int(options["txnVersion"]))],
+        custom_metadata={"userMetadata": options["userMetadata"], **described},
+    )
+
+
+@contextmanager
+def _ensure_next_version(table: DeltaTable) -> Iterator[None]:
+    """Ensure that after the block there is the version after the opened one, by its commit or by another writer's."""
+    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
     from highwater.resources.table_pool import LentTable
 
     read, path = table.version(), str(table.table_uri)
-    transaction = Transaction(options["txnAppId"], int(options["txnVersion"]))
     with translate_write_errors(path):
         try:
-            commit = partial(CommitProperties, max_commit_retries=0, app_transactions=[transaction])
-            carried = {"userMetadata": options["userMetadata"]}
-            (
-                table.merge(
-                    rows,
-                    "t.key = s.key",
-                    source_alias="s",
-                    target_alias="t",
-                    writer_properties=WriterProperties(compression="SNAPPY"),
-                    commit_properties=commit(custom_metadata=carried),
-                    post_commithook_properties=_build_hooks(read + 1),
-                )
-                .when_matched_update_all(newer)
-                .when_not_matched_insert_all()
-                .execute()
-            )
-            if table.version() == read:  # no row is newer, so delta-rs committed nothing
-                table.create_write_transaction(
-                    [],
-                    "append",
-                    table.schema(),
-                    commit_properties=commit(custom_metadata={**carried, "operationMetrics": dict(NOTHING_MERGED)}),
-                    post_commithook_properties=_build_hooks(read + 1),
-                )
+            yield
         except (DeltaError, OSError):
             # Also an error after the commit: its answer was lost, or the checkpoint that follows it failed.
             if DeltaTable(path).version() == read:

@@ -34,6 +34,15 @@ def test_records_of_several_decisions_are_each_taken_from_where_they_were_decide
     assert shared.select_frames({"a": 1}, {}) == [(first, ["a"])]
 
 
+def test_they_are_few_only_where_all_of_them_are() -> None:
+    found = SharedFrames()
+    first: Any = FakeFrame()
+    found.keep(first, {"a": 0}, few=True)
+    assert found.are_few
+    found.keep(first, {"b": 0})
+    assert not found.are_few
+
+
 def test_records_of_another_attempt_or_of_before_a_publication_do_not_count() -> None:
     shared: Any = stored((FakeFrame(), {"a": 3, "b": 0}, {"a": 4}))
     assert shared.select_frames({"a": 4}, {"a": 3}) != []

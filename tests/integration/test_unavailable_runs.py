@@ -19,6 +19,7 @@ import pytest
 from dev.processes import LOOPBACK, free_port
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
+from highwater.assets.small_writes import append
 from highwater.resources.spark_tables import write_slices
 from tests.helpers.runs import Runs, configure, find_failure_message
 from tests.helpers.support import Bench, Message, order_message, read_topic, shorten_timeouts
@@ -57,21 +58,31 @@ def refused(name: str, form: str) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
-    """The server hangs as it is asked to commit; then it goes on, with what it was asked for."""
+def stopped_at_the_commit(server: SparkConnect, *, by_spark: bool) -> Iterator[None]:
+    """The server hangs as it is asked to commit, or for the rows; then it goes on, with what it was asked for."""
     group = server.pid
     assert group is not None
     stopped: list[int] = []
 
-    def stop_and_write(*given: Any, **named: Any) -> None:
+    def stop() -> None:
         os.killpg(group, signal.SIGSTOP)
         stopped.append(group)
+
+    def stop_and_write(*given: Any, **named: Any) -> None:
+        stop()
         write_slices(*given, **named)
+
+    def stop_and_append(*given: Any) -> bool:
+        if by_spark:
+            return False
+        stop()
+        return append(*given)
 
     with pytest.MonkeyPatch.context() as patch:
         # A JVM on a busy machine needs a second or two for a word.
         shorten_timeouts(patch, seconds=5)
         patch.setattr("highwater.assets.commit.write_slices", stop_and_write)
+        patch.setattr("highwater.assets.small_writes.append", stop_and_append)
         try:
             yield
         finally:
@@ -118,8 +129,9 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             assert not Path(bench.lake.root).exists(), "it was not restarted"
         with moved(bench.lake.build_reference_path("reference/customers")):
             fails("events", "the reference table reference/customers is not in the lake")
-        with stopped_at_the_commit(unresponsive):
-            fails("events", "Spark failed", "check that the Spark server runs (SPARK_REMOTE)")
+        for by_spark in (False, True):
+            with stopped_at_the_commit(unresponsive, by_spark=by_spark):
+                fails("events", "Spark failed", "check that the Spark server runs (SPARK_REMOTE)")
         assert runs.run([slice_.key], "events").success
         with moved(bench.lake.build_reference_path("reference/customers")):
             fails("rejects", "the reference table reference/customers is not in the lake")
