@@ -18,13 +18,13 @@ class _CachedRows:
     Args:
         rows: the records.
         published: the attempts whose rejects were published by then, by slice key: what they sent is left to the DLQ.
-        few: whether the memory of this process holds them.
+        size: their bytes in Kafka.
         attempts: the attempts that were committed of them, by slice key.
     """
 
     rows: DataFrame
     published: Mapping[str, int]
-    few: bool
+    size: int
     attempts: dict[str, int] = field(default_factory=dict)
 
 
@@ -43,19 +43,19 @@ class SharedFrames:
         return bool(self._cached)
 
     @property
-    def are_few(self) -> bool:
-        """Whether the memory of this process holds all of the rows."""
-        return all(one.few for one in self._cached)
+    def size(self) -> int:
+        """The bytes that all of the records have in Kafka."""
+        return sum(one.size for one in self._cached)
 
-    def keep(self, rows: DataFrame, published: Mapping[str, int], *, few: bool = False) -> None:
+    def keep(self, rows: DataFrame, published: Mapping[str, int], size: int) -> None:
         """Keep records which Spark holds (`persist`) until `release`.
 
         Args:
             rows: the records of some slices.
             published: for each of these slices the attempt whose rejects were published; 0 for none.
-            few: whether the memory of this process holds them.
+            size: their bytes in Kafka.
         """
-        self._cached.append(_CachedRows(rows, published, few))
+        self._cached.append(_CachedRows(rows, published, size))
 
     def record_attempts(self, attempts: Mapping[str, int]) -> None:
         """Note the attempts that were committed of what was kept last."""

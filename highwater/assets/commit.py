@@ -17,7 +17,6 @@ from highwater.log_fields import bind_log_fields
 from highwater.resources.catalog import build_catalog_name, register
 from highwater.resources.commit_log import read_committed_slices
 from highwater.resources.delta import ADDED_BYTES, count_slice_rows
-from highwater.resources.delta_rs_writes import commit_no_rows, takes_writes
 from highwater.resources.numbered_commits import NumberedCommit, Target, close_intents, commit_slices
 from highwater.resources.object_store import has_exclusive_log_store
 from highwater.resources.spark import delta_errors
@@ -87,7 +86,7 @@ class RowsToCommit(Protocol):
 
     @property
     def few(self) -> bool:
-        """Whether the memory of this process holds the rows."""
+        """Whether the memory of this process can hold the rows."""
 
     def build_slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
         """The slice commit that goes with a slice's rows."""
@@ -235,7 +234,7 @@ def commit_rows(
         slice_commits: one for each slice.
         committed: the slices in the table when the caller looked: the rows rest on this look.
         files, spread, tasks: as of `write_slices`.
-        few: whether the memory of this process holds the rows.
+        few: whether the memory of this process can hold the rows.
 
     Returns:
         As `commit_slices`.
@@ -256,11 +255,11 @@ def commit_rows(
         by_delta_rs = not replace and (rows is None or few) and has_exclusive_log_store(work.spark, work.lake.root)
 
     def write(options: Mapping[str, str]) -> None:
-        if by_delta_rs and rows is None and takes_writes(opened):
-            commit_no_rows(opened, options)
-        elif not by_delta_rs or rows is None or not small_writes.append(opened, rows, options):
-            made = read_table_version(work.spark, target.path, opened.version()).limit(0) if rows is None else rows
-            write_slices(target.path, made, keys, options, replace=replace, files=files, spread=spread, tasks=tasks)
+        if by_delta_rs and small_writes.append(opened, rows, options):
+            return
+        # Under the same number: if delta-rs or another writer committed after all, Delta skips it.
+        made = read_table_version(work.spark, target.path, opened.version()).limit(0) if rows is None else rows
+        write_slices(target.path, made, keys, options, replace=replace, files=files, spread=spread, tasks=tasks)
 
     base = CommitRecord("", 0, None, batch="")
     records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]

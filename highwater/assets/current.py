@@ -208,7 +208,7 @@ def _merge(
     again = [key for key in keys if seen.find_attempt(key)]
     reads_events = again or has_deletes(work, decided.version)
     if not reads_events and not by_spark:
-        winners = small_merge.find_winners(work, target, decided.version, keys, searched=STATISTICS_COLUMNS)
+        winners = small_merge.find_winners(work, target, decided.version, keys)
         if winners is not None:
             return commit_by(partial(small_merge.merge, target, winners, seen.number))
     # The number of a MERGE's commit is a setting of its session.

@@ -25,7 +25,7 @@ from highwater.assets.origins import DLQ, filter_first_per_origin, with_fate, wi
 from highwater.assets.parsing import is_tombstone, parse_records
 from highwater.assets.schema_evolution import with_added_fields
 from highwater.assets.slice_classification import build_origin_columns, choose_rule
-from highwater.assets.small_slices import list_classification_tables, small_slice_settings
+from highwater.assets.small_slices import are_few, list_classification_tables, small_slice_settings
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import combine_pairwise
 from highwater.envelope import ORIGIN
@@ -178,7 +178,7 @@ def _commit(
             files=files,
             spread="origin_offset",
             tasks=1 if held else None,
-            few=held and work.classified is not None and work.classified.are_few,
+            few=held and work.classified is not None and are_few(work.slices, work.classified.size),
         )
 
 

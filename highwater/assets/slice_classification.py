@@ -73,7 +73,7 @@ class ClassifiedSlices:
         measured: the numbers of the split, by slice.
         seen: further inputs of the decision.
         exposed: slices with events that may still be sent until they are reprocessed.
-        few: whether the memory of this process holds the rows.
+        few: whether the memory of this process can hold the rows.
         spread: the column that spreads a slice over files.
     """
 
@@ -178,15 +178,20 @@ def classify_slices(
         version = work.lake.open_existing_table(work.stream.name, raw.TABLE).version()
         rows = with_origins(work, read_raw_rows(work, slices, version), slices, seen, published.slice_commits)
         rows, measured = _classify_and_measure(work, with_fate(work, rows, slices, seen, published), slices)
-        few = are_few(slices, sum(row[PAYLOAD_BYTES] or 0 for row in measured.values()))
+        size = sum(row[PAYLOAD_BYTES] for row in measured.values())
         if work.classified is not None:
-            work.classified.keep(rows, {slice_.key: published.find_attempt(slice_.key) for slice_ in slices}, few=few)
+            work.classified.keep(rows, {slice_.key: published.find_attempt(slice_.key) for slice_ in slices}, size)
         try:
             # Chosen before the publication log is read: no other slice is published after that read.
             open_ = list_exposed_slices(work, committed.slice_commits)
             _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
             made = ClassifiedSlices(
-                work, rows, {key: _select_counts(row) for key, row in measured.items()}, seen, open_, few
+                work,
+                rows,
+                {key: _select_counts(row) for key, row in measured.items()},
+                seen,
+                open_,
+                are_few(slices, size),
             )
             _ensure_decidable(made, committed, slices, measured)
         except BaseException:

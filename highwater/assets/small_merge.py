@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import events, small_slices
 from highwater.assets.origins import MILLISECONDS
+from highwater.assets.small_writes import FIRST_TIME
 from highwater.resources.commit_log import ensure_all_rows_seen, read_number
 from highwater.resources.delta import add_actions, query, quote_column, run_query, slice_is_one_of
 from highwater.resources.delta_rs_writes import merge_rows, takes_writes
@@ -40,15 +41,12 @@ PRECEDENCE: Sequence[tuple[str, bool]] = (
 
 _TYPES = frozenset({"string", "boolean", "integer", "long", "float", "double", "date", "timestamp", "timestamp_ntz"})
 
-# Spark before 4.0 refuses earlier times in files that Spark did not write.
-_FIRST = datetime(1900, 1, 2, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST = FIRST_TIME - datetime(1970, 1, 1, tzinfo=UTC)
 # The names of delta-rs's own columns in a MERGE begin with it.
 _OF_DELTA_RS = "__delta_rs_"
 
 
-def find_winners(
-    work: Work, target: Target, events_version: int, keys: Sequence[str], *, searched: Sequence[str]
-) -> pa.Table | None:
+def find_winners(work: Work, target: Target, events_version: int, keys: Sequence[str]) -> pa.Table | None:
     """The row of each key that wins among the events of new slices, if delta-rs can merge them; None if Spark must.
 
     Args:
@@ -56,7 +54,6 @@ def find_winners(
         target: the table `current`.
         events_version: the version of the events that the commit rests on; they hold no deletes.
         keys: slices that `current` does not have yet.
-        searched: the columns of `current` that have statistics; none has decimal places.
 
     Raises:
         IncompleteReadError: not all events could be read.
@@ -70,7 +67,7 @@ def find_winners(
     opened = target.open_table()
     source = work.lake.open_existing_table(work.stream.name, events.TABLE, events_version)
     mine = slice_is_one_of(keys)
-    if (names := _list_plain_columns(opened, source)) is None or not _takes_writes(opened, searched):
+    if (names := _list_plain_columns(opened, source)) is None or not takes_writes(opened):
         return None
     if not _is_small(opened, {}) or not _is_small(source, {*keys}):
         return None
@@ -126,13 +123,6 @@ def _read_types(opened: DeltaTable) -> dict[str, str]:
     return {field.name: str(field.type.type) for field in opened.schema().fields}
 
 
-def _takes_writes(opened: DeltaTable, searched: Sequence[str]) -> bool:
-    """Whether nothing in a table asks of its writers what delta-rs would not do."""
-    # delta-rs writes statistics of decimals as inexact numbers, and without the property those of all columns.
-    found = opened.metadata().configuration.get("delta.dataSkippingStatsColumns")
-    return takes_writes(opened) and found == ",".join(searched)
-
-
 def _is_small(opened: DeltaTable, keys: Collection[str]) -> bool:
     """Whether a table has few bytes and rows by its log; of some slices, whether the files that may hold them have."""
     actions = add_actions(opened)
@@ -147,15 +137,17 @@ def _is_small(opened: DeltaTable, keys: Collection[str]) -> bool:
 
 
 def _has_plain_values(opened: DeltaTable, names: Sequence[str], where: str) -> bool:
-    """Whether rows have little text, and no time that a reader of the file that delta-rs writes could refuse."""
+    """Whether rows have little text, no NaN, and no time that a reader of delta-rs's file could refuse."""
     kinds = _read_types(opened)
     texts = [f"sum(octet_length({quote_column(name)}))" for name in names if kinds[name] == "string"]
+    floats = [quote_column(name) for name in names if kinds[name] in {"float", "double"}]
+    nans = [f"count(CASE WHEN isnan({column}) THEN 1 END)" for column in floats]
     days = [f"min(arrow_cast({quote_column(name)}, 'Int32'))" for name in names if kinds[name] == "date"]
     times = [f"min(arrow_cast({quote_column(name)}, 'Int64'))" for name in names if kinds[name].startswith("timestamp")]
-    columns = ", ".join(f"{measure} AS m{at}" for at, measure in enumerate([*texts, *days, *times]))
+    columns = ", ".join(f"{measure} AS m{at}" for at, measure in enumerate([*texts, *nans, *days, *times]))
     [row] = query(opened, f"SELECT {columns} FROM t WHERE {where}")
-    found = [*row.values()]
-    lengths, firsts = found[: len(texts)], found[len(texts) :]
+    found = iter(row.values())
+    lengths, numbers = ([next(found) for _ in measures] for measures in (texts, nans))
     units = [timedelta(days=1)] * len(days) + [timedelta(microseconds=1)] * len(times)
-    is_plain = all(at is None or at >= _FIRST // one for at, one in zip(firsts, units, strict=True))
-    return is_plain and sum(length or 0 for length in lengths) <= MAX_TEXT_BYTES
+    has_plain_times = all(at is None or at >= _FIRST // one for at, one in zip(found, units, strict=True))
+    return has_plain_times and not any(numbers) and sum(length or 0 for length in lengths) <= MAX_TEXT_BYTES

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # 1,000 records, 7.1 and 5.4 of 10,000, 9.3 and 8.3 of 40,000, where classifying alone is slower already. Where the code
 # is compiled already: 3.7 and 3.4 of 1,000, 4.4 and 4.7 of 10,000.
 MAX_OFFSETS = 20_000
-# Limit for the keys and values of records that a process holds.
+# Limit for the bytes in Kafka of records whose columns a process fetches.
 MAX_BYTES = 64 * 2**20
 # Limit for a table that is read beside them, such as `current` by its MERGE.
 MAX_ROWS = 100_000
@@ -42,7 +42,7 @@ def are_few(slices: Sequence[Slice], size: int = 0) -> bool:
 
     Args:
         slices: the slices.
-        size: the bytes of their records, where a process holds them.
+        size: the bytes of their records in Kafka, where a process fetches them.
     """
     return sum(slice_.offsets for slice_ in slices) <= MAX_OFFSETS and size <= MAX_BYTES
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
-from highwater.resources.delta_rs_writes import append_rows, takes_writes
+from highwater.resources.delta_rs_writes import append_no_rows, append_rows, list_statistics_columns, takes_writes
 from highwater.resources.spark import delta_errors
 
 if TYPE_CHECKING:
@@ -20,82 +20,87 @@ if TYPE_CHECKING:
 # The longest text that goes into the statistics of a file: delta-rs puts the whole of it there.
 MAX_STATISTICS_BYTES = 260
 # Spark before 4.0 refuses earlier times in files that Spark did not write.
-FIRST_DAY = date(1900, 1, 2)
-_STATISTICS = "delta.dataSkippingStatsColumns"
+FIRST_TIME = datetime(1900, 1, 2, tzinfo=UTC)
 
 
-def append(opened: DeltaTable, rows: DataFrame, options: Mapping[str, str]) -> bool:
+def append(opened: DeltaTable, rows: DataFrame | None, options: Mapping[str, str]) -> bool:
     """Append rows in one commit, which takes the version after the opened one.
 
     Args:
         opened: the table.
-        rows: rows for it, few enough for the memory of this process.
+        rows: rows for it, few enough for the memory of this process; None if there are none.
         options: what the commit carries, as `commit_slices` gives it.
 
     Returns:
-        False if the rows are for Spark: nothing was committed.
+        False if the rows are for Spark: delta-rs committed nothing.
 
     Raises:
         DependencyUnavailableError: Spark or the storage is unavailable.
     """
-    if not takes_writes(opened):
+    import pyarrow as pa
+
+    if rows is None:
+        return takes_writes(opened) and append_no_rows(opened, options)
+    schema = pa.schema(opened.schema().to_arrow())
+    if not takes_writes(opened) or not all(_is_plain(field.type) for field in schema):
         return False
     with delta_errors(str(opened.table_uri)):
         found = rows.toArrow()
-    made = _fit(found, opened)
-    return made is not None and append_rows(opened, made, options)
-
-
-def _fit(rows: pa.Table, opened: DeltaTable) -> pa.Table | None:
-    """The rows with the columns of a table; None if delta-rs would write them otherwise than Spark."""
-    import pyarrow as pa
-
-    schema = pa.schema(opened.schema().to_arrow())
-    if {*schema.names} != {*rows.column_names} or not all(_is_plain(field.type) for field in schema):
-        return None
+    if not _has_same_names(pa.struct(schema), pa.struct(found.schema)):
+        return False
     try:
-        made = rows.select(schema.names).cast(schema)
-    except pa.ArrowInvalid:  # a null in a column without any
-        return None
-    searched = [name.strip("`") for name in opened.metadata().configuration.get(_STATISTICS, "").split(",")]
-    is_plain = all(name in schema.names and _has_plain_statistics(made[name]) for name in searched)
-    return made if is_plain and all(_has_plain_times(column) for column in made.columns) else None
+        made = found.select(schema.names).cast(schema)
+    except pa.ArrowException:  # another type, or a null in a column without any
+        return False
+    has_short_texts = all(_has_short_texts(made[name]) for name in list_statistics_columns(opened))
+    return has_short_texts and all(map(_has_plain_values, made.columns)) and append_rows(opened, made, options)
 
 
 def _is_plain(kind: pa.DataType, *, inner: bool = False) -> bool:
-    """Whether delta-rs writes values of a type as Spark does: not maps, and no times in lists and structs (`inner`)."""
+    """Whether delta-rs writes values of a type as Spark does; not maps, nor what values decide in a list or struct."""
     from pyarrow import types
 
     if types.is_list(kind) or types.is_struct(kind):
         return all(_is_plain(kind.field(at).type, inner=True) for at in range(kind.num_fields))
-    is_time = types.is_date32(kind) or types.is_timestamp(kind)
-    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    by_value = types.is_floating(kind) or types.is_date32(kind) or types.is_timestamp(kind)
+    is_number = types.is_integer(kind) or types.is_decimal(kind)
     is_plain = is_number or types.is_boolean(kind) or types.is_string(kind) or types.is_binary(kind)
-    return bool(is_plain or (is_time and not inner))
+    return bool(is_plain or (by_value and not inner))
 
 
-def _has_plain_statistics(column: pa.ChunkedArray) -> bool:
-    """Whether the statistics of a column are exact, and short: decimal places become inexact numbers."""
+def _has_same_names(kind: pa.DataType, other: pa.DataType) -> bool:
+    """Whether the parts of two types have the same names: a cast drops parts, and adds others without a value."""
+    from pyarrow import types
+
+    if types.is_list(kind) and types.is_list(other):
+        return _has_same_names(kind.value_type, other.value_type)
+    if not (types.is_struct(kind) and types.is_struct(other)):
+        return True
+    mine, theirs = ({part.name: part.type for part in each} for each in (kind, other))
+    return mine.keys() == theirs.keys() and all(_has_same_names(mine[name], theirs[name]) for name in mine)
+
+
+def _has_short_texts(column: pa.ChunkedArray) -> bool:
     import pyarrow.compute as pc
     from pyarrow import types
 
-    kind = column.type
-    if types.is_string(kind):
-        return (pc.max(pc.binary_length(column)).as_py() or 0) <= MAX_STATISTICS_BYTES
-    is_whole = types.is_integer(kind) or (types.is_decimal(kind) and kind.scale == 0)
-    return bool(is_whole or types.is_date32(kind) or types.is_timestamp(kind))
+    if not types.is_string(column.type):
+        return True
+    return (pc.max(pc.binary_length(column)).as_py() or 0) <= MAX_STATISTICS_BYTES
 
 
-def _has_plain_times(column: pa.ChunkedArray) -> bool:
-    """Whether no time of a column is one that a reader of the file could refuse."""
+def _has_plain_values(column: pa.ChunkedArray) -> bool:
+    """Whether a column has no NaN, which statistics leave out, and no time that a reader of the file could refuse."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import types
 
+    if types.is_floating(column.type):
+        return not pc.any(pc.is_nan(column)).as_py()
     if types.is_date32(column.type):
-        first: date = FIRST_DAY
+        first: date = FIRST_TIME.date()
     elif types.is_timestamp(column.type):
-        first = datetime(FIRST_DAY.year, FIRST_DAY.month, FIRST_DAY.day, tzinfo=UTC if column.type.tz else None)
+        first = FIRST_TIME if column.type.tz else FIRST_TIME.replace(tzinfo=None)
     else:
         return True
     least = pc.min(column)

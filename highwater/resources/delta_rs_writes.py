@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ _PROPERTIES = frozenset(
 _FEATURES = frozenset({"timestampNtz"})
 # Versions of the protocol without any feature but appendOnly and invariants, and with a list of them.
 _PLAIN, _WITH_LIST = (1, 2), (3, 7)
+# Types of which delta-rs writes exact statistics.
+_EXACT = re.compile(r"string|byte|short|integer|long|date|timestamp|timestamp_ntz|decimal\((\d|1[0-8]),\s*0\)")
 # Each try takes some 50 ms; some ten processes add to one table at once at the most.
 TRIES = 50
 
@@ -244,8 +247,6 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
     from deltalake import CommitProperties, DeltaTable, write_deltalake
     from deltalake.exceptions import CommitFailedError
 
-    from highwater.resources.table_pool import LentTable
-
     read, path = table.version(), str(table.table_uri)
     with translate_write_errors(path):
         try:
@@ -260,18 +261,31 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
             if DeltaTable(path).version() == read:
                 raise
             return False
-        if isinstance(table, LentTable):
-            table.follow()
+        _follow(table)
     return True
 
 
 def takes_writes(table: DeltaTable) -> bool:
-    """Whether nothing in a table asks of its writers what delta-rs would not do."""
+    """Whether nothing in a table asks of its writers what delta-rs would not do.
+
+    It computes statistics of decimals as floating-point numbers, cut to 64 bits; readers would miss rows by them. And
+    those of inexact numbers leave NaN out.
+    """
     protocol, properties = table.protocol(), table.metadata().configuration
     features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
     versions = (protocol.min_reader_version, protocol.min_writer_version)
-    is_plain = versions == _PLAIN or (versions == _WITH_LIST and features <= _FEATURES)
-    return is_plain and {name for name in properties if name.startswith("delta.")} <= _PROPERTIES
+    kinds = {field.name: str(field.type.type) for field in table.schema().fields}
+    return (
+        (versions == _PLAIN or (versions == _WITH_LIST and features <= _FEATURES))
+        and {name for name in properties if name.startswith("delta.")} <= _PROPERTIES
+        and all(_EXACT.fullmatch(kinds.get(name, "")) for name in list_statistics_columns(table))
+    )
+
+
+def list_statistics_columns(table: DeltaTable) -> list[str]:
+    """The columns of which files of a table have statistics; one empty name where no property names them."""
+    named = table.metadata().configuration.get("delta.dataSkippingStatsColumns") or ""
+    return [name.strip("`") for name in named.split(",")]
 
 
 def merge_rows(table: DeltaTable, rows: pa.Table, newer: str, options: Mapping[str, str]) -> None:
@@ -288,32 +302,38 @@ def merge_rows(table: DeltaTable, rows: pa.Table, newer: str, options: Mapping[s
     Raises:
         DependencyUnavailableError: the storage could not be written.
     """
-    from deltalake import WriterProperties
+    from deltalake import DeltaTable, WriterProperties
+    from deltalake.exceptions import DeltaError
 
-    read = table.version()
-    with _ensure_next_version(table):
-        (
-            table.merge(
-                rows,
-                "t.key = s.key",
-                source_alias="s",
-                target_alias="t",
-                writer_properties=WriterProperties(compression="SNAPPY"),
-                commit_properties=_build_commit(options),
-                post_commithook_properties=_build_hooks(read + 1),
+    read, path = table.version(), str(table.table_uri)
+    with translate_write_errors(path):
+        try:
+            (
+                table.merge(
+                    rows,
+                    "t.key = s.key",
+                    source_alias="s",
+                    target_alias="t",
+                    writer_properties=WriterProperties(compression="SNAPPY"),
+                    commit_properties=_build_commit(options),
+                    post_commithook_properties=_build_hooks(read + 1),
+                )
+                .when_matched_update_all(newer)
+                .when_not_matched_insert_all()
+                .execute()
             )
-            .when_matched_update_all(newer)
-            .when_not_matched_insert_all()
-            .execute()
-        )
-        if table.version() == read:  # no row is newer, so delta-rs committed nothing
-            _append_nothing(table, options, NOTHING_MERGED)
+            if table.version() == read:  # no row is newer, so delta-rs committed nothing
+                _append_nothing(table, options, NOTHING_MERGED)
+        except (DeltaError, OSError):
+            # Also an error after the commit: its answer was lost, or the checkpoint that follows it failed.
+            if DeltaTable(path).version() == read:
+                raise
+        else:
+            _follow(table)
 
 
 def append_rows(table: DeltaTable, rows: pa.Table, options: Mapping[str, str]) -> bool:
     """Append rows in one commit, which takes the version after the opened one.
-
-    If another writer was first, there is a commit of that version too, and none of this one: the caller looks.
 
     Args:
         table: as it was opened.
@@ -321,38 +341,58 @@ def append_rows(table: DeltaTable, rows: pa.Table, options: Mapping[str, str]) -
         options: as of `merge_rows`.
 
     Returns:
-        False if delta-rs refused the rows: nothing was committed.
+        False if delta-rs did not commit, because it refused, or another writer was first: Spark may, under the same
+        number. Otherwise there is a commit of that version; the caller looks.
 
     Raises:
         DependencyUnavailableError: the storage could not be written.
     """
-    from deltalake import DeltaTable, WriterProperties, write_deltalake
-    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake import WriterProperties, write_deltalake
+
+    def write() -> None:
+        write_deltalake(
+            table,
+            rows,
+            mode="append",
+            writer_properties=WriterProperties(compression="SNAPPY"),
+            commit_properties=_build_commit(options),
+            post_commithook_properties=_build_hooks(table.version() + 1),
+        )
+
+    return _try_to_commit(table, write)
+
+
+def append_no_rows(table: DeltaTable, options: Mapping[str, str]) -> bool:
+    """Commit what a commit carries, and no row, as `append_rows` does."""
+    return _try_to_commit(table, lambda: _append_nothing(table, options, _NOTHING_APPENDED))
+
+
+def _try_to_commit(table: DeltaTable, write: Callable[[], None]) -> bool:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import CommitFailedError
 
     read, path = table.version(), str(table.table_uri)
-    with _ensure_next_version(table):
+    with translate_write_errors(path):
         try:
-            write_deltalake(
-                table,
-                rows,
-                mode="append",
-                writer_properties=WriterProperties(compression="SNAPPY"),
-                commit_properties=_build_commit(options),
-                post_commithook_properties=_build_hooks(read + 1),
-            )
+            write()
         except CommitFailedError:
-            raise
-        except DeltaError:
+            return False
+        except Exception as error:
+            # Also an error after the commit: its answer was lost, or the checkpoint that follows it failed.
             if DeltaTable(path).version() != read:
+                return True
+            if isinstance(error, OSError):
                 raise
             return False
+    _follow(table)
     return True
 
 
-def commit_no_rows(table: DeltaTable, options: Mapping[str, str]) -> None:
-    """Commit what a commit carries, and no row, as `merge_rows` does."""
-    with _ensure_next_version(table):
-        _append_nothing(table, options, _NOTHING_APPENDED)
+def _follow(table: DeltaTable) -> None:
+    from highwater.resources.table_pool import LentTable
+
+    if isinstance(table, LentTable):
+        table.follow()
 
 
 def _append_nothing(table: DeltaTable, options: Mapping[str, str], metrics: Mapping[str, int]) -> None:
@@ -373,27 +413,6 @@ def _build_commit(options: Mapping[str, str], **described: Any) -> CommitPropert
         app_transactions=[Transaction(options["txnAppId"], int(options["txnVersion"]))],
         custom_metadata={"userMetadata": options["userMetadata"], **described},
     )
-
-
-@contextmanager
-def _ensure_next_version(table: DeltaTable) -> Iterator[None]:
-    """Ensure that after the block there is the version after the opened one, by its commit or by another writer's."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    from highwater.resources.table_pool import LentTable
-
-    read, path = table.version(), str(table.table_uri)
-    with translate_write_errors(path):
-        try:
-            yield
-        except (DeltaError, OSError):
-            # Also an error after the commit: its answer was lost, or the checkpoint that follows it failed.
-            if DeltaTable(path).version() == read:
-                raise
-        else:
-            if isinstance(table, LentTable):
-                table.follow()
 
 
 def _build_hooks(version: int) -> PostCommitHookProperties:

@@ -169,7 +169,7 @@ def commit_slices(
         seen: the table as the caller looked at it; what the write holds rests on this look.
         records: by slice what the write holds; batch, run and version are set here.
         run: the Dagster run.
-        write: makes exactly one Delta commit, in the session of the target, with the options that it is given.
+        write: makes exactly one Delta commit, by Spark or by delta-rs, with the options that it is given.
         replaces: the write replaces the whole table.
         opened: the table as it was opened for `seen`, for this function alone from now on; opened again if None.
 

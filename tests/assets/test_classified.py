@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from highwater.assets.classified import SharedFrames
 
@@ -22,7 +22,7 @@ class FakeFrame:
 def stored(*frames: tuple[Any, dict[str, int], dict[str, int]]) -> SharedFrames:
     found = SharedFrames()
     for frame, published, attempts in frames:
-        found.keep(frame, published)
+        found.keep(frame, published, 1)
         found.record_attempts(attempts)
     return found
 
@@ -34,13 +34,15 @@ def test_records_of_several_decisions_are_each_taken_from_where_they_were_decide
     assert shared.select_frames({"a": 1}, {}) == [(first, ["a"])]
 
 
-def test_they_are_few_only_where_all_of_them_are() -> None:
-    found = SharedFrames()
-    first: Any = FakeFrame()
-    found.keep(first, {"a": 0}, few=True)
-    assert found.are_few
-    found.keep(first, {"b": 0})
-    assert not found.are_few
+def test_their_size_is_that_of_all_of_them() -> None:
+    """A stage takes the records of several decisions together."""
+    found, frame = SharedFrames(), cast("Any", FakeFrame())
+    assert found.size == 0
+    found.keep(frame, {"a": 0}, 5)
+    found.keep(frame, {"b": 0}, 7)
+    assert found.size == 12
+    found.release()
+    assert found.size == 0
 
 
 def test_records_of_another_attempt_or_of_before_a_publication_do_not_count() -> None:

@@ -11,12 +11,12 @@ import pytest
 from deltalake import DeltaTable
 
 from dev.planted import plant
-from highwater.assets import commit
+from highwater.assets import commit, small_writes
 from highwater.assets.commit import CommittedSlices, commit_rows, measure_write_cost
 from highwater.assets.work import Work
 from highwater.errors import SupersededAttemptError
 from highwater.resources.commit_log import read_number
-from highwater.resources.delta_rs_writes import commit_no_rows, create
+from highwater.resources.delta_rs_writes import append_no_rows, create
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.object_store import FILE_LOG_STORE_SETTING
@@ -35,13 +35,13 @@ SCHEMA = pa.schema([("slice", pa.string()), ("reason", pa.string())])
 class Committing:
     """The table `rejects`, and commits of its slices; `by_spark` holds the slices whose commit Spark was asked for."""
 
-    def __init__(self, home: Path, properties: Mapping[str, str] | None = None) -> None:
+    def __init__(self, home: Path) -> None:
         self.lake = Lake(str(home / "lake"))
         self.ledger = Ledger(f"sqlite:///{home / 'ledger.sqlite'}")
         self.path = self.lake.build_table_path("orders", "rejects")
         self.conf = FakeConf(FakeSession().conf)
         self.by_spark: list[str] = []
-        create(self.path, SCHEMA, configuration=properties)
+        create(self.path, SCHEMA, configuration={"delta.dataSkippingStatsColumns": "slice,reason"})
 
     def work(self, ordinal: int) -> Work:
         session, unused = FakeSession(), cast("Any", None)
@@ -79,7 +79,8 @@ def committing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Committing:
 def watch_spark(made: Committing, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(path: str, rows: object, keys: list[str], options: Mapping[str, str], **_: object) -> None:
         made.by_spark += keys
-        commit_no_rows(DeltaTable(path), options)
+        if read_number(DeltaTable(path)) < int(options["txnVersion"]):
+            append_no_rows(DeltaTable(path), options)
 
     class Rows:
         def limit(self, _: int) -> Rows:
@@ -118,19 +119,32 @@ def test_nothing_is_committed_after_another_numbered_commit(
     """Another run commits between the look at the table and the commit."""
     key = a_slice(0, 10).key
 
-    def commit_late(table: DeltaTable, options: Mapping[str, str]) -> None:
+    def append_late(table: DeltaTable, options: Mapping[str, str]) -> bool:
         newest = DeltaTable(committing.path)
-        commit_no_rows(newest, build_options(read_number(newest) + 1, "{}"))
-        commit_no_rows(table, options)
+        append_no_rows(newest, build_options(read_number(newest) + 1, "{}"))
+        return append_no_rows(table, options)
 
-    monkeypatch.setattr(commit, "commit_no_rows", commit_late)
+    monkeypatch.setattr(small_writes, "append_no_rows", append_late)
     with pytest.raises(SupersededAttemptError, match="another run committed to orders/rejects"):
         committing.commit(0)
     assert DeltaTable(committing.path).version() == 1
     assert committing.ledger.intents.list_for_table("orders", "rejects") == []
-    monkeypatch.undo()
+    monkeypatch.setattr(small_writes, "append_no_rows", append_no_rows)
     committing.commit(0)
     assert committing.attempts() == {key: 1}
+
+
+def test_a_commit_of_another_program_hinders_nobody(committing: Committing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a number comes between the look at the table and the commit, which Spark then makes."""
+
+    def append_late(table: DeltaTable, options: Mapping[str, str]) -> bool:
+        DeltaTable(committing.path).alter.set_table_description("orders that failed")
+        return append_no_rows(table, options)
+
+    monkeypatch.setattr(small_writes, "append_no_rows", append_late)
+    assert committing.commit(0).version == 2
+    assert committing.by_spark == [a_slice(0, 10).key]
+    assert committing.ledger.intents.list_for_table("orders", "rejects") == []
 
 
 def remove_log_store(made: Committing) -> None:

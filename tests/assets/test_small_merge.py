@@ -138,7 +138,7 @@ class Merging:
 
     def find_winners(self, work: Work) -> pa.Table | None:
         version = DeltaTable(self.events).version()
-        return small_merge.find_winners(work, self.target, version, work.keys, searched=STATISTICS_COLUMNS)
+        return small_merge.find_winners(work, self.target, version, work.keys)
 
     def look(self, work: Work) -> TableSlices:
         return self.lake.load_commits("orders", "current", work.keys)
@@ -417,7 +417,8 @@ def test_a_small_slice_of_plain_values_is_for_delta_rs(tmp_path: Path) -> None:
     "properties",
     [
         {},
-        {"delta.dataSkippingStatsColumns": "key"},
+        {"delta.dataSkippingStatsColumns": "key,amount"},
+        {"delta.dataSkippingStatsColumns": "key,größe"},
         {**STATISTICS, "delta.dataSkippingNumIndexedCols": "3"},
         {**STATISTICS, "delta.enableChangeDataFeed": "true"},
         {**STATISTICS, "delta.appendOnly": "true"},
@@ -494,6 +495,27 @@ def test_a_column_of_another_type_is_for_spark(tmp_path: Path) -> None:
     made = pa.Table.from_pylist([], merging.schema("slice"))
     write_deltalake(merging.events, made, mode="overwrite", schema_mode="overwrite")
     assert merging.find_winners(merging.add_events([row_of("a", 2)])) is None
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_is_no_number_is_for_spark(tmp_path: Path, stored: bool) -> None:
+    """A file's statistics leave it out, where readers take it for the greatest value."""
+    merging, work = prepared(tmp_path)
+    row = row_of("b", 1, größe=float("nan"))
+    if stored:
+        made = pa.Table.from_pylist([{**row, "updated_by_slice": "x"}], merging.schema("updated_by_slice"))
+        write_deltalake(merging.target.path, made, mode="append")
+    else:
+        work = merging.add_events([row])
+    assert merging.find_winners(work) is None
+
+
+def test_versions_beyond_64_bits_are_for_spark(tmp_path: Path) -> None:
+    """delta-rs computes their statistics in 64 bits, by which readers would miss rows."""
+    for digits, is_plain in ((18, True), (19, False), (38, False)):
+        columns = {**PLAIN, "version": pa.decimal128(digits, 0)}
+        merging, work = prepared(tmp_path / str(digits), columns=columns)
+        assert (merging.find_winners(work) is not None) == is_plain
 
 
 @pytest.mark.parametrize("name", ["event_time", "day", "at_home"])

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
 
-from highwater.assets import small_writes
+from highwater.assets import commit, small_writes
 from highwater.assets.commit import CommittedSlices, commit_rows, measure_write_cost
 from highwater.assets.small_writes import MAX_STATISTICS_BYTES
 from highwater.assets.work import Work
-from highwater.errors import DependencyUnavailableError, SupersededAttemptError
+from highwater.errors import DependencyUnavailableError
 from highwater.resources import delta_rs_writes
 from highwater.resources.commit_log import read_number
 from highwater.resources.delta import add_actions, query, read_commit_metrics
@@ -41,7 +41,8 @@ SCHEMA = pa.schema(
         "slice": pa.string(),
         "origin_offset": pa.int64(),
         "origin_timestamp": UTC_TIME,
-        "version": pa.decimal128(20, 0),
+        "version": pa.decimal128(18, 0),
+        "share_of_all": pa.decimal128(38, 0),
         "value": pa.binary(),
         "headers": HEADERS,
         "items": ITEMS,
@@ -61,7 +62,8 @@ def row_of(offset: int, **changes: Any) -> dict[str, Any]:
         "slice": a_slice(0, 10).key,
         "origin_offset": offset,
         "origin_timestamp": NOON,
-        "version": Decimal(2**60 + 1),
+        "version": Decimal(10**18 - 1),
+        "share_of_all": Decimal(10**38 - 1),
         "value": b"\x00\xff",
         "headers": [{"key": "k", "value": b"\x00"}, {"key": "", "value": None}],
         "items": [
@@ -119,7 +121,14 @@ def test_rows_are_appended_with_all_their_values_and_what_the_commit_carries(tmp
     assert (found.version(), read_number(found), found.history(1)[0]["userMetadata"]) == (1, 7, "a note")
     actions = add_actions(found)
     assert {name.partition(".")[2] for name in actions.column_names if name.startswith("min.")} == {*SEARCHED}
-    assert [actions[f"max.{name}"].to_pylist() for name in SEARCHED[:2]] == [[a_slice(0, 10).key], [2]]
+    for name in SEARCHED:
+        values = [row[name] for row in ROWS if row[name] is not None]
+        if name == "origin_timestamp":  # by Delta's protocol in milliseconds, and a reader adds one
+            values = [NOON.replace(microsecond=0)]
+        for bound, expected in (("min", min(values)), ("max", max(values))):
+            assert actions[f"{bound}.{name}"].to_pylist() == [expected], name
+    [largest] = query(found, f"SELECT count(*) AS n FROM t WHERE version >= {10**18 - 1}")
+    assert largest["n"] == 2
     metrics = read_commit_metrics(found, 1)
     written = sum(file.stat().st_size for file in (tmp_path / "t").glob("*.parquet"))
     assert (metrics["num_added_rows"], metrics["num_target_bytes_added"]) == (3, written)
@@ -144,6 +153,9 @@ def with_a(column: str, kind: pa.DataType) -> pa.Schema:
         pytest.param([row_of(0, slice="x" * (MAX_STATISTICS_BYTES + 1))], SCHEMA, SEARCHED, id="a long text"),
         pytest.param(ROWS, SCHEMA, (*SEARCHED, "amount"), id="statistics of decimal places"),
         pytest.param(ROWS, SCHEMA, (*SEARCHED, "share"), id="statistics of inexact numbers"),
+        pytest.param(ROWS, SCHEMA, (*SEARCHED, "share_of_all"), id="statistics of numbers beyond 64 bits"),
+        pytest.param([row_of(0, share=float("nan"))], SCHEMA, SEARCHED, id="no number"),
+        pytest.param(ROWS, with_a("parts", pa.list_(pa.float64())), SEARCHED, id="a list of floats"),
         pytest.param(ROWS, SCHEMA, (), id="statistics of all columns"),
         pytest.param(ROWS, with_a("parts", pa.map_(pa.string(), pa.string())), SEARCHED, id="a map"),
         pytest.param(ROWS, with_a("parts", pa.list_(pa.map_(pa.string(), pa.int32()))), SEARCHED, id="maps"),
@@ -167,9 +179,35 @@ def test_rows_with_other_columns_than_the_table_are_left_to_spark(tmp_path: Path
     assert DeltaTable(str(tmp_path / "t")).version() == 0
 
 
-def test_rows_for_a_table_that_delta_rs_does_not_write_are_not_even_fetched(tmp_path: Path) -> None:
-    rows = build_rows(ROWS)
-    assert not append(make_table(tmp_path / "t", **{"delta.enableChangeDataFeed": "true"}), rows)
+@pytest.mark.parametrize(
+    "brought",
+    [
+        pa.struct([("id", pa.int32()), ("tags", pa.list_(pa.string())), ("Price", pa.decimal128(9, 3))]),
+        pa.struct([("id", pa.int32()), ("tags", pa.list_(pa.string()))]),
+        pa.struct([*ITEMS.value_type, ("more", pa.int32())]),
+    ],
+)
+def test_parts_with_other_names_are_left_to_spark(tmp_path: Path, brought: pa.DataType) -> None:
+    """A cast drops parts that the table lacks, and leaves others without a value."""
+    rows = [{name: value for name, value in row.items() if name != "items"} for row in ROWS]
+    schema = SCHEMA.set(SCHEMA.get_field_index("items"), pa.field("items", pa.list_(brought)))
+    assert not append(make_table(tmp_path / "t"), build_rows([{**row, "items": [{"id": 1}]} for row in rows], schema))
+    assert DeltaTable(str(tmp_path / "t")).version() == 0
+
+
+@pytest.mark.parametrize(
+    ("schema", "properties"),
+    [
+        (SCHEMA, {"delta.enableChangeDataFeed": "true"}),
+        (SCHEMA, {"delta.dataSkippingStatsColumns": "slice,amount"}),
+        (with_a("parts", pa.map_(pa.string(), pa.string())), {}),
+    ],
+)
+def test_rows_for_a_table_that_delta_rs_does_not_write_are_not_even_fetched(
+    tmp_path: Path, schema: pa.Schema, properties: Mapping[str, str]
+) -> None:
+    rows = build_rows(ROWS, schema)
+    assert not append(make_table(tmp_path / "t", schema, **properties), rows)
     assert rows.asked == 0
 
 
@@ -178,24 +216,23 @@ def test_what_delta_rs_refuses_is_for_spark_and_what_it_committed_is_not(
 ) -> None:
     opened, path = make_table(tmp_path / "t"), str(tmp_path / "t")
 
-    def refuse(*_: object, **__: object) -> None:
-        raise DeltaError("a feature of a later release")
+    def fail(error: Exception, *, late: bool) -> None:
+        def write(*given: Any, **named: Any) -> None:
+            if late:
+                write_deltalake(*given, **named)
+            raise error
 
-    monkeypatch.setattr("deltalake.write_deltalake", refuse)
-    assert not append(opened, build_rows(ROWS))
+        monkeypatch.setattr("deltalake.write_deltalake", write)
 
-    def fail_late(*given: Any, **named: Any) -> None:
-        write_deltalake(*given, **named)
-        raise DeltaError("the checkpoint failed")
-
-    monkeypatch.setattr("deltalake.write_deltalake", fail_late)
+    for error in (DeltaError("a feature of a later release"), CommitFailedError("taken"), ValueError("a new type")):
+        fail(error, late=False)
+        assert not append(opened, build_rows(ROWS))
+    fail(DeltaError("the checkpoint failed"), late=True)
     assert append(opened, build_rows(ROWS))
-    assert read_rows(path) == ROWS
-
-    def lose(*_: object, **__: object) -> None:
-        raise OSError("the storage is away")
-
-    monkeypatch.setattr("deltalake.write_deltalake", lose)
+    fail(OSError("the answer was lost"), late=True)
+    assert append(DeltaTable(path), build_rows(ROWS))
+    assert len(read_rows(path)) == 2 * len(ROWS)
+    fail(OSError("the storage is away"), late=False)
     with pytest.raises(DependencyUnavailableError, match="the storage is away"):
         append(DeltaTable(path), build_rows(ROWS))
 
@@ -240,21 +277,24 @@ def test_a_slice_without_rows_is_recorded_too(tmp_path: Path) -> None:
     assert committing.commit(1).rows == {a_slice(1, 10).key: 3}
 
 
-def test_nothing_is_appended_after_a_commit_that_came_since_the_look(
+def test_spark_writes_under_the_same_number_what_delta_rs_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A commit without a number came since the look: no reason to begin again."""
     committing = Committing(tmp_path)
 
     def append_late(table: DeltaTable, rows: pa.Table, options: Mapping[str, str]) -> bool:
-        other = CommitProperties(custom_metadata={"userMetadata": "another writer"})
-        write_deltalake(committing.path, rows, mode="append", commit_properties=other)
+        DeltaTable(committing.path).alter.set_table_description("orders")
         return delta_rs_writes.append_rows(table, rows, options)
 
+    def write(path: str, rows: Any, keys: list[str], options: Mapping[str, str], **_: object) -> None:
+        assert delta_rs_writes.append_rows(DeltaTable(path), rows.found, options)
+
     monkeypatch.setattr(small_writes, "append_rows", append_late)
-    with pytest.raises(SupersededAttemptError, match="another run committed"):
-        committing.commit(0)
-    assert DeltaTable(committing.path).version() == 1
-    assert DeltaTable(committing.path).history(1)[0]["userMetadata"] == "another writer"
+    monkeypatch.setattr(commit, "write_slices", write)
+    done = committing.commit(0)
+    assert (done.version, done.rows) == (2, {a_slice(0, 10).key: 3})
+    assert committing.ledger.intents.list_for_table("orders", "events") == []
 
 
 @pytest.mark.slow
@@ -264,12 +304,12 @@ def test_spark_appends_the_same_and_both_write_one_table(tmp_path: Path, spark: 
     for path in (mixed, plain):
         make_table(Path(path))
     columns = (
-        "slice STRING, origin_offset BIGINT, origin_timestamp TIMESTAMP, version DECIMAL(20, 0), value BINARY, "
-        "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, "
+        "slice STRING, origin_offset BIGINT, origin_timestamp TIMESTAMP, version DECIMAL(18, 0), "
+        "share_of_all DECIMAL(38, 0), value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, "
         "items ARRAY<STRUCT<id: INT, tags: ARRAY<STRING>, price: DECIMAL(9, 3)>>, amount DECIMAL(12, 2), "
         "share DOUBLE, paid BOOLEAN, day DATE, at_home TIMESTAMP_NTZ"
     )
-    values = [tuple(row.values()) for row in [*ROWS, row_of(3, share=float("nan"), origin_timestamp=None)]]
+    values = [tuple(row.values()) for row in [*ROWS, row_of(3, share=None, origin_timestamp=None)]]
     frame = spark.createDataFrame(values, columns)
 
     def show(path: str) -> list[str]:

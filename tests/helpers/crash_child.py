@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Loaded once by the process that all children are forked from.
 import dagster as dg
@@ -37,6 +37,9 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.ledger.leases import Lease
 from tests.helpers.crash_support import build_stream
 from tests.helpers.support import PAGE_SECONDS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 POLL = 0.005
 # A child that never reaches its point must not hold a test for ever.
@@ -169,6 +172,9 @@ def _die(task: Task, **evidence: object) -> None:
 
 def _arm(task: Task) -> None:
     table, _, point = str(task.point).partition(":")
+    if point == "orphan":
+        vars(small_writes)["append_rows"] = lambda opened, rows, _: _leave_orphan(task, Path(opened.table_uri), rows)
+        return
     if point != "logged" or task.victim != "client":
         # The other points are in the middle of Spark's work. What follows a kill is written as usual.
         small_merge.find_winners = lambda *_, **__: None
@@ -345,6 +351,15 @@ def _log_without_answer(task: Task, table: Path) -> Iterator[None]:
     yield
     _wait(lambda: log_of(table) != log)
     _die(task, log=log_of(table))
+
+
+def _leave_orphan(task: Task, table: Path, rows: pa.Table) -> bool:
+    """Die as delta-rs does between the file and its entry in the log: milliseconds, in one call."""
+    import pyarrow.parquet as pq
+
+    pq.write_table(rows, table / "part-00000-orphan.parquet")
+    _die(task, log=log_of(table), files=["part-00000-orphan.parquet"])
+    return False
 
 
 def _after_answer(task: Task, table: Path, send: Send) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from highwater.assets import (
     commit,
     current,
     raw,
+    small_slices,
 )
 from highwater.assets.commit import CommittedSlices
 from highwater.errors import (
@@ -160,6 +163,36 @@ def test_a_small_slice_is_one_file_and_slices_of_one_run_are_gathered(
     raw.materialise(bench.work(bench.plan(1, p0=(100, 1100)), bench.plan(2, p0=(1100, 1600))))
     assert len(bench.rows("raw")) == 1800
     assert 1 + 2 <= files_of_raw(bench) <= 1 + 3 + 3, "not one for each of the eight tasks that read them"
+
+
+def test_few_events_and_rejects_are_appended_without_spark(taken: Taken) -> None:
+    assert list_engines(taken.bench, "raw") == ["Apache-Spark"]
+    assert list_engines(taken.bench, "events") == ["delta-rs"]
+    assert list_engines(taken.bench, "rejects") == ["delta-rs"]
+
+
+def test_what_a_process_must_not_hold_is_appended_by_spark(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for keys, values, and headers of rejects; those of events are not fetched."""
+    headers: list[tuple[str, str | bytes | None]] = [("name", b"1" * 50), ("", None)]
+    brought = (order_message("o1", 1), Message(b"o2", b"x", headers=headers), Message(None, b"y"))
+    size = sum(len(part or b"") for message in brought for part in (message.key, message.value)) + len("name") + 50
+    for ordinal, (limit, engine) in enumerate([(size, "delta-rs"), (size - 1, "Apache-Spark")]):
+        monkeypatch.setattr(small_slices, "MAX_BYTES", limit)
+        bench.send(*brought)
+        slice_ = bench.plan(ordinal, p0=(3 * ordinal, 3 * ordinal + 3))
+        bench.materialise(slice_)
+        for table in ("events", "rejects"):
+            assert list_engines(bench, table)[-1] == engine
+            assert sum(row["slice"] == slice_.key for row in bench.rows(table)) == (1 if table == "events" else 2)
+    rows = [[row["headers"] for row in bench.rows("rejects") if row["key"] == b"o2"] for _ in range(2)]
+    assert rows[0] == rows[1] == [[{"key": "name", "value": b"1" * 50}, {"key": "", "value": None}]] * 2
+
+
+def list_engines(bench: Bench, table: str) -> list[str]:
+    """What made the commits of slices of a table, the last one last."""
+    history = DeltaTable(bench.lake.build_table_path(bench.stream.name, table)).history()
+    mine = [commit for commit in history[::-1] if "highwater" in (commit.get("userMetadata") or "")]
+    return [re.split("[:/]", commit["engineInfo"])[0] for commit in mine]
 
 
 def files_of_raw(bench: Bench) -> int:

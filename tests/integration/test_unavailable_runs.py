@@ -62,20 +62,20 @@ def stopped_at_the_commit(server: SparkConnect, *, by_spark: bool) -> Iterator[N
     """The server hangs as it is asked to commit, or for the rows; then it goes on, with what it was asked for."""
     group = server.pid
     assert group is not None
-    stopped: list[int] = []
+    stopped: list[str] = []
 
-    def stop() -> None:
+    def stop(asked: str) -> None:
         os.killpg(group, signal.SIGSTOP)
-        stopped.append(group)
+        stopped.append(asked)
 
     def stop_and_write(*given: Any, **named: Any) -> None:
-        stop()
+        stop("commit")
         write_slices(*given, **named)
 
     def stop_and_append(*given: Any) -> bool:
         if by_spark:
             return False
-        stop()
+        stop("rows")
         return append(*given)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -87,7 +87,7 @@ def stopped_at_the_commit(server: SparkConnect, *, by_spark: bool) -> Iterator[N
             yield
         finally:
             os.killpg(group, signal.SIGCONT)
-    assert stopped, "it was asked to commit"
+    assert stopped == ["commit" if by_spark else "rows"]
 
 
 @pytest.fixture

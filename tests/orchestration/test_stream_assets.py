@@ -55,7 +55,7 @@ class SessionRuns(StageRuns):
 
         def noted(work: Work) -> list[SliceReport]:
             if name == "events":
-                self.frames.keep(FRAMES, {})
+                self.frames.keep(FRAMES, {}, 1)
             in_step = threading.current_thread() is threading.main_thread()
             self.sessions[name] = (work.open_own_session() if work.open_own_session else work.spark, in_step)
             if name in self.fail_once and not in_step:
