@@ -57,15 +57,15 @@ def append(opened: DeltaTable, rows: DataFrame | None, options: Mapping[str, str
 
 
 def _is_plain(kind: pa.DataType, *, inner: bool = False) -> bool:
-    """Whether delta-rs writes values of a type as Spark does; not maps, nor what values decide in a list or struct."""
+    """Whether delta-rs may write a type: no maps, and in lists and structs (`inner`) none whose values are checked."""
     from pyarrow import types
 
     if types.is_list(kind) or types.is_struct(kind):
         return all(_is_plain(kind.field(at).type, inner=True) for at in range(kind.num_fields))
-    by_value = types.is_floating(kind) or types.is_date32(kind) or types.is_timestamp(kind)
+    is_checked = types.is_floating(kind) or types.is_date32(kind) or types.is_timestamp(kind)
     is_number = types.is_integer(kind) or types.is_decimal(kind)
     is_plain = is_number or types.is_boolean(kind) or types.is_string(kind) or types.is_binary(kind)
-    return bool(is_plain or (by_value and not inner))
+    return bool(is_plain or (is_checked and not inner))
 
 
 def _has_same_names(kind: pa.DataType, other: pa.DataType) -> bool:

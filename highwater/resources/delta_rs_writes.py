@@ -48,7 +48,7 @@ _PROPERTIES = frozenset(
 _FEATURES = frozenset({"timestampNtz"})
 # Versions of the protocol without any feature but appendOnly and invariants, and with a list of them.
 _PLAIN, _WITH_LIST = (1, 2), (3, 7)
-# Types of which delta-rs writes exact statistics.
+# Types whose statistics delta-rs writes exactly.
 _EXACT = re.compile(r"string|byte|short|integer|long|date|timestamp|timestamp_ntz|decimal\((\d|1[0-8]),\s*0\)")
 # Each try takes some 50 ms; some ten processes add to one table at once at the most.
 TRIES = 50
@@ -268,8 +268,8 @@ def append_at(table: DeltaTable, rows: pa.Table) -> bool:
 def takes_writes(table: DeltaTable) -> bool:
     """Whether nothing in a table asks of its writers what delta-rs would not do.
 
-    It computes statistics of decimals as floating-point numbers, cut to 64 bits; readers would miss rows by them. And
-    those of inexact numbers leave NaN out.
+    The table must name the columns that have statistics. delta-rs computes those of decimals as floating-point numbers,
+    cut to 64 bits, and leaves NaN out of those of floats: readers would skip files that have rows for them.
     """
     protocol, properties = table.protocol(), table.metadata().configuration
     features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
@@ -283,7 +283,7 @@ def takes_writes(table: DeltaTable) -> bool:
 
 
 def list_statistics_columns(table: DeltaTable) -> list[str]:
-    """The columns of which files of a table have statistics; one empty name where no property names them."""
+    """The columns that have statistics in the files of a table; one empty name where no property names them."""
     named = table.metadata().configuration.get("delta.dataSkippingStatsColumns") or ""
     return [name.strip("`") for name in named.split(",")]
 

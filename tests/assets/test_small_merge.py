@@ -501,13 +501,17 @@ def test_a_column_of_another_type_is_for_spark(tmp_path: Path) -> None:
 def test_what_is_no_number_is_for_spark(tmp_path: Path, stored: bool) -> None:
     """A file's statistics leave it out, where readers take it for the greatest value."""
     merging, work = prepared(tmp_path)
-    row = row_of("b", 1, größe=float("nan"))
-    if stored:
-        made = pa.Table.from_pylist([{**row, "updated_by_slice": "x"}], merging.schema("updated_by_slice"))
-        write_deltalake(merging.target.path, made, mode="append")
-    else:
-        work = merging.add_events([row])
+    work = with_another_row(merging, work, row_of("b", 1, größe=float("nan")), stored=stored)
     assert merging.find_winners(work) is None
+
+
+def with_another_row(merging: Merging, work: Work, row: Mapping[str, Any], *, stored: bool) -> Work:
+    """The work where `current` has another row too, or on a slice whose event it is."""
+    if not stored:
+        return merging.add_events([row])
+    made = pa.Table.from_pylist([{**row, "updated_by_slice": "x"}], merging.schema("updated_by_slice"))
+    write_deltalake(merging.target.path, made, mode="append")
+    return work
 
 
 def test_versions_beyond_64_bits_are_for_spark(tmp_path: Path) -> None:
@@ -526,12 +530,7 @@ def test_times_that_spark_3_would_refuse_are_for_spark(tmp_path: Path, name: str
     merging, work = prepared(tmp_path)
     moment = datetime(year, 6, 1, tzinfo=UTC if name == "event_time" else None)
     row = row_of("b", 1, **{name: moment.date() if name == "day" else moment})
-    if stored:
-        made = pa.Table.from_pylist([{**row, "updated_by_slice": "x"}], merging.schema("updated_by_slice"))
-        write_deltalake(merging.target.path, made, mode="append")
-    else:
-        work = merging.add_events([row])
-    assert merging.find_winners(work) is None
+    assert merging.find_winners(with_another_row(merging, work, row, stored=stored)) is None
 
 
 @pytest.mark.parametrize("year", [1901, 2300, 9999])
