@@ -55,7 +55,12 @@ TRIES = 50
 
 
 def open_or_create_table(
-    path: str, schema: pa.Schema, description: str, *, partition_by: Sequence[str] = ()
+    path: str,
+    schema: pa.Schema,
+    description: str,
+    *,
+    partition_by: Sequence[str] = (),
+    configuration: Mapping[str, str] = MappingProxyType({}),
 ) -> DeltaTable:
     """Open a table; one that is absent, or was made by another description, is created without rows.
 
@@ -64,6 +69,7 @@ def open_or_create_table(
         schema: its columns.
         description: inputs of its rows beside events; rows with another description are discarded.
         partition_by: the columns that partition it.
+        configuration: Delta's table properties.
 
     Raises:
         DependencyUnavailableError: the storage could not be read or written.
@@ -74,7 +80,7 @@ def open_or_create_table(
     if found is not None and found.metadata().description == description:
         return found
     if found is None:
-        create(path, schema, description=description, partition_by=partition_by)
+        create(path, schema, description=description, partition_by=partition_by, configuration=configuration)
     else:
         with translate_write_errors(path):
             DeltaTable.create(
@@ -83,7 +89,8 @@ def open_or_create_table(
                 mode="overwrite",
                 partition_by=list(partition_by),
                 description=description,
-                configuration=dict(CHECKPOINTS),
+                configuration={**CHECKPOINTS, **configuration},
+                raise_if_key_not_exists=False,
             )
     with translate_write_errors(path):
         return DeltaTable(path)

@@ -17,6 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -37,6 +38,7 @@ from highwater.minutes import (
     sum_hours,
 )
 from highwater.orchestration.checking import metrics_checks
+from highwater.resources.delta import add_actions, query
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from tests.helpers.measured import NOON, Event, Measured
@@ -133,6 +135,20 @@ def test_events_are_summed_by_minute_and_status(measured: Measured) -> None:
     assert (later["hour_events"], later["hour_amount"]) == (2, Decimal("10000000000.01"))
     assert later["hour_mean"] == Decimal("5000000000.005")
     measured.ensure_followed()
+
+
+def test_rows_are_found_by_amounts_of_any_digits(measured: Measured) -> None:
+    """Statistics of them would be inexact, and a reader would skip the file."""
+    measured.decide(0, *(Event(f"o{n}", 1, n / 10, "paid", amount) for n, amount in enumerate(["9999999999.99"] * 3)))
+    measured.decide(1, Event("o4", 1, 0.5, "paid", "9999999999.98"))
+    measured.measure(0, 1)
+    opened = DeltaTable(measured.lake.build_table_path("orders", "metrics"))
+    names = add_actions(opened).column_names
+    assert {name for name in names if name.startswith("min.")} == {"min.minute", "min.events"}
+    [row] = measured.table().values()
+    kind = f"Decimal128(38, {-row['hour_mean'].as_tuple().exponent})"
+    found = query(opened, f"SELECT events FROM t WHERE hour_mean = arrow_cast('{row['hour_mean']}', '{kind}')")
+    assert [one["events"] for one in found] == [4]
 
 
 def test_a_late_event_corrects_old_minutes_and_the_hours_that_see_them(measured: Measured) -> None:
